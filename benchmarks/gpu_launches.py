@@ -17,9 +17,9 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
-from quire.ops.mla import Heads, LatentLayout
-from quire.ops.moe import SCORES, Grouped
-from quire.ops.reference import ACTIVATIONS
+from quire.ops.latents import Heads, LatentLayout
+from quire.ops.experts import SCORES, Grouped
+from quire.ops.activations import ACTIVATIONS
 from quire.ops.routing import Routing
 from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits

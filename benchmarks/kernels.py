@@ -29,11 +29,11 @@ from torch import Tensor
 
 from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
-from quire.ops.arena import huge_bytes
+from quire.ops.cpu.arena import huge_bytes
 from quire.ops.backend import Ops, select
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
-from quire.ops.measure import best_seconds, read_rate
+from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.native import UNITS
 from quire.ops.op import Case
 from quire.ops.random_weights import normal

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.arena import huge_bytes
+from quire.ops.cpu.arena import huge_bytes
 from quire.ops.backend import Ops, select
-from quire.ops.measure import read_rate
-from quire.ops.mla import LatentLayout
-from quire.ops.moe import Between, Grouped
+from quire.ops.cpu.measure import read_rate
+from quire.ops.latents import LatentLayout
+from quire.ops.experts import Between, Grouped
 from quire.ops.random_weights import normal, random_weight
 from quire.ops.routing import Routing
 from quire.ops.weights import Weight

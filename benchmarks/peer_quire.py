@@ -14,8 +14,8 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.ops.arena import huge_bytes
-from quire.ops.measure import read_rate
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import read_rate
 
 VOCABULARY = 32000
 READ_BYTES = 768 << 20

@@ -42,8 +42,8 @@ class Memory:
     def watch(self) -> None:
         """From here on addresses of tensors, numpy arrays and packed matrices go through this."""
         from quire.ops import sampling_cpu
-        from quire.ops.arena import Arena
-        from quire.ops.matrix import Matrix
+        from quire.ops.cpu.arena import Arena
+        from quire.ops.cpu.matrix import Matrix
 
         memory, address_of, describe = self, sampling_cpu._address, Matrix.__init__
 

@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops.backend import Ops, select
-from quire.ops.matrix import take_apart
+from quire.ops.cpu.matrix import take_apart
 from quire.ops.native import load_native
 from quire.ops.weights import PackedTable, Weight
 

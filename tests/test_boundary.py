@@ -21,7 +21,7 @@ from op_cases import CASES
 from quire.core.errors import QuireError
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
-from quire.ops.moe import Grouped
+from quire.ops.experts import Grouped
 from quire.ops.native import load_native
 from quire.ops.op import Case
 from quire.ops.weights import Packed, Weight

@@ -10,7 +10,7 @@ import torch
 
 from op_cases import reference as cases
 from quire.core.errors import ConfigError
-from quire.ops.pack import table_digits
+from quire.ops.cpu.pack import table_digits
 from quire.ops.weights import Weight
 from test_ops import UNITS_HERE, generator, native, ops_of, reference, run
 

@@ -17,8 +17,9 @@ from quire.ops.backend import Ops
 from quire.ops.differentiable import Site, differentiable
 from quire.ops.held import Held
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.mla import LatentLayout
-from quire.ops.moe import Grouped, sort_by_expert
+from quire.ops.latents import LatentLayout
+from quire.ops.experts import Grouped
+from quire.ops.reference.experts import sort_by_expert
 from quire.ops.op import REGISTRY, Case
 from quire.ops.weights import Packed, Weight, plain_packed
 from test_ops import close, copied, generator, reference, tensors

@@ -17,7 +17,7 @@ from quire.model.describe import describe
 from quire.model.load.roles import ROLES
 from quire.model.memory import kv_bytes_per_token
 from quire.ops.backend import Ops
-from quire.ops.mla import LatentLayout
+from quire.ops.latents import LatentLayout
 from test_model import CUTS, TOLERANCE, YARN, Paged, assert_left_out, load, ops, prompt
 from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
 

@@ -17,12 +17,12 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
-from quire.ops.arena import HUGE, Arena, huge_bytes
+from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
 from quire.ops.backend import select
-from quire.ops.cpu import ACTIVATION_NUMBERS, Cpu
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import Native, load_native
-from quire.ops.pack import pack
+from quire.ops.cpu.pack import pack
 from quire.ops.weights import Weight
 
 module = load_native()

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 # Two threads, the second awake; then no more memory from the system, and none left within the allocator.
 SCRIPT = """
 import ctypes, resource, torch
-from quire.ops.cpu import Cpu
+from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native
-from quire.ops.pack import pack
+from quire.ops.cpu.pack import pack
 from quire.ops.weights import Weight
 
 native = Native("{isa}", 2)

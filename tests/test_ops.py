@@ -19,7 +19,7 @@ from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import UNITS, load_native
 from quire.ops.op import REGISTRY, Case
-from quire.ops.pack import pack
+from quire.ops.cpu.pack import pack
 from quire.ops.weights import Weight, plain_packed
 
 native = load_native()

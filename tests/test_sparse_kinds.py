@@ -20,10 +20,10 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.ops.backend import Ops, select
 from quire.ops.kinds import KINDS
-from quire.ops.matrix import Matrix, take_apart
+from quire.ops.cpu.matrix import Matrix, take_apart
 from quire.ops.native import load_native
-from quire.ops.pack import pack_dense
-from quire.ops.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
+from quire.ops.cpu.pack import pack_dense
+from quire.ops.cpu.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
 from quire.ops.weights import Packed, PackedTable, Weight
 
 native = load_native()

@@ -11,7 +11,7 @@ import torch
 from gguf_models import random_blocks
 from op_cases import reference as cases
 from quire.core.errors import ConfigError
-from quire.ops.moe import padded_rows
+from quire.ops.experts import padded_rows
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block

@@ -89,7 +89,7 @@ def test_a_bias_by_distance_needs_one_row_per_head() -> None:
 
 def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
     from op_cases.mla import latent_case
-    from quire.ops.mla import LatentLayout
+    from quire.ops.reference.latents import LatentLayout
 
     rows = ((100, 700), (1, 600), (37, 37))
     case = latent_case(generator(1), LatentLayout(16, 1, 8, BF16, rank=32), 4, 16, rows)

@@ -15,7 +15,7 @@ from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, select
 from quire.ops.gpu import load_kernels, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
-from quire.ops.moe import Grouped
+from quire.ops.experts import Grouped
 from quire.ops.op import REGISTRY, Case
 from quire.ops.triton.pack import keeps_activations
 from quire.ops.weights import Weight

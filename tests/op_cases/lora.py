@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.lora`."""
+"""Cases of the ops of `quire.ops.reference.lora`."""
 
 from __future__ import annotations
 

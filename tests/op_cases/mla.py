@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.mla`."""
+"""Cases of the ops of `quire.ops.reference.latents`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Generator
 
 from op_cases.reference import rope_table
 from op_cases.registry import cases
-from quire.ops.mla import Heads, LatentLayout
-from quire.ops.moe import padded_rows
+from quire.ops.latents import Heads, LatentLayout
+from quire.ops.experts import padded_rows
 from quire.ops.op import Case
 from quire.ops.random_weights import normal
 from quire.ops.weights import Weight

@@ -17,7 +17,7 @@ from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
 from quire.ops.random_weights import CODES, TABLES, normal, random_weight
-from quire.ops.reference import ACTIVATIONS
+from quire.ops.activations import ACTIVATIONS
 from quire.ops.weights import SUPER, Weight
 
 

@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.rowwise`."""
+"""Cases of the ops of `quire.ops.reference.rowwise`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.states`."""
+"""Cases of the ops of `quire.ops.reference.states`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.whole`."""
+"""Cases of the ops of `quire.ops.reference.whole`."""
 
 from __future__ import annotations
 

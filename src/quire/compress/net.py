@@ -31,8 +31,8 @@ from quire.model.net.encoder import Encoder
 from quire.model.net.linear import Linear
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
-from quire.ops.mla import LatentLayout
 from quire.quant.base import QWeight
 
 IGNORED = -100

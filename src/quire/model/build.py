@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
@@ -46,10 +45,11 @@ from quire.model.spec import ModelSpec
 from quire.model.vision.load import load_vision
 from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
+from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import torch_dtype
-from quire.ops.mla import LatentLayout
 from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
@@ -89,7 +89,7 @@ class Model:
     place: Place = ALONE
     span: range | None = None
     pooling: Pooling = NO_VECTORS
-    classifier: Tensor | None = None
+    classifier: Host | None = None
     vision: Vision | None = None
 
     @property
@@ -105,7 +105,7 @@ class Model:
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
     """How a layer's keys and values lie."""
-    kept = torch_dtype(kv_dtype(cache, spec, dtype, ops.name))
+    kept = kv_dtype(cache, spec, dtype, ops.name)
     if spec.mla.rank:
         return LatentLayout(cache.block_size, 1, spec.mla.rope, kept, rank=spec.mla.rank)
     return ops.layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
@@ -197,7 +197,7 @@ def _reader(
     return Reader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
+def _encoder(reader: Reader, decoder: Decoder, still: Array) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
     return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
@@ -212,7 +212,7 @@ def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
     return vision
 
 
-def _ropes(reader: Reader, length: int) -> dict[Rope, torch.Tensor]:
+def _ropes(reader: Reader, length: int) -> dict[Rope, Array]:
     """The tables of layers' ropes for `length` positions, on the device."""
     tables = shared_tables(reader.opened.spec.rope, length)
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.dtypes import F32, Dtype
+from quire.core.dtypes import F32, Dtype, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +24,37 @@ Host = NDArray[Any]
 if TYPE_CHECKING:
     AnyArray = Host | Tensor
 A = TypeVar("A", bound="AnyArray")
+
+
+class Array(Protocol):
+    """An array of a backend: numpy's where ops run on the host, torch's on a device. Ops take and give these."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The backend's own."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all numbers."""
+        ...
+
+    def __len__(self) -> int:
+        """Size of the first axis."""
+        ...
+
+    def __getitem__(self, key: Any, /) -> Any:
+        """A part of it: slices are views."""
+        ...
+
+    def reshape(self, *shape: int) -> Any:
+        """The same numbers in another shape."""
+        ...
 
 
 def is_tensor(x: object) -> bool:
@@ -76,8 +106,7 @@ def dtype_of(x: AnyArray) -> Dtype:
     if not is_tensor(x):
         return cast("Host", x).dtype
     name = str(x.dtype).removeprefix("torch.")
-    found: Dtype = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
-    return found
+    return named(name)
 
 
 def to_torch(x: Host) -> Tensor:
@@ -103,3 +132,27 @@ def to_numpy(x: AnyArray) -> Host:
         return cast("Host", tensor.numpy())
     torch = sys.modules["torch"]
     return cast("Host", tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype))
+
+
+def view_as(x: A, dtype: Dtype) -> A:
+    """The memory of `x`, whose last axis lies without gaps, as numbers of `dtype`."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).view(getattr(sys.modules["torch"], dtype.name)))
+    return cast(A, cast("Host", x).view(dtype))
+
+
+def byte_strides(x: AnyArray) -> tuple[int, ...]:
+    """Bytes from one index to the next along each axis."""
+    if is_tensor(x):
+        return tuple(step * x.itemsize for step in cast("Tensor", x).stride())
+    return cast("Host", x).strides
+
+
+def memory_of(x: AnyArray) -> int:
+    """Where the first number of `x` lies, on whichever device."""
+    return int(cast("Any", x).data_ptr()) if is_tensor(x) else address(cast("Host", x))
+
+
+def address(x: Host) -> int:
+    """Where the first number of `x` lies."""
+    return int(x.__array_interface__["data"][0])

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.experts import Between, Choices, Grouped
 from quire.ops.held import Held, attend, spans
+from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
-from quire.ops.mla import EPS, Heads, rank_of
-from quire.ops.mla import head_linear as head_product
-from quire.ops.moe import Between, Choices, Grouped, clamped_swiglu, combine
-from quire.ops.reference import activation, gated_activation, rmsnorm
-from quire.ops.rowwise import layernorm
+from quire.ops.reference.experts import clamped_swiglu, combine
+from quire.ops.reference.latents import head_linear as head_product
+from quire.ops.reference.layers import activation, gated_activation, rmsnorm
+from quire.ops.reference.rowwise import layernorm
 from quire.ops.weights import Packed, Stored, Weight
 
 

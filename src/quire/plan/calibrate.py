@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.arena import huge_bytes
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import assemble, take_apart
 from quire.ops.layout import KVCache
-from quire.ops.matrix import assemble, take_apart
 from quire.ops.sampling import DRAW
 from quire.ops.weights import Packed, Weight
 from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates

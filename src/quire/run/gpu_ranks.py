@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 
-import torch
 from msgspec.structs import replace
-from torch._C._distributed_c10d import FileStore
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.speculation import LOOK_UPS
 from quire.ops.choice import backend_of
-from quire.ops.gpu import interpreting
+from quire.ops.lazy import torch
 from quire.parallel.comm import Comm
-from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
 from quire.parallel.topology import Topology
 
 LOAD_SECONDS = 600.0
@@ -49,6 +46,8 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
     ):  # fmt: skip
         if wrong:
             raise ConfigError(f"--{option.replace('_', '-')}: {why}; leave it out, or use --device cpu", param=option)
+    from quire.ops.gpu import interpreting
+
     there = parallel.ranks if interpreting() else torch.cuda.device_count()
     if there < parallel.ranks:
         raise ConfigError(
@@ -62,6 +61,8 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
 
 def take_gpu(rank: int) -> None:
     """Compute on that one."""
+    from quire.ops.gpu import interpreting
+
     if not interpreting():
         torch.cuda.set_device(rank)
 
@@ -75,6 +76,11 @@ def meeting_place() -> str:
 
 def comms_of(path: str, rank: int, topology: Topology) -> dict[str, Comm]:
     """What joins `rank` with all others, which come here at once: NCCL, or gloo under the interpreter."""
+    from torch._C._distributed_c10d import FileStore
+
+    from quire.ops.gpu import interpreting
+    from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
+
     world = topology.world
     store = FileStore(path, world)
     if interpreting():

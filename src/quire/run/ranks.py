@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.dtypes import I64
 from quire.core.errors import ConfigError, RankFailure
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.seeing import Given
 from quire.model.net.stage import Stage
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.parallel.digest import HeardDigests
 from quire.parallel.launch import LOST, Launched
@@ -105,7 +105,7 @@ class Ranks:
         """The least of what this rank and the others have left for keys and values."""
         comm, sizes = self.place.comms["tensor"], [own]
         for rank in range(1, comm.world):
-            out = torch.zeros(1, dtype=torch.int64, device=ops.device)
+            out = ops.zeros((1,), I64)
             sizes.append(int(comm.recv(ops, out, rank)[0]))
         return min(sizes)
 
@@ -126,7 +126,7 @@ class Ranks:
         made = LedStep(*args)
         made.ranks = self
         if self._reach.replying is not None:
-            made.replies = Replies(self._reach.replying, made.form(), self._steps)
+            made.replies = Replies(made.ops, self._reach.replying, made.form(), self._steps)
             self._replies.append(made.replies)
         return made
 
@@ -182,7 +182,7 @@ class LedStep(Step):
         """What is in the arrays goes to all ranks first."""
         decoder, left = self.model.decoder, b""
         if isinstance(decoder, Continues):
-            left = decoder.given[: shape.tokens].numpy().tobytes()
+            left = self.ops.host(decoder.given)[: shape.tokens].tobytes()
         arrays = self.arrays.written(shape)
         self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given)))
         self.ranks.compare(shape, arrays)
@@ -192,7 +192,7 @@ class LedStep(Step):
         self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         super().encode(tokens, slots)
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Tensor]:
+    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
         """As `Step`'s. Of stages, the first is done on return."""
         begin = time.perf_counter()
         own = super().pieces(shape, given)
@@ -207,7 +207,7 @@ class LedStep(Step):
             return Form(spec.vocab_size, self.most_logits)
         batch = self.arrays.batches(1, 1, 1)[0]
 
-        def part(h: Tensor) -> Tensor:
+        def part(h: Array) -> Array:
             begin = time.perf_counter()
             made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
             self.ranks.busy[0] += time.perf_counter() - begin

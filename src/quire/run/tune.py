@@ -18,12 +18,12 @@ from quire.core.config import EngineConfig
 from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import Array
+from quire.ops.backend import Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from torch import Tensor
 
-    from quire.ops.backend import Captured, Replay
     from quire.ops.native import Native
     from quire.run.step import Step
 
@@ -82,9 +82,9 @@ class Trial:
         self._seconds: dict[Tuning, list[float]] = {
             Tuning(ahead, row_streams=streams): [] for ahead, streams in STREAMING
         }
-        self._recording: Replay[Tensor] | Captured | None = None
+        self._recording: Recording | None = None
 
-    def run(self) -> Tensor:
+    def run(self) -> Array:
         """Logits of the step whose arrays are filled, under the setting whose turn it is."""
         if self._recording is None:
             self._recording = self._step.record(1, 1)

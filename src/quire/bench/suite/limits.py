@@ -12,9 +12,9 @@ import torch
 
 from quire.bench.suite.foreign.protocol import serve
 from quire.core.machine import end_with_parent
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
-from quire.ops.measure import best_seconds, read_rate
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import best_seconds, read_rate
+from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native
 
 READ_BYTES = 768 << 20

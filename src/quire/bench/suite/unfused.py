@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
-from quire.ops.cpu import Cpu
+from quire.ops.cpu.state import Cpu
 from quire.ops.op import REGISTRY, impl
 from quire.ops.weights import Packed
 

@@ -18,9 +18,9 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
+from quire.ops.experts import Grouped
 from quire.ops.held import Held
 from quire.ops.layout import KVCache
-from quire.ops.moe import Grouped
 from quire.ops.weights import Packed
 from quire.quant.base import Quantizer
 from quire.quant.float8 import Float8

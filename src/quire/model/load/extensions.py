@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.core.errors import ConfigError
+from quire.core.rebuilt import rebuilt
 from quire.model.batch import Batch
 from quire.model.load.adapter_files import AdapterFile, LowRank
 from quire.model.load.extension import Base, Extension, Where, cut, head_change, own_rows, settled, table_bytes
-from quire.model.load.place import rebuilt
 from quire.model.net.decoder import Decoder
 from quire.model.net.linear import Linear
 from quire.model.net.lora import NONE, Change, Factors, Keep, Piece, Shift

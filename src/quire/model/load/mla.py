@@ -12,8 +12,8 @@ from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
 from quire.model.net.parts import RmsNorm
-from quire.ops.mla import EPS, Heads
-from quire.ops.moe import padded_rows
+from quire.ops.experts import padded_rows
+from quire.ops.latents import EPS, Heads
 from quire.ops.weights import Packed, Weight
 from quire.quant.base import float_kind
 

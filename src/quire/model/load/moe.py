@@ -14,7 +14,7 @@ from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHo
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.backend import Ops
-from quire.ops.moe import Between, Grouped, padded_rows
+from quire.ops.experts import Between, Grouped, padded_rows
 from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 

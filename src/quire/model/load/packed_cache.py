@@ -35,13 +35,13 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
-from quire.ops.arena import huge_bytes
 from quire.ops.backend import Ops
-from quire.ops.cpu import Cpu
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, take_apart
+from quire.ops.cpu.pack import PLAIN, narrow_bf16, pack_dense
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
+from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import KINDS, LANES, SUPER_KINDS
-from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
-from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
 from quire.ops.random_weights import random_weight
 from quire.ops.weights import MOST, SUPER, Packed, Weight
 from quire.quant.base import Quantizer

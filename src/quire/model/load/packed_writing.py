@@ -15,7 +15,7 @@ from threading import Event, Thread, get_native_id
 from torch import Tensor
 
 from quire.model.load.packed_file import Entry, Writer
-from quire.ops.matrix import take_apart
+from quire.ops.cpu.matrix import take_apart
 from quire.ops.weights import Packed, labelled
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapters import Adapters
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
-from quire.model.load.place import placed
 from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
@@ -101,8 +100,8 @@ class Reader:
         return made
 
     def place(self, value: T) -> T:
-        """`value` with all of its tensors on the device."""
-        moved: T = placed(value, self.ops.device)
+        """`value` with all of its arrays where ops read them."""
+        moved: T = self.ops.place(value)
         return moved
 
     def count(self, role: str, kind: str, nbytes: int) -> None:

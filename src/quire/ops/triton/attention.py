@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import Gpu
+from quire.ops.latents import rank_of
 from quire.ops.layout import KVCache
-from quire.ops.mla import rank_of
 from quire.ops.op import impl
 from quire.ops.triton import attention_kernels as kernels
 from quire.ops.triton.checks import activations, check_cache, scales_of, tensor

@@ -12,8 +12,8 @@ from triton import cdiv, next_power_of_2
 
 from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
 from quire.ops.gpu import Gpu
+from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import LARGEST, KVCache, KVLayout
-from quire.ops.mla import EPS, Heads, rank_of
 from quire.ops.op import impl
 from quire.ops.triton import cache_kernels as kernels
 from quire.ops.triton.attention import query_heads

@@ -7,12 +7,13 @@ come back in registers. Products have the bits of the dense kind's.
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
+from quire.core.dtypes import I64
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
+from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import LANES, NUMBERS
-from quire.ops.matrix import assemble, part_sizes, take_apart
 from quire.ops.weights import Packed
 
 SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}
@@ -57,14 +58,14 @@ def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
     (n, k), blocks = (packed.n, packed.k), -(-packed.n // LANES)
     if not _can_be(packed):
         return None
-    kind, kept, longest = SPARSE[packed.kind], torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    kind, kept, longest = SPARSE[packed.kind], np.zeros(1, I64), np.zeros(1, I64)
     dense, size = parts["codes"], (blocks, k, NUMBERS[kind])
-    cpu.call("count_sparse", kept.data_ptr(), longest.data_ptr(), dense.data_ptr(), *size)
+    cpu.call("count_sparse", kept, longest, dense, *size)
     if 1 - kept.item() / (n * k) < least:
         return None
     step = -(-int(longest.item() + SLACK) // LINE) * LINE
     data = huge_bytes(cpu.native, blocks * step)
-    cpu.call("pack_sparse", data.data_ptr(), dense.data_ptr(), *size, step)
+    cpu.call("pack_sparse", data, dense, *size, step)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
 
 
@@ -73,13 +74,13 @@ def two_of_four(cpu: Cpu, packed: Packed) -> Packed | None:
     if not _can_be(packed):
         return None
     numbers, parts = take_apart(packed)
-    kind, (n, k), fits = TWO_OF_FOUR[packed.kind], (packed.n, packed.k), torch.zeros(1, dtype=torch.int64)
-    of_dense = (fits.data_ptr(), parts["codes"].data_ptr(), -(-n // LANES), k, NUMBERS[kind])
-    cpu.call("pack_sparse24", 0, *of_dense)
+    kind, (n, k), fits = TWO_OF_FOUR[packed.kind], (packed.n, packed.k), np.zeros(1, I64)
+    of_dense = (fits, parts["codes"], -(-n // LANES), k, NUMBERS[kind])
+    cpu.call("pack_sparse24", None, *of_dense)
     if not fits.item():
         return None
     data = huge_bytes(cpu.native, part_sizes(kind, (n, k), packed.group, numbers.wide)["codes"][0])
-    cpu.call("pack_sparse24", data.data_ptr(), *of_dense)
+    cpu.call("pack_sparse24", data, *of_dense)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
 
 
@@ -92,10 +93,10 @@ def _can_be(packed: Packed) -> bool:
 
 def holds_blocks(cpu: Cpu, packed: Packed) -> bool:
     """Whether every block of a matrix without zeros ends where the next one begins, as its bits say."""
-    fits, w = torch.zeros(1, dtype=torch.int64), packed.handle
+    fits, w = np.zeros(1, I64), packed.handle
     step: int = w.code_step
     if step < SLACK or packed.k % COLUMNS:
         return False
     codes = take_apart(packed)[1]["codes"]
-    cpu.call("check_sparse", fits.data_ptr(), codes.data_ptr(), -(-packed.n // LANES), packed.k, w.kind, step)
+    cpu.call("check_sparse", fits, codes, -(-packed.n // LANES), packed.k, w.kind, step)
     return bool(fits.item())

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
+from quire.core.dtypes import F16, F32, I8, I64
+from quire.ops.arrays import Host
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.pack import pack
+from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native
-from quire.ops.op import REGISTRY
-from quire.ops.pack import pack
+from quire.ops.op import IMPLEMENTATIONS
 from quire.ops.weights import Weight
 
 READ_BYTES = 128 << 20
@@ -46,10 +47,10 @@ def best_seconds(fn: Callable[[], object], seconds: float = SECONDS) -> float:
     return best
 
 
-def read_rate(cpu: Cpu, data: Tensor, seconds: float = SECONDS) -> float:
+def read_rate(cpu: Cpu, data: Host, seconds: float = SECONDS) -> float:
     """Bytes/s of reading `data` (uint8, whole MiB): the best of calls in each of `STREAMS`, `seconds` long."""
-    total, size = torch.zeros(1, dtype=torch.int64), data.numel()
-    read = functools.partial(cpu.call, "probe_read", total.data_ptr(), data.data_ptr(), size)
+    total, size = np.zeros(1, I64), data.size
+    read = functools.partial(cpu.call, "probe_read", total, data, size)
     return size / min(best_seconds(functools.partial(read, streams), seconds) for streams in STREAMS)
 
 
@@ -62,11 +63,13 @@ def thread_counts(most: int) -> list[int]:
 def thread_rates(isa: str, most: int, read_bytes: int = READ_BYTES, seconds: float = SECONDS) -> list[ThreadRate]:
     """Rates of 1, 2, 4, ... `most` threads of one unit. The native thread count is `most` afterwards."""
     cpu = Cpu(Native(isa, most))
-    module, linear = cpu.native.module, REGISTRY["linear"].impls["cpu"]
-    data = huge_bytes(cpu.native, read_bytes).zero_()
-    codes = torch.randint(-127, 128, (SIDE, SIDE), dtype=torch.int8)
-    weight = pack(cpu, Weight("int8", codes, torch.ones(SIDE, SIDE // GROUP).half(), group=GROUP))
-    x = torch.randn(ROWS, SIDE)
+    module, linear = cpu.native.module, IMPLEMENTATIONS["linear"]["cpu"]
+    data = huge_bytes(cpu.native, read_bytes)
+    data[:] = 0
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (SIDE, SIDE), I8)
+    weight = pack(cpu, Weight("int8", codes, np.ones((SIDE, SIDE // GROUP), F16), group=GROUP))
+    x = rng.standard_normal((ROWS, SIDE), F32)
 
     def multiply() -> None:
         cpu.arena.begin()

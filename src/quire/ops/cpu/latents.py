@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.ops.cpu import BF16, F32, I32, I64, Cpu, check
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import BF16, F32, I32, I64, Cpu, check
+from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
-from quire.ops.mla import EPS, Heads, rank_of
 from quire.ops.op import impl
 from quire.ops.weights import Packed
 
 
 @impl("head_linear", "cpu")
-def head_linear(cpu: Cpu, x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
+def head_linear(cpu: Cpu, x: Host, w: Packed, heads: int, n: int) -> Host:
     rows, width = check(x, "head_linear x", F32, -1, -1).shape
     if w.kind not in ("f32", "bf16") or width % heads or w.n != heads * (-(-n // 16) * 16):
         raise ValueError(f"head_linear: {w.kind} [{w.n}, {w.k}] is not {heads} matrices of {n} rows, padded to 16")
     out = cpu.arena.empty(rows, heads * n)
     if rows:
-        cpu.call("head_linear", out.data_ptr(), x.data_ptr(), w.handle.at, rows, heads, width // heads, n)
+        cpu.call("head_linear", out, x, w.handle.at, rows, heads, width // heads, n)
     return out
 
 
 @impl("latent_rope_and_cache", "cpu")
 def latent_rope_and_cache(
     cpu: Cpu,
-    q: Tensor,
-    kv: Tensor,
-    positions: Tensor,
-    table: Tensor,
-    slots: Tensor,
+    q: Host,
+    kv: Host,
+    positions: Host,
+    table: Host,
+    slots: Host,
     cache: KVCache,
     heads: Heads,
-) -> Tensor:
+) -> Host:
     rank, r = rank_of(cache), cache.layout.head_dim
     rows, width = check(q, "latent_rope_and_cache q", F32, -1, -1).shape
     check(kv, "latent_rope_and_cache kv", F32, rows, rank + r)
@@ -45,10 +44,10 @@ def latent_rope_and_cache(
         raise ValueError(f"latent_rope_and_cache: {width} columns are not {heads.count} heads")
     if rows:
         cpu.call(
-            "latent_rope_and_cache", q.data_ptr(), kv.data_ptr(), positions.data_ptr(), table.data_ptr(),
-            slots.data_ptr(), *at_cache, heads.norm.data_ptr(), rows, heads.count, width // heads.count, rank, r,
+            "latent_rope_and_cache", q, kv, positions, table,
+            slots, *at_cache, heads.norm, rows, heads.count, width // heads.count, rank, r,
             table.shape[0],
-            cache.layout.block_size, blocks, int(cache.layout.dtype is BF16), EPS,
+            cache.layout.block_size, blocks, int(cache.layout.dtype == BF16), EPS,
         )  # fmt: skip
     return q
 
@@ -56,14 +55,14 @@ def latent_rope_and_cache(
 @impl("latent_attention", "cpu")
 def latent_attention(
     cpu: Cpu,
-    latent: Tensor,
-    q: Tensor,
+    latent: Host,
+    q: Host,
     cache: KVCache,
-    cu_q: Tensor,
-    context: Tensor,
-    block_tables: Tensor,
+    cu_q: Host,
+    context: Host,
+    block_tables: Host,
     scale: float,
-) -> Tensor:
+) -> Host:
     rank = rank_of(cache)
     rows, width = check(latent, "latent_attention latent", F32, -1, -1).shape
     heads = width // rank
@@ -77,16 +76,18 @@ def latent_attention(
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
         cpu.call(
-            "latent_attention", out.data_ptr(), latent.data_ptr(), q.data_ptr(), *at_cache, cu_q.data_ptr(),
-            context.data_ptr(), block_tables.data_ptr(), rows, sequences, heads, q.shape[1] // heads, rank,
-            cache.layout.head_dim, cache.layout.block_size, blocks, max_blocks, int(cache.layout.dtype is BF16), scale,
+            "latent_attention", out, latent, q, *at_cache, cu_q,
+            context, block_tables, rows, sequences, heads, q.shape[1] // heads, rank,
+            cache.layout.head_dim, cache.layout.block_size, blocks, max_blocks, int(cache.layout.dtype == BF16), scale,
         )  # fmt: skip
     return out
 
 
-def _cache(cache: KVCache) -> tuple[int, tuple[int, int]]:
-    """(number of blocks, (address of rotated keys, address of latents)) of a cache of latents."""
+def _cache(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
+    """(number of blocks, (rotated keys, latents)) of a cache of latents."""
     layout = cache.layout
-    check(cache.keys, "rotated keys", layout.dtype, -1, layout.block_size, layout.head_dim)
-    check(cache.values, "latents", layout.dtype, cache.keys.shape[0], layout.block_size, rank_of(cache))
-    return cache.keys.shape[0], (cache.keys.data_ptr(), cache.values.data_ptr())
+    keys: Host = cache.keys  # type: ignore[assignment]
+    values: Host = cache.values  # type: ignore[assignment]
+    check(keys, "rotated keys", layout.dtype, -1, layout.block_size, layout.head_dim)
+    check(values, "latents", layout.dtype, len(keys), layout.block_size, rank_of(cache))
+    return len(keys), (keys, values)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import F16, F32, I8, I32, I64, U8
 from quire.core.errors import ConfigError
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
+from quire.ops.arrays import Host
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
+from quire.ops.cpu.pack_sparse import without_zeros
+from quire.ops.cpu.pack_stored import pack_stored
+from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import KINDS, LANES, NUMBERS, SUPER_KINDS
-from quire.ops.matrix import Numbers, assemble, part_sizes, table_digits
-from quire.ops.pack_sparse import without_zeros
-from quire.ops.pack_stored import pack_stored
 from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
@@ -46,7 +47,7 @@ def pack_dense(cpu: Cpu, weight: Weight | Stored, narrow: bool = False) -> Packe
     wide = weight.scales is not None and weight.scales.itemsize == 4
     padded = -(-n // LANES) * LANES
     data = huge_bytes(cpu.native, part_sizes(weight.kind, (n, k), weight.group, wide)["codes"][0])
-    codes = weight.codes.contiguous()
+    codes = np.ascontiguousarray(weight.codes)
     try:
         _pack_codes(cpu, weight, data, codes)
     except ValueError as error:
@@ -67,9 +68,9 @@ def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
     if k % KINDS["bf12"].together:
         return None
     data = huge_bytes(cpu.native, part_sizes("bf12", (n, k), 0, False)["codes"][0])
-    table, fits = torch.zeros(2 * LANES, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-    values = weight.codes.contiguous()
-    cpu.call("pack_bf12", data.data_ptr(), table.data_ptr(), fits.data_ptr(), values.data_ptr(), n, k)
+    table, fits = np.zeros(2 * LANES, U8), np.zeros(1, I64)
+    values = np.ascontiguousarray(weight.codes)
+    cpu.call("pack_bf12", data, table, fits, values, n, k)
     return assemble("bf12", (n, k), 0, Numbers(), {"codes": data, "table": table}) if fits.item() else None
 
 
@@ -81,16 +82,15 @@ def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
     scales, units, least = weight.scales, weight.units, weight.min_units
     if kind is None or not fits or scales is None or units is None or (least is None) != (weight.mins is None):
         return None
-    if weight.table is not None and int(weight.table.abs().max()) > 127:
+    if weight.table is not None and int(np.abs(weight.table.astype(I64)).max()) > 127:
         return None
     n, k = weight.shape
     data = huge_bytes(cpu.native, part_sizes(kind, (n, k), weight.group, False)["codes"][0])
     multiples = _multiples(scales, units)
     mins = None if weight.mins is None or least is None else _multiples(weight.mins, least)
-    codes, padded = weight.codes.contiguous(), -(-n // LANES) * LANES
-    at_mins = 0 if mins is None else mins.data_ptr()
+    codes, padded = np.ascontiguousarray(weight.codes), -(-n // LANES) * LANES
     try:
-        cpu.call("pack_super", data.data_ptr(), codes.data_ptr(), multiples.data_ptr(), at_mins, n, k, NUMBERS[kind])
+        cpu.call("pack_super", data, codes, multiples, mins, n, k, NUMBERS[kind])
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
     parts = {"codes": data, "scales": _pack_groups(cpu, units, padded, "pack_scales16")}
@@ -101,18 +101,19 @@ def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
     return assemble(kind, (n, k), weight.group, Numbers(), parts)
 
 
-def _multiples(values: Tensor, units: Tensor) -> Tensor:
+def _multiples(values: Host, units: Host) -> Host:
     """int8 [n, groups]: how many of its 256 columns' unit each value is (the quotient of an exact product is exact)."""
-    wide = units.float().repeat_interleave(values.shape[1] // units.shape[1], 1)
-    return (values / wide).nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
+    wide = units.astype(F32).repeat(values.shape[1] // units.shape[1], 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(values / wide, nan=0.0, posinf=0.0, neginf=0.0).astype(I8)
 
 
-def _pack_codes(cpu: Cpu, weight: Weight, data: Tensor, codes: Tensor) -> None:
+def _pack_codes(cpu: Cpu, weight: Weight, data: Host, codes: Host) -> None:
     offset = (8 if weight.kind == "int4" and weight.mins is None else 0,) if KINDS[weight.kind].bits == 4 else ()
-    cpu.call(KINDS[weight.kind].packer, data.data_ptr(), codes.data_ptr(), *weight.shape, *offset)
+    cpu.call(KINDS[weight.kind].packer, data, codes, *weight.shape, *offset)
 
 
-def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | None]:
+def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Host | None]:
     """What kernels read per row and group beside the codes."""
     assert weight.scales is not None
     floats = "pack_scales16" if weight.scales.itemsize == 2 else "pack_scales32"
@@ -120,11 +121,11 @@ def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Tensor | Non
     return {name: None if t is None else _pack_groups(cpu, t, padded, op) for name, (t, op) in parts.items()}
 
 
-def _pack_groups(cpu: Cpu, values: Tensor, padded: int, name: str) -> Tensor:
+def _pack_groups(cpu: Cpu, values: Host, padded: int, name: str) -> Host:
     n, groups = values.shape
     out = huge_bytes(cpu.native, padded * groups * values.itemsize)
-    values = values.contiguous()
-    cpu.call(name, out.data_ptr(), values.data_ptr(), n, groups)
+    values = np.ascontiguousarray(values)
+    cpu.call(name, out, values, n, groups)
     return out
 
 
@@ -139,9 +140,9 @@ def _validate(weight: Weight) -> None:
     if weight.kind not in PLAIN:
         refuse(f"known kinds are {', '.join(PLAIN)}; f16 needs a GPU (--device cuda)")
     kind = PLAIN[weight.kind]
-    if weight.codes.dim() != 2 or 0 in weight.codes.shape:
+    if weight.codes.ndim != 2 or 0 in weight.codes.shape:
         refuse("it must be a matrix with rows and columns")
-    if weight.codes.dtype is not kind.dtype:
+    if weight.codes.dtype != kind.dtype:
         refuse(f"its values are {weight.codes.dtype}, not {kind.dtype}")
     if not kind.groups:
         return
@@ -152,10 +153,10 @@ def _validate(weight: Weight) -> None:
         refuse(f"its {k} columns are not a multiple of the group of {weight.group}")
     if weight.scales is None or weight.scales.shape != (n, k // weight.group):
         refuse(f"its scales must have the shape [{n}, {k // weight.group}]")
-    elif weight.scales.dtype not in (torch.float16, torch.float32):
+    elif weight.scales.dtype not in (F16, F32):
         refuse(f"its scales are {weight.scales.dtype}, not float16 or float32")
     if weight.zeros is not None and (
-        weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype is not torch.int8
+        weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype != I8
     ):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
     _validate_parts(weight, refuse)
@@ -167,11 +168,11 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
         refuse(f"its activations of {weight.activation_bits} bits are not of 8 or 16")
     if weight.mins is not None and (scales is None or weight.mins.shape != scales.shape or weight.zeros is not None):
         refuse("minimums must have the scales' shape, and there are no zeros then")
-    if weight.mins is not None and scales is not None and weight.mins.dtype is not scales.dtype:
+    if weight.mins is not None and scales is not None and weight.mins.dtype != scales.dtype:
         refuse(f"its minimums are {weight.mins.dtype}, its scales {scales.dtype}")
     if (weight.kind == "table4") != (table is not None):
         refuse("a table4 weight needs a table, and no other has one")
-    if table is not None and (table.shape != (16,) or int(table.long().abs().max()) > TABLE_MOST):
+    if table is not None and (table.shape != (16,) or int(np.abs(table.astype(I64)).max()) > TABLE_MOST):
         refuse(f"its table must hold 16 numbers of at most {TABLE_MOST}")
     if table is not None and (weight.zeros is not None or weight.mins is not None):
         refuse("a table has neither zeros nor minimums")
@@ -184,13 +185,10 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
     k = weight.shape[1]
     shape = weight.shape[0], k // SUPER
     for part in (weight.units, weight.min_units):
-        if part is not None and (part.dtype is not torch.float16 or part.shape != shape or k % SUPER):
+        if part is not None and (part.dtype != F16 or part.shape != shape or k % SUPER):
             refuse(f"its units must be float16 of shape {list(shape)}, for whole {SUPER} columns")
     if order is not None and (
-        order.dtype is not torch.int32 or not order.is_contiguous() or not torch.equal(order.sort()[0], _counted(k))
+        order.dtype != I32 or not order.flags.c_contiguous or not np.array_equal(np.sort(order), np.arange(k))
     ):
         refuse(f"its order of columns must be a permutation of {k} int32 numbers")
 
-
-def _counted(k: int) -> Tensor:
-    return torch.arange(k, dtype=torch.int32)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
-from quire.ops.cpu import ACTIVATION_NUMBERS, F32, I32, Cpu, check
-from quire.ops.moe import LANES, SCORES, Between, Choices, Grouped, padded_rows
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, Cpu, check
+from quire.ops.experts import SCORES, Between, Choices, Grouped, padded_rows
+from quire.ops.kinds import LANES
 from quire.ops.op import impl
 from quire.ops.routing import Routing
 from quire.ops.weights import Packed
@@ -13,7 +15,7 @@ from quire.ops.weights import Packed
 MOST_EXPERTS = 1 << 20
 
 
-def group(packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
+def group(packed: Packed, experts: int, n: int, bias: Host | None) -> Grouped:
     """The experts' matrices as `grouped_linear` reads them; ValueError unless `packed` holds them as `Grouped` says."""
     if packed.n != experts * len(padded_rows(n)):
         raise ValueError(f"{packed.n} rows are not those of {experts} experts of {n}, padded to {LANES} each")
@@ -23,14 +25,14 @@ def group(packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
 
 
 @impl("route", "cpu")
-def route(cpu: Cpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(cpu: Cpu, logits: Host, bias: Host | None, routing: Routing) -> tuple[Host, Host]:
     rows = check(logits, "route logits", F32, -1, routing.experts).shape[0]
-    at_bias = 0 if bias is None else check(bias, "route bias", F32, routing.experts).data_ptr()
+    at_bias = None if bias is None else check(bias, "route bias", F32, routing.experts)
     ids, weights = cpu.arena.empty(rows, routing.top_k, I32), cpu.arena.empty(rows, routing.top_k)
     scratch = cpu.arena.empty(rows, 2 * routing.experts)
     if rows:
         cpu.call(
-            "route", ids.data_ptr(), weights.data_ptr(), scratch.data_ptr(), logits.data_ptr(), at_bias, rows,
+            "route", ids, weights, scratch, logits, at_bias, rows,
             routing.experts, routing.top_k, SCORES.index(routing.score), int(routing.renormalize), routing.groups,
             routing.top_groups, routing.group_best, routing.scale, routing.jitter,
         )  # fmt: skip
@@ -38,42 +40,42 @@ def route(cpu: Cpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tu
 
 
 @impl("sort_by_expert", "cpu")
-def sort_by_expert(cpu: Cpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def sort_by_expert(cpu: Cpu, ids: Host, experts: int) -> tuple[Host, Host, Host]:
     rows, top_k = check(ids, "sort_by_expert ids", I32, -1, -1).shape
     if not 1 <= experts <= MOST_EXPERTS:
         raise ValueError(f"sort_by_expert: {experts} experts; their number must lie in [1, {MOST_EXPERTS:,}]")
     tokens, places = cpu.arena.empty(rows, top_k, I32), cpu.arena.empty(rows, top_k, I32)
     offsets = cpu.arena.empty(1, experts + 1, I32)
     if rows:
-        where = tokens.data_ptr(), places.data_ptr(), offsets.data_ptr(), ids.data_ptr()
+        where = tokens, places, offsets, ids
         cpu.call("sort_by_expert", *where, rows, top_k, experts)
     else:
-        offsets.zero_()
+        offsets[:] = 0
     return tokens, places, offsets
 
 
 @impl("grouped_linear", "cpu")
-def grouped_linear(cpu: Cpu, x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor) -> Tensor:
+def grouped_linear(cpu: Cpu, x: Host, w: Grouped, tokens: Host | None, offsets: Host) -> Host:
     count = check(x, "grouped_linear x", F32, -1, w.k).shape[0]
     check(offsets, "grouped_linear offsets", I32, 1, w.experts + 1)
-    pairs, at_tokens = count, 0
+    pairs = count
     if tokens is not None:
-        pairs, at_tokens = check(tokens, "grouped_linear tokens", I32, -1, -1).numel(), tokens.data_ptr()
+        pairs = check(tokens, "grouped_linear tokens", I32, -1, -1).size
     out = cpu.arena.empty(pairs, w.n)
     if pairs:
         cpu.call(
-            "grouped_linear", out.data_ptr(), x.data_ptr(), *_stack(w), at_tokens, offsets.data_ptr(), w.experts,
+            "grouped_linear", out, x, *_stack(w), tokens, offsets, w.experts,
             count, pairs, w.n,
         )  # fmt: skip
     return out
 
 
-def _stack(w: Grouped) -> tuple[int, int]:
-    return w.packed.handle.at, 0 if w.bias is None else w.bias.data_ptr()
+def _stack(w: Grouped) -> tuple[int, Any]:
+    return w.packed.handle.at, w.bias
 
 
 @impl("expert_mlp", "cpu")
-def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+def expert_mlp(cpu: Cpu, x: Host, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Host:
     tokens, places, offsets, weights = choices
     rows, top_k = check(places, "expert_mlp places", I32, -1, -1).shape
     if gate_up.n != 2 * down.k or down.experts != gate_up.experts:
@@ -88,8 +90,8 @@ def expert_mlp(cpu: Cpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Be
     out, work = cpu.arena.empty(rows, down.n), cpu.arena.empty(rows * top_k, down.n)
     if rows:
         cpu.call(
-            "expert_mlp", out.data_ptr(), work.data_ptr(), x.data_ptr(), *_stack(gate_up), *_stack(down),
-            tokens.data_ptr(), places.data_ptr(), offsets.data_ptr(), weights.data_ptr(),
+            "expert_mlp", out, work, x, *_stack(gate_up), *_stack(down),
+            tokens, places, offsets, weights,
             down.experts, x_rows, rows, top_k, down.n, ACTIVATION_NUMBERS[between.kind], int(between.clamp is not None),
             *(between.clamp or (0.0, 0.0)),
         )  # fmt: skip
@@ -102,32 +104,32 @@ def fuses_experts(down: Grouped) -> bool:
 
 
 @impl("combine", "cpu")
-def combine(cpu: Cpu, y: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+def combine(cpu: Cpu, y: Host, places: Host, weights: Host) -> Host:
     rows, top_k = check(places, "combine places", I32, -1, -1).shape
     check(weights, "combine weights", F32, rows, top_k)
     d = check(y, "combine y", F32, rows * top_k, -1).shape[1]
     out = cpu.arena.empty(rows, d)
     if rows:
-        where = out.data_ptr(), y.data_ptr(), places.data_ptr(), weights.data_ptr()
+        where = out, y, places, weights
         cpu.call("combine", *where, rows, top_k, d)
     return out
 
 
 @impl("clamped_swiglu", "cpu")
-def clamped_swiglu(cpu: Cpu, gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu(cpu: Cpu, gate_up: Host, alpha: float, limit: float) -> Host:
     rows, width = check(gate_up, "clamped_swiglu gate_up", F32, -1, -1).shape
     if width % 2:
         raise ValueError(f"clamped_swiglu: {width} columns are not a gate and an up part of one size")
     out = cpu.arena.empty(rows, width // 2)
     if rows:
-        cpu.call("clamped_swiglu", out.data_ptr(), gate_up.data_ptr(), rows, width // 2, alpha, limit)
+        cpu.call("clamped_swiglu", out, gate_up, rows, width // 2, alpha, limit)
     return out
 
 
 @impl("scale_by_sigmoid", "cpu")
-def scale_by_sigmoid(cpu: Cpu, x: Tensor, gate: Tensor) -> Tensor:
+def scale_by_sigmoid(cpu: Cpu, x: Host, gate: Host) -> Host:
     rows, d = check(x, "scale_by_sigmoid x", F32, -1, -1).shape
     check(gate, "scale_by_sigmoid gate", F32, rows, 1)
     if rows:
-        cpu.call("scale_by_sigmoid", x.data_ptr(), gate.data_ptr(), rows, d)
+        cpu.call("scale_by_sigmoid", x, gate, rows, d)
     return x

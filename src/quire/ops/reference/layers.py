@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.dtypes import F32
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
+from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes, write
 from quire.ops.weights import Packed, PackedTable, quantize_activations, quantize_to_float8
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -119,7 +121,7 @@ def rope_and_cache(
     heads[:, : -2 * hk] = rotate(q)
     k = rotate(k)
     heads[:, -2 * hk : -hk] = k
-    cache.write(slots, k, v)
+    write(cache, slots, k, v)
     return qkv
 
 
@@ -160,7 +162,7 @@ def attention(
         at = first * block_size
         k, v = (
             t.transpose(0, 1).flatten(1, 2)[:, : length - at].float().repeat_interleave(repeat, 0)
-            for t in cache.logical(table)
+            for t in logical(cache, table)
         )
         if tree is not None and bool(tree[begin:end].any()):
             out[begin:end] = _attend_tree(qkv[begin:end], cache, length, block_tables[s], spec, tree[begin:end])
@@ -189,16 +191,16 @@ def _attend_tree(qkv: Tensor, cache: KVCache, length: int, table: Tensor, spec: 
     start = length - len(masks)
     root = start + sum(mask == 0 for mask in masks)
     first = max(0, start - spec.window + 1) // at.block_size if spec.window else 0
-    k, v = (t.transpose(1, 2).flatten(0, 1) for t in cache.logical(table[first : -(-length // at.block_size)].long()))
-    plain = KVLayout(at.block_size, at.kv_heads, at.head_dim, torch.float32)
+    k, v = (t.transpose(1, 2).flatten(0, 1) for t in logical(cache, table[first : -(-length // at.block_size)].long()))
+    plain = KVLayout(at.block_size, at.kv_heads, at.head_dim, F32)
     rows = []
     for i, mask in enumerate(masks):
         seen = (
             list(range(root)) + [root + j for j in range(64) if mask >> j & 1] if mask else list(range(start + i + 1))
         )
         kept = torch.tensor([p - first * at.block_size for p in seen if p >= first * at.block_size])
-        own = plain.allocate(-(-len(seen) // at.block_size))
-        own.write(torch.arange(len(seen) - len(kept), len(seen)), k[kept], v[kept])
+        own = allocate(plain, -(-len(seen) // at.block_size))
+        write(own, torch.arange(len(seen) - len(kept), len(seen)), k[kept], v[kept])
         one, blocks = torch.tensor([0, 1]), torch.arange(len(own.keys))[None]
         rows.append(attention(qkv[i : i + 1], own, one, torch.tensor([len(seen)]), blocks, spec))
     return torch.cat(rows).view(len(masks), -1, at.head_dim)
@@ -208,13 +210,13 @@ def _attend_tree(qkv: Tensor, cache: KVCache, length: int, table: Tensor, spec: 
 def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
     """act(gate) * up for gate_up [T, 2 f] = [gate; up]: f32 [T, f]. `kind` is a key of ACTIVATIONS."""
     gate, up = gate_up.chunk(2, -1)
-    return ACTIVATIONS[kind](gate) * up
+    return FUNCTIONS[kind](gate) * up
 
 
 @op(tolerance=2e-6)
 def activation(x: Tensor, kind: str) -> Tensor:
     """act(x) for x [T, f]: f32 [T, f], the MLP without a gate. `kind` is a key of ACTIVATIONS."""
-    return ACTIVATIONS[kind](x)
+    return FUNCTIONS[kind](x)
 
 
 @op(tolerance=2e-2)
@@ -269,13 +271,13 @@ def move_slots(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> Non
     """
     for cache in caches:
         at = cache.layout
-        parts = [(at.key_codes(cache.keys), at.lanes), (at.value_codes(cache.values), at.vpair)]
+        parts = [(key_codes(at, cache.keys), at.lanes), (value_codes(at, cache.values), at.vpair)]
         for source, destination in pairs:
             (b, i), (c, j) = divmod(source, at.block_size), divmod(destination, at.block_size)
             for codes, side in parts:
                 codes[c, :, j // side, :, j % side] = codes[b, :, i // side, :, i % side]
             for tensor in (cache.keys, cache.values) if at.scaled else ():
-                at.scales(tensor)[c, :, j] = at.scales(tensor)[b, :, i]
+                scales(at, tensor)[c, :, j] = scales(at, tensor)[b, :, i]
 
 
 @op(tolerance=0.0)

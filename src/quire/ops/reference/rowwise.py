@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.op import op
-from quire.ops.reference import rmsnorm
+from quire.ops.reference.layers import rmsnorm
 
 
 @op(tolerance=4e-6)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from quire.ops.cpu import ACTIVATION_NUMBERS, F32, I32, Cpu, check
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, Cpu, check
 from quire.ops.op import impl
 
 
 @impl("lora", "cpu")
-def lora(cpu: Cpu, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
+def lora(cpu: Cpu, x: Host, y: Host, a: Host, b: Host, rows: Host, start: int) -> Host:
     count, k = check(x, "lora x", F32, -1, -1).shape
     slots, rank = check(a, "lora a", F32, -1, -1, k).shape[:2]
     check(b, "lora b", F32, slots, rank, -1)
@@ -21,23 +21,23 @@ def lora(cpu: Cpu, x: Tensor, y: Tensor, a: Tensor, b: Tensor, rows: Tensor, sta
     if not count:
         return y
     h = cpu.arena.empty(count, rank)
-    cpu.call("lora_shrink", h.data_ptr(), x.data_ptr(), a.data_ptr(), rows.data_ptr(), count, k, rank, slots)
+    cpu.call("lora_shrink", h, x, a, rows, count, k, rank, slots)
     return lora_expand(cpu, h, y, b, rows, start)
 
 
 @impl("lora_expand", "cpu")
-def lora_expand(cpu: Cpu, h: Tensor, y: Tensor, b: Tensor, rows: Tensor, start: int) -> Tensor:
+def lora_expand(cpu: Cpu, h: Host, y: Host, b: Host, rows: Host, start: int) -> Host:
     count, width = check(y, "lora_expand y", F32, -1, -1).shape
     rank = check(h, "lora_expand h", F32, count, -1).shape[1]
     n = check(b, "lora_expand b", F32, -1, rank, -1).shape[2]
     _check_rows(rows, count)
     if count:
-        cpu.call("lora_expand", y.data_ptr(), h.data_ptr(), b.data_ptr(), rows.data_ptr(), count, n, rank, width, start)
+        cpu.call("lora_expand", y, h, b, rows, count, n, rank, width, start)
     return y
 
 
 @impl("lora_scale", "cpu")
-def lora_scale(cpu: Cpu, y: Tensor, excess: Tensor, rows: Tensor) -> Tensor:
+def lora_scale(cpu: Cpu, y: Host, excess: Host, rows: Host) -> Host:
     """Of the kernels there are: factors are rows of ones to which each adapter adds its own, then relu(factor) * y."""
     count, n = check(y, "lora_scale y", F32, -1, -1).shape
     check(excess, "lora_scale excess", F32, -1, 1, n)
@@ -46,17 +46,17 @@ def lora_scale(cpu: Cpu, y: Tensor, excess: Tensor, rows: Tensor) -> Tensor:
         return y
     factors, both = cpu.arena.empty(count, n), cpu.arena.empty(count, 2 * n)
     first, one = _zeros(_size(count)), _ones(_size(max(count, n)))
-    cpu.call("embedding", factors.data_ptr(), first.data_ptr(), one.data_ptr(), count, n, 1, 0, -1)
+    cpu.call("embedding", factors, first, one, count, n, 1, 0, -1)
     cpu.call(
-        "lora_expand", factors.data_ptr(), one.data_ptr(), excess.data_ptr(), rows.data_ptr(), count, n, 1, n, 0
+        "lora_expand", factors, one, excess, rows, count, n, 1, n, 0
     )  # fmt: skip
-    cpu.call("place_columns", both.data_ptr(), factors.data_ptr(), count, n, n, 2 * n, 0)
-    cpu.call("place_columns", both.data_ptr(), y.data_ptr(), count, n, n, 2 * n, n)
-    cpu.call("gated_activation", y.data_ptr(), both.data_ptr(), count, n, ACTIVATION_NUMBERS["relu"])
+    cpu.call("place_columns", both, factors, count, n, n, 2 * n, 0)
+    cpu.call("place_columns", both, y, count, n, n, 2 * n, n)
+    cpu.call("gated_activation", y, both, count, n, ACTIVATION_NUMBERS["relu"])
     return y
 
 
-def _check_rows(rows: Tensor, count: int) -> None:
+def _check_rows(rows: Host, count: int) -> None:
     if len(check(rows, "lora rows", I32, -1)) < count:
         raise ValueError(f"lora: {len(rows)} adapter numbers for {count} rows")
 
@@ -67,11 +67,11 @@ def _size(count: int) -> int:
 
 
 @functools.cache
-def _ones(size: int) -> Tensor:
+def _ones(size: int) -> Host:
     """Kept for ever: recordings hold the address."""
-    return torch.ones(size)
+    return np.ones(size, F32)
 
 
 @functools.cache
-def _zeros(size: int) -> Tensor:
-    return torch.zeros(size, dtype=I32)
+def _zeros(size: int) -> Host:
+    return np.zeros(size, I32)

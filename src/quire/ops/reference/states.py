@@ -13,6 +13,7 @@ from quire.core.parallel import SPLIT
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache
 from quire.ops.op import op
+from quire.ops.reference.caches import logical, write
 
 LOG2E = 1.4426950408889634
 
@@ -55,7 +56,7 @@ def _state(q: Tensor, cache: KVCache, blocks: Tensor, keys: Tensor, row: int, sp
     """[heads, d + 2] of queries q [heads, d] at position `row` over the positions `keys`, which lie in `blocks`."""
     at, repeat = keys % cache.layout.block_size, len(q) // cache.layout.kv_heads
     each = torch.arange(len(keys))
-    k, v = (t[each, :, at].repeat_interleave(repeat, 1) for t in cache.logical(blocks))
+    k, v = (t[each, :, at].repeat_interleave(repeat, 1) for t in logical(cache, blocks))
     scores = torch.einsum("hd,nhd->hn", q, k) * spec.scale
     if spec.softcap:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
@@ -96,4 +97,4 @@ def fold_states(states: Tensor, starts: Tensor, order: Tensor, heads: int, sinks
 def cache_rows(kv: Tensor, slots: Tensor, cache: KVCache) -> None:
     """Store keys and values kv [T, 2 * kv_heads * head_dim] f32 at `slots` [T] int64; -1: not stored."""
     rows = kv.view(len(kv), 2, cache.layout.kv_heads, cache.layout.head_dim)
-    cache.write(slots, rows[:, 0], rows[:, 1])
+    write(cache, slots, rows[:, 0], rows[:, 1])

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from quire.ops.cpu import F32, Cpu, check
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import F32, Cpu, check
 from quire.ops.op import impl
 from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Found, Ints, Records, RowEdits, with_drawn
 
@@ -46,7 +46,7 @@ def _ids(ids: Ints | None) -> tuple[int, int]:
 
 
 @impl("penalize", "cpu")
-def penalize(cpu: Cpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
+def penalize(cpu: Cpu, logits: Host, edits: Sequence[RowEdits]) -> None:
     rows, vocab = check(logits, "penalize logits", F32, -1, -1).shape
     packed = bytearray(_EDIT.size * len(edits))
     seen_rows = {e.row for e in edits}
@@ -59,23 +59,23 @@ def penalize(cpu: Cpu, logits: Tensor, edits: Sequence[RowEdits]) -> None:
         )  # fmt: skip
     if edits:
         records = np.frombuffer(packed, np.uint8)
-        cpu.call("penalize", logits.data_ptr(), rows, vocab, _address(records, np.uint8), len(edits))
+        cpu.call("penalize", logits, rows, vocab, _address(records, np.uint8), len(edits))
 
 
 @impl("sample", "cpu")
-def sample(cpu: Cpu, logits: Tensor, draws: Records) -> tuple[Ints, Ints]:
+def sample(cpu: Cpu, logits: Host, draws: Records) -> tuple[Ints, Ints]:
     rows, vocab = check(logits, "sample logits", F32, -1, -1).shape
     count = len(draws)
     out = np.empty(2 * count, np.int32)
     if count:
         at = _address(out, np.int32)
-        cpu.call("sample", logits.data_ptr(), rows, vocab, _address(draws, DRAW), count, at, at + 4 * count)
+        cpu.call("sample", logits, rows, vocab, _address(draws, DRAW), count, at, at + 4 * count)
     return out[:count], out[count:]
 
 
 @impl("top_logprobs", "cpu")
 def top_logprobs(
-    cpu: Cpu, logits: Tensor, queries: Records, k: int, drawn: Found | None = None
+    cpu: Cpu, logits: Host, queries: Records, k: int, drawn: Found | None = None
 ) -> tuple[Records, Ints, Floats]:
     queries = with_drawn(queries, drawn)
     rows, vocab = check(logits, "top_logprobs logits", F32, -1, -1).shape
@@ -84,7 +84,7 @@ def top_logprobs(
     ids, logprobs = np.empty(count * k, np.int32), np.empty(count * k, np.float32)
     if count:
         cpu.call(
-            "top_logprobs", logits.data_ptr(), rows, vocab, _address(queries, QUERY), count, k, _address(scores, SCORE),
+            "top_logprobs", logits, rows, vocab, _address(queries, QUERY), count, k, _address(scores, SCORE),
             _address(ids, np.int32), _address(logprobs, np.float32),
         )  # fmt: skip
     return scores, ids.reshape(count, k), logprobs.reshape(count, k)

@@ -6,9 +6,10 @@ import ctypes
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import I64, U8
+from quire.ops.arrays import Host, address
 from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, KINDS, LANES, NUMBERS
 from quire.ops.weights import SUPER, Packed
 
@@ -80,33 +81,33 @@ def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dic
     return {"codes": (codes,)} | {name: sizes[name] for name in row.parts}
 
 
-def table_digits(table: Tensor) -> Tensor:
+def table_digits(table: Host) -> Host:
     """The numbers of a table [16] int16 as bytes, 128 more: [16] if all fit, else their digits of base 255 [2 * 16]."""
-    numbers = table.long()
-    if int(numbers.abs().max()) <= 127:
-        return (numbers + 128).to(torch.uint8)
-    high = torch.round(numbers / 255).long()
-    return (torch.cat((high, numbers - 255 * high)) + 128).to(torch.uint8)
+    numbers = table.astype(I64)
+    if int(np.abs(numbers).max()) <= 127:
+        return (numbers + 128).astype(U8)
+    high = np.round(numbers / 255).astype(I64)
+    return (np.concatenate((high, numbers - 255 * high)) + 128).astype(U8)
 
 
-def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, parts: Mapping[str, Tensor]) -> Packed:
+def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, parts: Mapping[str, Host]) -> Packed:
     """The packed matrix [n, k] from its parts, whose sizes are those of `part_sizes`."""
-    at = {name: t.data_ptr() for name, t in parts.items()}
+    at = {name: address(t) for name, t in parts.items()}
     blocks = -(-shape[0] // LANES)
-    steps = {GROWING[name]: t.numel() * t.element_size() // blocks for name, t in parts.items() if name in GROWING}
+    steps = {GROWING[name]: t.nbytes // blocks for name, t in parts.items() if name in GROWING}
     handle = Matrix(
         kind=NUMBERS[kind], n=shape[0], k=shape[1], group=group, wide=int(numbers.wide),
         digits=1 if numbers.activation_bits == 8 else 2,
-        planes=2 if "table" in parts and kind != "bf12" and parts["table"].numel() > LANES else 1, **at, **steps,
+        planes=2 if "table" in parts and kind != "bf12" and parts["table"].size > LANES else 1, **at, **steps,
     )  # fmt: skip
     own = tuple(t for name, t in parts.items() if name not in SHARED)
     shared = tuple(parts[name] for name in reversed(SHARED) if name in parts)
-    return Packed(kind, *shape, group, sum(t.numel() for t in own), own, handle, None, shared)
+    return Packed(kind, *shape, group, sum(t.size for t in own), own, handle, None, shared)
 
 
-def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Tensor]]:
+def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Host]]:
     """The inverse of `assemble`."""
     w: Matrix = packed.handle
-    held = {t.data_ptr(): t for t in (*packed.buffers, *packed.shared)}
+    held = {address(t): t for t in (*packed.buffers, *packed.shared)}
     parts = {name: held[at] for name in (*GROWING, *SHARED) if (at := getattr(w, name))}
     return Numbers(bool(w.wide), 8 * w.digits), parts

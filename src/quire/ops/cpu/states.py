@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu import F32, I64, Cpu, cache_at, check, run_attention
+from quire.ops.cpu.layers import cache_at, run_attention
+from quire.ops.cpu.state import F32, I64, Cpu, check
 from quire.ops.layout import KVCache
 from quire.ops.op import impl
 
@@ -13,20 +13,20 @@ from quire.ops.op import impl
 @impl("attention_states", "cpu")
 def attention_states(
     cpu: Cpu,
-    qkv: Tensor,
+    qkv: Host,
     cache: KVCache,
-    cu_q: Tensor,
-    context: Tensor,
-    block_tables: Tensor,
-    starts: Tensor,
+    cu_q: Host,
+    context: Host,
+    block_tables: Host,
+    starts: Host,
     spec: AttentionSpec,
-) -> Tensor:
+) -> Host:
     check(starts, "attention_states starts", I64, len(qkv) + 1)
     return run_attention(cpu, qkv, cache, (cu_q, context, block_tables), spec, starts=starts)
 
 
 @impl("fold_states", "cpu")
-def fold_states(cpu: Cpu, states: Tensor, starts: Tensor, order: Tensor, heads: int, sinks: Tensor | None) -> Tensor:
+def fold_states(cpu: Cpu, states: Host, starts: Host, order: Host, heads: int, sinks: Host | None) -> Host:
     count, width = check(states, "fold_states states", F32, -1, -1).shape
     rows = len(check(starts, "fold_states starts", I64, -1)) - 1
     d, rest = divmod(width, heads)
@@ -39,18 +39,17 @@ def fold_states(cpu: Cpu, states: Tensor, starts: Tensor, order: Tensor, heads: 
         check(sinks, "fold_states sinks", F32, heads)
     out = cpu.arena.empty(rows, heads * d)
     if rows:
-        at_sinks = 0 if sinks is None else sinks.data_ptr()
-        where = out.data_ptr(), states.data_ptr(), starts.data_ptr(), order.data_ptr(), at_sinks
+        where = out, states, starts, order, sinks
         cpu.call("fold_states", *where, rows, heads, d, count)
     return out
 
 
 @impl("cache_rows", "cpu")
-def cache_rows(cpu: Cpu, kv: Tensor, slots: Tensor, cache: KVCache) -> None:
+def cache_rows(cpu: Cpu, kv: Host, slots: Host, cache: KVCache) -> None:
     layout = cache.layout
     rows = check(kv, "cache_rows kv", F32, -1, 2 * layout.kv_heads * layout.head_dim).shape[0]
     check(slots, "cache_rows slots", I64, rows)
     blocks, at = cache_at(cache)
     if rows:
         sizes = layout.kv_heads, layout.head_dim, layout.block_size, blocks, layout.format, cache.step
-        cpu.call("cache_rows", kv.data_ptr(), slots.data_ptr(), *at, rows, *sizes)
+        cpu.call("cache_rows", kv, slots, *at, rows, *sizes)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import I8
 from quire.core.errors import ConfigError
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
-from quire.ops.matrix import SHARED, Numbers, assemble, take_apart
-from quire.ops.pack import pack_dense
-from quire.ops.pack_sparse import without_zeros
+from quire.ops.arrays import Host
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import SHARED, Numbers, assemble, take_apart
+from quire.ops.cpu.pack import pack_dense
+from quire.ops.cpu.pack_sparse import without_zeros
+from quire.ops.cpu.state import Cpu
 from quire.ops.weights import Packed, Stored, Weight
 
 
@@ -33,8 +34,8 @@ class _Stack:
     def __init__(self, cpu: Cpu, count: int) -> None:
         self._cpu, self._count, self._filled = cpu, count, 0
         self._format: tuple[str, tuple[int, int], int, Numbers] | None = None
-        self._own: dict[str, Tensor] = {}
-        self._shared: dict[str, Tensor] = {}
+        self._own: dict[str, Host] = {}
+        self._shared: dict[str, Host] = {}
 
     def add(self, weight: Weight | Stored) -> None:
         """Pack `weight` behind those before."""
@@ -48,11 +49,11 @@ class _Stack:
         elif isinstance(weight, Weight) and "zeros" in parts and "zeros" not in self._own:
             blank = take_apart(pack_dense(self._cpu, _with_zeros(weight)))[1]["zeros"]
             for place in range(self._filled):
-                self._slice("zeros", len(blank), place).copy_(blank)
+                self._slice("zeros", len(blank), place)[:] = blank
         own = {name: part for name, part in parts.items() if name not in SHARED}
         self._check(packed, weight, numbers, {name: part for name, part in parts.items() if name in SHARED})
         for name, part in own.items():
-            self._slice(name, len(part), self._filled).copy_(part)
+            self._slice(name, len(part), self._filled)[:] = part
         self._filled += 1
 
     def packed(self) -> Packed:
@@ -62,13 +63,13 @@ class _Stack:
         whole = assemble(kind, (self._count * n, k), group, numbers, self._own | self._shared)
         return without_zeros(self._cpu, whole)
 
-    def _slice(self, name: str, size: int, place: int) -> Tensor:
+    def _slice(self, name: str, size: int, place: int) -> Host:
         if name not in self._own:
             self._own[name] = huge_bytes(self._cpu.native, self._count * size)
         return self._own[name][place * size : (place + 1) * size]
 
-    def _check(self, packed: Packed, weight: Weight | Stored, numbers: Numbers, shared: dict[str, Tensor]) -> None:
-        same = self._shared.keys() == shared.keys() and all(torch.equal(self._shared[s], shared[s]) for s in shared)
+    def _check(self, packed: Packed, weight: Weight | Stored, numbers: Numbers, shared: dict[str, Host]) -> None:
+        same = self._shared.keys() == shared.keys() and all(np.array_equal(self._shared[s], shared[s]) for s in shared)
         if self._format != (packed.kind, weight.shape, packed.group, numbers) or not same:
             raise ConfigError(
                 f"cannot stack a {packed.kind} matrix on one of kind {self._format[0] if self._format else ''}: the "
@@ -80,4 +81,4 @@ class _Stack:
 def _with_zeros(weight: Weight) -> Weight:
     """The same weight with zeros that are 0."""
     assert weight.scales is not None
-    return replace(weight, zeros=torch.zeros_like(weight.scales, dtype=torch.int8))
+    return replace(weight, zeros=np.zeros_like(weight.scales, dtype=I8))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quire.ops.layout import KVCache
 from quire.ops.op import op
+from quire.ops.reference.caches import logical
 
 
 @op(tolerance=2e-2)
@@ -20,7 +21,7 @@ def whole_attention(q: Tensor, cache: KVCache, context: Tensor, block_tables: Te
     out = torch.zeros(len(q), heads, q.shape[1], d)
     for s, length in enumerate(context.tolist()):
         table = block_tables[s, : -(-length // cache.layout.block_size)].long()
-        k, v = (t.transpose(0, 1).flatten(1, 2)[:, :length].float() for t in cache.logical(table))
+        k, v = (t.transpose(0, 1).flatten(1, 2)[:, :length].float() for t in logical(cache, table))
         scores = q[s].view(-1, heads, d).transpose(0, 1) @ k.transpose(1, 2) * scale
         out[s] = torch.softmax(scores, -1) @ v
     return out.transpose(1, 2).flatten(0, 1).flatten(1)

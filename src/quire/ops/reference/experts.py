@@ -8,66 +8,20 @@ choices: its result does not depend on the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.ops.experts import Between, Choices, Grouped
 from quire.ops.op import op
-from quire.ops.reference import gated_activation, linear
+from quire.ops.reference.layers import gated_activation, linear
 from quire.ops.routing import Routing
 from quire.ops.weights import Packed, Weight, plain_packed
 
-LANES = 16
-"""Rows of a block of the packed layouts (csrc/pack.cpp)."""
-
-SCORES = ("softmax", "sigmoid", "sparsemixer")
-"""How logits become scores; the position is the number of the kind in csrc/units/moe.h."""
 LEAST_SUM = 1e-20
 """Added to the sum that renormalized weights are divided by, as in transformers: sigmoids of a row may all be 0."""
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """The matrices [n, k] of all experts, of one weight format, below each other, and biases f32 [experts, n] or None.
-
-    Each expert's rows are padded to a multiple of `LANES` of whatever numbers: no output is read from them.
-    """
-
-    packed: Packed
-    experts: int
-    n: int
-    bias: Tensor | None
-
-    @property
-    def k(self) -> int:
-        """Columns of each matrix."""
-        return self.packed.k
-
-    def one(self, expert: int) -> Packed:
-        """The matrix of one expert in plain form, for the reference."""
-        assert self.packed.plain is not None
-        start = expert * (self.packed.n // self.experts)
-        return plain_packed(rows_of(self.packed.plain, slice(start, start + self.n)))
-
-
-@dataclass(frozen=True)
-class Between:
-    """What stands between an expert's matrices: act(gate) * up, `kind` a key of ACTIVATIONS; or `clamped_swiglu`.
-
-    `clamp`: its (alpha, limit).
-    """
-
-    kind: str
-    clamp: tuple[float, float] | None = None
-
-
-Choices = tuple[Tensor, Tensor, Tensor, Tensor]
-"""tokens, places, offsets as `sort_by_expert` gives them, and the weights of `route`.
-
-Offsets may end before the room for pairs does: what comes of the others is whatever it is.
-"""
 
 
 def rows_of(w: Weight, rows: slice) -> Weight:
@@ -77,9 +31,11 @@ def rows_of(w: Weight, rows: slice) -> Weight:
     return replace(w, **taken)
 
 
-def padded_rows(n: int) -> Tensor:
-    """Indices of rows that pad a matrix of n rows to a multiple of LANES by repeating the last."""
-    return torch.arange(-(-n // LANES) * LANES).clamp(max=n - 1)
+def one_expert(w: Grouped, expert: int) -> Packed:
+    """The matrix of one expert in plain form."""
+    assert w.packed.plain is not None
+    start = expert * (w.packed.n // w.experts)
+    return plain_packed(rows_of(w.packed.plain, slice(start, start + w.n)))
 
 
 def pick(scores: Tensor, count: int) -> Tensor:
@@ -150,7 +106,7 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
     for e in range(w.experts):
         begin, end = int(offsets[0, e]), int(offsets[0, e + 1])
         if begin < end:
-            out[begin:end] = linear(rows[begin:end], w.one(e), None if w.bias is None else w.bias[e])
+            out[begin:end] = linear(rows[begin:end], one_expert(w, e), None if w.bias is None else w.bias[e])
     return out
 
 

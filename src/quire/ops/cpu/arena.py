@@ -1,13 +1,14 @@
-"""Memory of a step's intermediate tensors: one buffer, bumped, reset when the next step begins."""
+"""Memory of a step's intermediate arrays: one buffer, bumped, reset when the next step begins."""
 
 from __future__ import annotations
 
 import mmap
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import F32, U8, Dtype
 from quire.core.errors import ConfigError
+from quire.ops.arrays import Host, address
 from quire.ops.native import Native
 
 ALIGN = 256
@@ -15,7 +16,7 @@ HUGE = 2 << 20
 MAX_VIEWS = 4096
 
 
-def huge_bytes(native: Native, size: int, zeroed: bool = False) -> Tensor:
+def huge_bytes(native: Native, size: int, zeroed: bool = False) -> Host:
     """`size` bytes (uint8) that begin on a huge page, in huge pages where the system grants them.
 
     Reads through huge pages reach the machine's bandwidth; through 4 KiB pages they stay well below it. Pages appear at
@@ -23,10 +24,10 @@ def huge_bytes(native: Native, size: int, zeroed: bool = False) -> Tensor:
     only. `ConfigError` when the system does not grant the address space.
     """
     if size < HUGE:
-        raw = (torch.zeros if zeroed else torch.empty)(size + ALIGN, dtype=torch.uint8)
-        skip = -raw.data_ptr() % ALIGN
+        raw = (np.zeros if zeroed else np.empty)(size + ALIGN, U8)
+        skip = -address(raw) % ALIGN
         return raw[skip : skip + size]
-    # Not torch.zeros: it writes every page before advice can be given (4.3 GB took 12 s, in 4 KiB pages).
+    # Not zeros: they write every page before advice can be given (4.3 GB took 12 s, in 4 KiB pages).
     try:
         area = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -34,9 +35,9 @@ def huge_bytes(native: Native, size: int, zeroed: bool = False) -> Tensor:
             f"the system does not grant {size:,} bytes of memory ({error.strerror}); use a smaller model, or lower "
             "--kv-cache-memory-bytes or --max-num-seqs"
         ) from None
-    raw = torch.frombuffer(area, dtype=torch.uint8)
-    skip = -raw.data_ptr() % HUGE
-    native.module.advise_huge(raw.data_ptr() + skip, size)
+    raw = np.frombuffer(area, U8)
+    skip = -address(raw) % HUGE
+    native.module.advise_huge(address(raw) + skip, size)
     return raw[skip : skip + size]
 
 
@@ -52,10 +53,10 @@ class Arena:
     def __init__(self, native: Native, size: int = HUGE) -> None:
         self._native = native
         self._areas = [huge_bytes(native, size) for _ in range(3)]
-        self._views: dict[tuple[int, int, int, int, torch.dtype], Tensor] = {}
+        self._views: dict[tuple[int, int, int, int, Dtype], Host] = {}
         self._now = 0
         self._used = [0, 0, 0]
-        self.buffers: list[Tensor] = [*self._areas]
+        self.buffers: list[Host] = [*self._areas]
 
     def reserve(self, outer: int, layer: int) -> None:
         """Make room before the first step for `outer` bytes of what lives until `begin`, and `layer` of a layer's.
@@ -64,7 +65,7 @@ class Arena:
         llama-1b in int4 kept 46 MB so.
         """
         for i, size in enumerate((outer, layer, layer)):
-            if size > self._areas[i].numel():
+            if size > self._areas[i].size:
                 self._areas[i] = huge_bytes(self._native, -(-size // HUGE) * HUGE)
         self._views.clear()
         self.begin()
@@ -88,12 +89,12 @@ class Arena:
         self._now, used = mark
         self._used = [max(a, b) for a, b in zip(self._used, used, strict=True)]
 
-    def empty(self, rows: int, cols: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialized [rows, cols] tensor, valid until `begin`, or for this layer and the next."""
+    def empty(self, rows: int, cols: int, dtype: Dtype = F32) -> Host:
+        """An uninitialized [rows, cols] array, valid until `begin`, or for this layer and the next."""
         if rows < 0 or cols < 0:
-            raise ValueError(f"there is no tensor of {rows} rows and {cols} columns")
+            raise ValueError(f"there is no array of {rows} rows and {cols} columns")
         now, size = self._now, rows * cols * dtype.itemsize
-        if self._used[now] + size > self._areas[now].numel():
+        if self._used[now] + size > self._areas[now].size:
             self._grow(size)
         used = self._used[now]
         key = (now, used, rows, cols, dtype)
@@ -101,13 +102,13 @@ class Arena:
         if view is None:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
-            view = self._areas[now][used : used + size].view(dtype).view(rows, cols)
+            view = self._areas[now][used : used + size].view(dtype).reshape(rows, cols)
             self._views[key] = view
         self._used[now] += -(-size // ALIGN) * ALIGN
         return view
 
     def _grow(self, size: int) -> None:
-        needed = 2 * self._areas[self._now].numel() + size
+        needed = 2 * self._areas[self._now].size + size
         area = self._areas[self._now] = huge_bytes(self._native, -(-needed // HUGE) * HUGE)
         self._views.clear()
         self.buffers.append(area)
