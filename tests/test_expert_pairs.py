@@ -9,7 +9,7 @@ from torch import Tensor
 from op_cases.moe import random_choices
 from oracle import BACKENDS, backend
 from quire.ops.experts import Between
-from quire.ops.random_weights import random_weight
+from op_cases.weights import random_weight
 from quire.parallel.experts import place_experts
 from quire.parallel.pairs import PairDivider, row_parts
 

@@ -15,7 +15,8 @@ from op_cases import reference as cases
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops, select
+from over_torch import select
+from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import UNITS, load_native
 from quire.ops.op import REGISTRY, Case

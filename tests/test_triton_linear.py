@@ -13,7 +13,7 @@ from quire.core.errors import ConfigError
 from quire.ops.backend import Ops
 from quire.ops.gpu import CONFIGS
 from quire.ops.op import REGISTRY
-from quire.ops.random_weights import normal, random_weight
+from op_cases.weights import normal, random_weight
 from quire.ops.weights import Weight, plain_packed
 from quire.quant.float8 import FP8
 from quire.quant.fp8 import Fp8

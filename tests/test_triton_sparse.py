@@ -21,7 +21,7 @@ from quire.engine.engine import Engine
 from quire.ops.backend import Ops, select
 from quire.ops.gpu import interpreting
 from quire.ops.op import REGISTRY
-from quire.ops.random_weights import normal
+from op_cases.weights import normal
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 from turns import working

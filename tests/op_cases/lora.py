@@ -9,7 +9,7 @@ from torch import Generator
 
 from op_cases.registry import cases
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from op_cases.weights import normal
 
 
 @cases("lora")

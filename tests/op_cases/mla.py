@@ -12,7 +12,7 @@ from op_cases.registry import cases
 from quire.ops.latents import Heads, LatentLayout
 from quire.ops.experts import padded_rows
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from op_cases.weights import normal
 from quire.ops.weights import Weight
 
 

@@ -16,7 +16,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import CODES, TABLES, normal, random_weight
+from op_cases.weights import CODES, TABLES, normal, random_weight
 from quire.ops.activations import ACTIVATIONS
 from quire.ops.weights import SUPER, Weight
 

@@ -12,7 +12,7 @@ from op_cases.registry import cases
 from quire.core.parallel import SPLIT
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from op_cases.weights import normal
 
 
 def states_case(g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[int, int], ...], lanes: int = 1,

@@ -11,7 +11,7 @@ from op_cases.reference import attention_case
 from op_cases.registry import cases
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from op_cases.weights import normal
 
 
 @cases("whole_attention")

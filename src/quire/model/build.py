@@ -42,7 +42,6 @@ from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
-from quire.model.vision.load import load_vision
 from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
 from quire.ops.arrays import Array, Host
@@ -207,6 +206,8 @@ def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
     opened = reader.opened.vision
     if opened is None:
         return None
+    from quire.model.vision.load import load_vision
+
     vision = load_vision(opened, reader.ops, dtype)
     reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
     return vision

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
+from quire.core.rebuilt import rebuilt
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
@@ -35,15 +37,15 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
+from quire.ops.arrays import is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
-from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, take_apart
-from quire.ops.cpu.pack import PLAIN, narrow_bf16, pack_dense
-from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
+from quire.ops.cpu.matrix import Numbers, assemble, part_sizes
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks
+from quire.ops.cpu.samples import layout_digest, numbers
 from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import KINDS, LANES, SUPER_KINDS
-from quire.ops.random_weights import random_weight
-from quire.ops.weights import MOST, SUPER, Packed, Weight
+from quire.ops.kinds import KINDS, LANES
+from quire.ops.weights import MOST, SUPER, Packed
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
 
@@ -155,8 +157,8 @@ class PackedCache:
         parts = {name: data[a : a + s] for name, (a, s) in entry.parts.items()}
         offsets = parts.pop("bias", None)
         if "order" in parts:
-            parts["order"] = parts["order"].view(torch.int32)
-            if not torch.equal(parts["order"].sort()[0], torch.arange(entry.k, dtype=torch.int32)):
+            parts["order"] = parts["order"].view(np.int32)
+            if not np.array_equal(np.sort(parts["order"]), np.arange(entry.k)):
                 raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
         numbers = Numbers(entry.wide, entry.activation_bits)
         packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
@@ -164,7 +166,7 @@ class PackedCache:
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
         if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
-        return Kept(packed, None if offsets is None else offsets.view(torch.float32))
+        return Kept(packed, None if offsets is None else offsets.view(np.float32))
 
 
 def packed_cache(
@@ -232,53 +234,12 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
     return found.hexdigest()
 
 
-def _in_super_blocks(codes: Tensor, bits: int, group: int, mins: bool, table: bool) -> Weight:
-    """A weight of that form in super-blocks from codes -7..7 int8 [n, 256]."""
-    k = codes.shape[1]
-    least = 0 if mins or table else -(1 << bits - 1)
-    kind = "table4" if table else "int8" if bits > 4 else "int4"
-    units, multiples = codes[:, :1].half() / 8, codes[:, : k // group].float().abs()
-    return Weight(
-        kind, (codes & (1 << bits) - 1) + least, multiples * units, group=group, units=units, bits=bits,
-        mins=multiples * units if mins else None, min_units=units if mins else None,
-        table=torch.arange(-8, 8, dtype=torch.int16) if table else None,
-    )  # fmt: skip
-
-
 def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
-    found = hashlib.blake2b(digest_size=16)
-    numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
-    codes = (numbers * 7).round().to(torch.int8)
-    made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
-    made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
-    two = torch.arange(256) % 4 < 2
-    for weight in (*_samples(), *(replace(w, codes=torch.where(two, w.codes, 0)) for w in _samples()), *made):
-        packed = pack_dense(cpu, weight)
-        for each in (packed, sieved(cpu, packed), two_of_four(cpu, packed)):
-            for part in take_apart(each)[1].values() if each is not None else ():
-                found.update(part.numpy().data)
-    narrowed = narrow_bf16(cpu, Weight("bf16", numbers.bfloat16()))
-    for part in take_apart(narrowed)[1].values() if narrowed is not None else ():
-        found.update(part.numpy().data)
-    return found.hexdigest()
+    quantizers = (target, target.head) if target else ()
+    made = [quantizer.quantize(to_torch(numbers()), 32).weight for quantizer in quantizers]
+    return layout_digest(cpu, rebuilt(made, to_numpy_if_tensor))
 
 
-def _samples() -> Iterator[Weight]:
-    """A small matrix of each kind that is packed as it is, in each of its groups, with each of its optional parts."""
-    random = torch.Generator().manual_seed(0)
-    order = torch.arange(255, -1, -1, dtype=torch.int32)
-    for name, kind in PLAIN.items():
-        for group in kind.groups or (0,):
-            weight = random_weight(random, name, 24, 256, group)
-            yield weight
-            if weight.scales is None:
-                continue
-            if weight.scales.dtype is torch.float16:
-                yield replace(weight, scales=weight.scales.float())
-            if "zeros" in kind.parts:
-                yield random_weight(random, name, 24, 256, group, zeros=True)
-            if "mins" in kind.parts:
-                yield replace(weight, codes=weight.codes & 15, mins=-weight.scales)
-            if "order" in kind.parts:
-                yield replace(weight, order=order)
+def to_numpy_if_tensor(part: Any) -> Any:
+    return to_numpy(part) if is_tensor(part) else part

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import torch
+import numpy as np
 from torch import Tensor
 
 from quire.core.config import cpu_count
 from quire.core.progress import LoadProgress
+from quire.ops.arrays import to_numpy
 
 FORMAT = 2
 PIECE = 4 << 20
@@ -85,7 +86,7 @@ def read_index(path: Path) -> tuple[Index, int]:
 
 def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: LoadProgress) -> None:
     """Read and check all data into `into` (uint8 [index.size]) on all cores; `Damaged` when a checksum differs."""
-    view = into.numpy().data
+    view = to_numpy(into).data
     done = 0
 
     def piece(number: int) -> int:
@@ -140,7 +141,7 @@ class Writer:
         """Write one matrix; its entry is kept with the places of its buffers."""
         places = {}
         for part, buffer in buffers.items():
-            data = buffer.contiguous().view(-1).view(torch.uint8).numpy().data
+            data = np.ascontiguousarray(to_numpy(buffer)).reshape(-1).view(np.uint8).data
             places[part] = self._size, len(data)
             pad = -len(data) % ALIGN
             for key, size, chunk in ((f"{name}.{part}", len(data), data), (f"{name}.{part}.pad", pad, bytes(pad))):
