@@ -14,6 +14,7 @@ from quire.model.disk.checkpoint import PICKLED, Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.load.place import placed
 from quire.model.net.linear import Linear
+from quire.ops.arrays import to_torch
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
@@ -55,7 +56,7 @@ class HeadFile:
         """The tensor `name` as it lies on disk; `ModelError` naming it when it is missing or not of `shape`."""
         if name not in self._names:
             raise ModelError(f"{self.folder}: {name} is missing")
-        found = self._source.tensor(self._names[name])
+        found = to_torch(self._source.tensor(self._names[name]))
         if tuple(found.shape) != shape:
             raise ModelError(f"{self.folder}: {name} is {list(found.shape)}, the target needs {list(shape)}")
         self._left.discard(name)

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from quire.ops.arrays import AnyArray, Host, address, is_tensor, to_numpy, to_torch
+
+if TYPE_CHECKING:
+    import torch
+
+Unplaced = Any
+"""An array of a part of the decoder before `placed` makes it one of ops': numpy's, or torch's of the workbench."""
+
+
+def moved(part: AnyArray, device: torch.device) -> Any:
+    """`part` as ops on `device` take it."""
+    return to_torch(part).to(device)
+
+
+def fetched(part: Any) -> Host:
+    """`part`, made by ops, as an array on the host."""
+    return to_numpy(part.cpu() if is_tensor(part) else part)
+
+
+def is_array(part: object) -> bool:
+    """Whether `part` is an array of numbers, here or on a device."""
+    return isinstance(part, np.ndarray) or is_tensor(part)
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """`value` with every tensor in it on `device`; what was one tensor stays one (rope tables, the rows' adapters)."""
-    return rebuilt(value, lambda part: part.to(device) if isinstance(part, Tensor) else part)
+    """`value` with every array in it on `device`; what was one array stays one (rope tables, the rows' adapters)."""
+    return rebuilt(value, lambda part: moved(part, device) if is_array(part) else part)
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any], seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
     """`value` with `change(part)` for its parts: dataclasses, tuples and lists are rebuilt where one differs.
 
     What was one part stays one. One that was changed is not looked into, nor are functions: parts of a decoder that
-    hold tensors are dataclasses.
+    hold arrays are dataclasses.
     """
     seen = {} if seen is None else seen
     if id(value) in seen:
@@ -52,5 +74,13 @@ def parts_of(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
 
 
 def held_bytes(value: Any) -> int:
-    """Bytes of all tensors in `value`, each counted once."""
-    return sum({t.data_ptr(): t.numel() * t.element_size() for t in parts_of(value, Tensor)}.values())
+    """Bytes of all arrays in `value`, each counted once."""
+    found: dict[int, int] = {}
+
+    def look(part: Any) -> Any:
+        if is_array(part):
+            found[address(part)] = part.nbytes
+        return part
+
+    rebuilt(value, look)
+    return sum(found.values())
