@@ -253,7 +253,7 @@ class Differentiable(Ops):
             if ends[e] < ends[e + 1]:
                 own = rows[ends[e] : ends[e + 1]]
                 self._seen(w.packed, own, e)
-                out = own @ w.one(e).plain.dequantize().t()  # type: ignore[union-attr]
+                out = own @ w.one(e).plain.dequantize().t()
                 parts.append(out if w.bias is None else out + w.bias[e])
         return torch.cat((*parts, rows.new_zeros((len(rows) - ends[-1], w.n))))
 

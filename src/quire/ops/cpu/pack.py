@@ -105,7 +105,8 @@ def _multiples(values: Host, units: Host) -> Host:
     """int8 [n, groups]: how many of its 256 columns' unit each value is (the quotient of an exact product is exact)."""
     wide = units.astype(F32).repeat(values.shape[1] // units.shape[1], 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(values / wide, nan=0.0, posinf=0.0, neginf=0.0).astype(I8)
+        found: Host = np.nan_to_num(values / wide, nan=0.0, posinf=0.0, neginf=0.0).astype(I8)
+    return found
 
 
 def _pack_codes(cpu: Cpu, weight: Weight, data: Host, codes: Host) -> None:
@@ -155,9 +156,7 @@ def _validate(weight: Weight) -> None:
         refuse(f"its scales must have the shape [{n}, {k // weight.group}]")
     elif weight.scales.dtype not in (F16, F32):
         refuse(f"its scales are {weight.scales.dtype}, not float16 or float32")
-    if weight.zeros is not None and (
-        weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype != I8
-    ):
+    if weight.zeros is not None and (weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype != I8):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
     _validate_parts(weight, refuse)
 
@@ -191,4 +190,3 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
         order.dtype != I32 or not order.flags.c_contiguous or not np.array_equal(np.sort(order), np.arange(k))
     ):
         refuse(f"its order of columns must be a permutation of {k} int32 numbers")
-

@@ -18,9 +18,7 @@ def layernorm(cpu: Cpu, x: Host, weight: Host, bias: Host | None, eps: float) ->
 
 
 @impl("add_layernorm", "cpu")
-def add_layernorm(
-    cpu: Cpu, x: Host, delta: Host, weight: Host, bias: Host | None, eps: float
-) -> tuple[Host, Host]:
+def add_layernorm(cpu: Cpu, x: Host, delta: Host, weight: Host, bias: Host | None, eps: float) -> tuple[Host, Host]:
     rows, d = check(x, "add_layernorm x", F32, -1, -1).shape
     check(delta, "add_layernorm delta", F32, rows, d)
     at_bias = _affine("add_layernorm", weight, bias, d)
@@ -140,7 +138,7 @@ def _change(cpu: Cpu, name: str, x: Host, number: float) -> Host:
     return x
 
 
-def _affine(what: str, weight: Host, bias: Host | None, d: int) -> int:
-    """The address of the bias, 0 when there is none, once both have d numbers."""
+def _affine(what: str, weight: Host, bias: Host | None, d: int) -> Host | None:
+    """The bias, where there is one, once both have d numbers."""
     check(weight, f"{what} weight", F32, d)
     return None if bias is None else check(bias, f"{what} bias", F32, d)
