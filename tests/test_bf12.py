@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import select
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.matrix import take_apart
 from quire.ops.native import load_native
 from quire.ops.weights import PackedTable, Weight

@@ -11,12 +11,12 @@ import torch
 
 from op_cases import reference as cases
 from quire.ops.backend import Ops
-from quire.ops.cpu.state import ACTIVATION_NUMBERS
 from quire.ops.cpu.layers import fuses_mlp
-from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.cpu.matrix import Matrix, take_apart
 from quire.ops.cpu.pack import narrow_bf16
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
+from quire.ops.cpu.state import ACTIVATION_NUMBERS
+from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.weights import Packed
 from test_ops import UNITS_HERE, generator, ops_of
 

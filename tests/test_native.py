@@ -14,15 +14,17 @@ import pytest
 import torch
 
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
-from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
 from quire.ops.backend import select
+from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
+from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import Native, load_native
-from quire.ops.cpu.pack import pack
+from quire.ops.reference.caches import allocate
 from quire.ops.weights import Weight
 
 module = load_native()
@@ -161,12 +163,12 @@ def test_huge_memory_has_the_size_and_the_alignment(size: int) -> None:
 
 
 @built
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_caches_have_the_layouts_shape_and_are_zero(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
     layout = KVLayout(16, 2, 32, dtype)
     for device in ("cpu", "reference"):
         found = select(DeviceConfig(device=device)).allocate_cache(layout, 5)
-        expected = layout.allocate(5)
+        expected = allocate(layout, 5)
         for have, want in ((found.keys, expected.keys), (found.values, expected.values)):
             assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want)
 
@@ -204,7 +206,7 @@ from quire.ops.backend import select
 from quire.ops.layout import KVLayout
 
 ops, g, length = select(DeviceConfig(device="cpu")), torch.Generator().manual_seed(0), 8192
-cache = ops.allocate_cache(KVLayout(16, 2, 64, torch.float32), length // 16)
+cache = ops.allocate_cache(KVLayout(16, 2, 64, F32), length // 16)
 for part in (cache.keys, cache.values):
     part.normal_(generator=g)
 qkv, tables = torch.randn(48, 8 * 64, generator=g), torch.arange(length // 16, dtype=torch.int32)[None]

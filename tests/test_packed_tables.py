@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from op_cases.weights import TABLES, random_weight
 from oracle import BACKENDS, backend, write
 from quire.core.config import flat_config
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops
-from op_cases.weights import TABLES, random_weight
 from quire.ops.weights import PackedTable, Weight
 from test_model import Paged, prompt
 

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import select
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.ops.backend import Ops, select
-from quire.ops.kinds import KINDS
+from quire.ops.backend import Ops
 from quire.ops.cpu.matrix import Matrix, take_apart
-from quire.ops.native import load_native
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
+from quire.ops.kinds import KINDS
+from quire.ops.native import load_native
 from quire.ops.weights import Packed, PackedTable, Weight
 
 native = load_native()

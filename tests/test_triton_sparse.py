@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from op_cases.mla import head_matrices
+from op_cases.weights import normal
 from oracle import write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
@@ -21,7 +22,6 @@ from quire.engine.engine import Engine
 from quire.ops.backend import Ops, select
 from quire.ops.gpu import interpreting
 from quire.ops.op import REGISTRY
-from op_cases.weights import normal
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 from turns import working

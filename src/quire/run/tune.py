@@ -23,7 +23,6 @@ from quire.ops.backend import Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-
     from quire.ops.native import Native
     from quire.run.step import Step
 

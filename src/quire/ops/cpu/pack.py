@@ -155,9 +155,7 @@ def _validate(weight: Weight) -> None:
         refuse(f"its scales must have the shape [{n}, {k // weight.group}]")
     elif weight.scales.dtype not in (F16, F32):
         refuse(f"its scales are {weight.scales.dtype}, not float16 or float32")
-    if weight.zeros is not None and (
-        weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype != I8
-    ):
+    if weight.zeros is not None and (weight.zeros.shape != (n, k // weight.group) or weight.zeros.dtype != I8):
         refuse(f"its zeros must be int8 of shape [{n}, {k // weight.group}]")
     _validate_parts(weight, refuse)
 
@@ -191,4 +189,3 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
         order.dtype != I32 or not order.flags.c_contiguous or not np.array_equal(np.sort(order), np.arange(k))
     ):
         refuse(f"its order of columns must be a permutation of {k} int32 numbers")
-

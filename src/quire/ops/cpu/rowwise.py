@@ -18,9 +18,7 @@ def layernorm(cpu: Cpu, x: Host, weight: Host, bias: Host | None, eps: float) ->
 
 
 @impl("add_layernorm", "cpu")
-def add_layernorm(
-    cpu: Cpu, x: Host, delta: Host, weight: Host, bias: Host | None, eps: float
-) -> tuple[Host, Host]:
+def add_layernorm(cpu: Cpu, x: Host, delta: Host, weight: Host, bias: Host | None, eps: float) -> tuple[Host, Host]:
     rows, d = check(x, "add_layernorm x", F32, -1, -1).shape
     check(delta, "add_layernorm delta", F32, rows, d)
     at_bias = _affine("add_layernorm", weight, bias, d)
