@@ -12,7 +12,7 @@ from op_cases import CASES
 from op_cases.moe import plain_grouped, random_ids
 from op_cases.reference import attention_case
 from oracle import MODEL_OPS
-from quire.core.dtypes import F32
+from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.differentiable import Site, differentiable
@@ -113,7 +113,7 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
     lengths = torch.tensor([5, 3], dtype=torch.int32)
 
     def attend(qkv: Tensor) -> Tensor:
-        cache = Held.of(KVLayout(1, 2, 4, torch.float64))
+        cache = Held.of(KVLayout(1, 2, 4, F64))
         turned = ops.rope_and_cache(qkv, slots, still, slots, cache, None, 1.0)
         found: Tensor = ops.attention(turned, cache, torch.tensor([0, 5, 8]), lengths, tables, spec)
         return found

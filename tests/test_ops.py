@@ -12,7 +12,8 @@ from torch import Tensor
 
 from op_cases import CASES, of_module
 from op_cases import reference as cases
-from over_torch import select
+from over_torch import arrays, select
+from over_torch import tensors as tensors_of
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError
@@ -257,7 +258,7 @@ def unpack(data: Tensor, kind: str, n: int, k: int) -> Tensor:
 def test_packing_keeps_every_value(kind: str, n: int) -> None:
     k = 192 if kind.startswith("int") else 193
     weight = cases.random_weight(generator(), kind, n, k, 64, zeros=True)
-    packed = ops_of("auto").pack(weight)
+    packed = tensors_of(ops_of("auto").pack(weight))
     assert torch.equal(unpack(packed.buffers[0], kind, n, k), weight.codes)
     assert packed.nbytes == sum(b.numel() for b in packed.buffers)
     if weight.scales is not None and weight.zeros is not None:
@@ -297,7 +298,7 @@ def test_a_weight_that_cannot_be_packed_is_refused(change: dict[str, Any], messa
     with pytest.raises(ConfigError, match=message):
         cpu = ops_of("auto").cpu
         assert cpu is not None
-        pack(cpu, Weight(**(fields | change)))
+        pack(cpu, arrays(Weight(**(fields | change))))
 
 
 def test_nan_activations_stay_visible() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.compress.plain import Plain, as_plain
 from quire.compress.tensors import Current, Tensors
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.found import find_borrowed
@@ -192,8 +193,8 @@ class Net:
     def _cache(self) -> Held:
         spec = self.spec
         if spec.mla.rank:
-            return Held.of(LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank))
-        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32))
+            return Held.of(LatentLayout(1, 1, spec.mla.rope, F32, rank=spec.mla.rank))
+        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, F32))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""

@@ -109,11 +109,14 @@ def dtype_of(x: AnyArray) -> Dtype:
     return named(name)
 
 
-def to_torch(x: Host) -> Tensor:
-    """The memory of `x` as a torch tensor, which must be writable or is copied. Imports torch."""
+def to_torch(x: AnyArray) -> Tensor:
+    """The memory of `x` as a torch tensor, itself where it is one; what is not writable is copied. Imports torch."""
+    if is_tensor(x):
+        return cast("Tensor", x)
     import torch
 
-    array = x if x.flags.writeable else x.copy()
+    array = cast("Host", x)
+    array = array if array.flags.writeable else array.copy()
     name = array.dtype.name
     if array.dtype.kind != "V":
         return torch.from_numpy(array)
