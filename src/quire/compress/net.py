@@ -30,6 +30,7 @@ from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.linear import Linear
+from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held
 from quire.ops.latents import LatentLayout
@@ -47,7 +48,7 @@ class _Sited(Reader):
 
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
-    ) -> tuple[QWeight, Tensor | None]:
+    ) -> tuple[QWeight, AnyArray | None]:
         """As of `Reader`. The table of tokens is a matrix of products where it is the head."""
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
@@ -87,7 +88,8 @@ class Net:
         self.config = plain.config
         self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
         self.ops = differentiable()
-        self._ropes = shared_tables(self.spec.rope, self.spec.max_position)
+        tables = shared_tables(self.spec.rope, self.spec.max_position)
+        self._ropes = {rope: to_torch(table) for rope, table in tables.items()}
         self._watching: list[Callable[[Tensor, Tensor], None]] = []
 
     @classmethod
@@ -133,7 +135,7 @@ class Net:
 
     def reader(self, share: Share | None = None) -> Reader:
         """The reader of the current values, in f32."""
-        made = _Sited(self.opened, self.ops, Form(torch.float32), share or Share(), None)
+        made = _Sited(self.opened, self.ops, Form(F32), share or Share(), None)
         made.streams = self.streams
         return made
 
@@ -229,7 +231,7 @@ class Net:
             raise ModelError(f"{self.name}: layer {index} reads what {found} made; run the model as a whole")
         reader = self.reader()
         with reader.part(index):
-            return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
+            return reader.place(load_layer(reader, index, self._ropes[self.spec.rope[index]], None))
 
     def run_layer(
         self,

@@ -9,8 +9,6 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
@@ -44,7 +42,7 @@ from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.model.vision.options import check_options
 from quire.model.vision.vision import Vision
-from quire.ops.arrays import Array, Host
+from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
@@ -128,19 +126,19 @@ def load_model(
     opened = _opened(config)
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
-    dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
+    step = step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops)
-    reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
+    reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
-    vision = None if place.rank else _vision(reader, dtype)  # other ranks are told what it makes
-    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
+    vision = None if place.rank else _vision(reader, asked)  # other ranks are told what it makes
+    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, asked, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -196,12 +194,12 @@ def _reader(
     return Reader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: Reader, decoder: Decoder, still: Array) -> Encoder | None:
+def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
     return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
 
 
-def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
+def _vision(reader: Reader, dtype: Dtype) -> Vision | None:
     """What makes rows of pictures, where the model takes any."""
     opened = reader.opened.vision
     if opened is None:
@@ -209,11 +207,11 @@ def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
     from quire.model.vision.load import load_vision
 
     vision = load_vision(opened, reader.ops, dtype)
-    reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
+    reader.count("vision", dtype.name, vision.nbytes)
     return vision
 
 
-def _ropes(reader: Reader, length: int) -> dict[Rope, Array]:
+def _ropes(reader: Reader, length: int) -> dict[Rope, AnyArray]:
     """The tables of layers' ropes for `length` positions, on the device."""
     tables = shared_tables(reader.opened.spec.rope, length)
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
@@ -273,7 +271,7 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def form_of(config: EngineConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+def form_of(config: EngineConfig, dtype: Dtype, target: Quantizer | None) -> Form:
     """What matrices become."""
     options = config.model
     return Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
@@ -295,7 +293,7 @@ def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> A
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, ops.device, config.parallel.ranks)
+    return Adapters(opened, share, lora, rows, ops, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer | None, group: int) -> None:

@@ -26,7 +26,6 @@ from quire.model.load.stages import Costs, numbers_of, stages_of
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.lazy import torch_dtype
 from quire.quant.registry import quantizer
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
     spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
-    reader = Reader(opened, ops, form_of(config, torch_dtype(dtype), target), share, None)
+    reader = Reader(opened, ops, form_of(config, dtype, target), share, None)
     kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):

@@ -23,6 +23,8 @@ Host = NDArray[Any]
 """An array in the memory of this process."""
 if TYPE_CHECKING:
     AnyArray = Host | Tensor
+else:
+    AnyArray = Any
 A = TypeVar("A", bound="AnyArray")
 
 
@@ -70,6 +72,34 @@ def concat(parts: Sequence[A], axis: int = 0) -> A:
     return cast(A, np.concatenate(cast("Sequence[Host]", parts), axis))
 
 
+def stack(parts: Sequence[A]) -> A:
+    """`parts` of one shape as the entries of a new first axis."""
+    if is_tensor(parts[0]):
+        return cast(A, sys.modules["torch"].stack(list(parts)))
+    return cast(A, np.stack(cast("Sequence[Host]", parts)))
+
+
+def zeros_like(x: A, *shape: int) -> A:
+    """Zeros of `shape`, of the kind and dtype of `x`."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).new_zeros(shape))
+    return cast(A, np.zeros(shape, cast("Host", x).dtype))
+
+
+def unit_rows(x: A) -> A:
+    """The rows of x [n, k] f32, each divided by its length, or by 1e-12 where that is more."""
+    if is_tensor(x):
+        return cast(A, sys.modules["torch"].nn.functional.normalize(x))
+    rows = cast("Host", x)
+    return cast(A, rows / np.maximum(row_norms(rows), np.float32(1e-12))[:, None])
+
+
+def row_norms(x: Host) -> Host:
+    """Lengths [n] f32 of the rows of x [n, k] f32, summed in float64."""
+    found: Host = np.sqrt(np.einsum("ij,ij->i", x, x, dtype=np.float64)).astype(np.float32)
+    return found
+
+
 def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
     """`x` in `dtype`, rounded to nearest; a copy where `copy` says so or the dtype differs."""
     if is_tensor(x):
@@ -110,11 +140,11 @@ def dtype_of(x: AnyArray) -> Dtype:
 
 
 def to_torch(x: AnyArray) -> Tensor:
-    """The memory of `x` as a torch tensor, itself where it is one; what is not writable is copied. Imports torch."""
-    if is_tensor(x):
-        return cast("Tensor", x)
+    """The memory of `x` as a torch tensor, which must be writable or is copied; a tensor itself. Imports torch."""
     import torch
 
+    if is_tensor(x):
+        return cast("Tensor", x)
     array = cast("Host", x)
     array = array if array.flags.writeable else array.copy()
     name = array.dtype.name
@@ -151,11 +181,11 @@ def byte_strides(x: AnyArray) -> tuple[int, ...]:
     return cast("Host", x).strides
 
 
-def memory_of(x: AnyArray) -> int:
+def address(x: AnyArray) -> int:
     """Where the first number of `x` lies, on whichever device."""
-    return int(cast("Any", x).data_ptr()) if is_tensor(x) else address(cast("Host", x))
+    return int(cast("Any", x).data_ptr()) if is_tensor(x) else int(cast("Host", x).__array_interface__["data"][0])
 
 
-def address(x: Host) -> int:
-    """Where the first number of `x` lies."""
-    return int(x.__array_interface__["data"][0])
+def is_array(part: object) -> bool:
+    """Whether `part` is an array of numbers, here or on a device."""
+    return isinstance(part, np.ndarray) or is_tensor(part)

@@ -106,7 +106,7 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tu
     ids = file.tensor("token_map", file.config.integer("truncated_vocab_size", vocab)) if "token_map" in file else None
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
         raise ModelError(f"{file.folder}: token_map names tokens that the target does not have")
-    ids = None if ids is None else np.array(ids, np.int64)
+    ids = None if ids is None else np.asarray(ids).astype(np.int64)
     known = vocab if ids is None else len(ids)
     shared = "lm_head" if "lm_head.weight" in file else "lm_heads.0"
     one = file.config.flag("original_lm_head", False) or "lm_head.weight" in file

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.train.seen import SeenNet, matrices
+from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quire.core.config import EngineConfig
+from quire.core.dtypes import F32, I32, Dtype
 from quire.core.errors import ConfigError
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.rebuilt import rebuilt
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
+from quire.model.load.handed import handed
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
     NoRoom,
@@ -37,7 +37,7 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
-from quire.ops.arrays import is_tensor, to_numpy, to_torch
+from quire.ops.arrays import AnyArray, to_numpy
 from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes
@@ -112,7 +112,7 @@ class PackedCache:
         kept = self.get(name, *shape)
         return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
 
-    def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
+    def put(self, name: str, packed: Packed, bias: AnyArray | None) -> None:
         """Take a matrix that was made just now."""
         self._made = True
         self._used[name] = Kept(packed, bias)
@@ -129,7 +129,7 @@ class PackedCache:
             return None
         return Writing(self.path, self._source, self._used)
 
-    def _restore(self, entry: Entry, data: Tensor) -> Kept:
+    def _restore(self, entry: Entry, data: Any) -> Kept:
         """The matrix of `entry` as views of `data`."""
         shape = f"[{entry.n}, {entry.k}]"
         if entry.kind not in KINDS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
@@ -157,7 +157,7 @@ class PackedCache:
         parts = {name: data[a : a + s] for name, (a, s) in entry.parts.items()}
         offsets = parts.pop("bias", None)
         if "order" in parts:
-            parts["order"] = parts["order"].view(np.int32)
+            parts["order"] = parts["order"].view(I32)
             if not np.array_equal(np.sort(parts["order"]), np.arange(entry.k)):
                 raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
         numbers = Numbers(entry.wide, entry.activation_bits)
@@ -166,11 +166,11 @@ class PackedCache:
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
         if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
-        return Kept(packed, None if offsets is None else offsets.view(np.float32))
+        return Kept(packed, None if offsets is None else offsets.view(F32))
 
 
 def packed_cache(
-    config: EngineConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
+    config: EngineConfig, opened: Opened, ops: Ops, dtype: Dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None.
 
@@ -203,7 +203,7 @@ def packed_cache(
     plain = target is None and laid_out(opened.scheme) and options.activations != "int16"
     if auto and plain and ops.cpu.bf16_bits == 16:
         return None
-    name = f"{beginning(options)}{str(dtype).removeprefix('torch.')}"
+    name = f"{beginning(options)}{dtype.name}"
     files = sorted({info.file for info in opened.source.infos.values()})
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
@@ -237,9 +237,5 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
 def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
     quantizers = (target, target.head) if target else ()
-    made = [quantizer.quantize(to_torch(numbers()), 32).weight for quantizer in quantizers]
-    return layout_digest(cpu, rebuilt(made, to_numpy_if_tensor))
-
-
-def to_numpy_if_tensor(part: Any) -> Any:
-    return to_numpy(part) if is_tensor(part) else part
+    made = [quantizer.quantize(handed(numbers()), 32).weight for quantizer in quantizers]
+    return layout_digest(cpu, rebuilt(made, lambda part: to_numpy(part) if hasattr(part, "dtype") else part))

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
 from quire.core.config import cpu_count
 from quire.core.progress import LoadProgress
-from quire.ops.arrays import to_numpy
+from quire.ops.arrays import AnyArray, to_numpy
 
 FORMAT = 2
 PIECE = 4 << 20
@@ -84,7 +83,7 @@ def read_index(path: Path) -> tuple[Index, int]:
     return index, 8 + length
 
 
-def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: LoadProgress) -> None:
+def read_data(path: Path, offset: int, index: Index, into: AnyArray, progress: LoadProgress) -> None:
     """Read and check all data into `into` (uint8 [index.size]) on all cores; `Damaged` when a checksum differs."""
     view = to_numpy(into).data
     done = 0
@@ -137,7 +136,7 @@ class Writer:
         self._size = self._crc = 0
         self._crcs: list[int] = []
 
-    def add(self, name: str, entry: Entry, buffers: Mapping[str, Tensor]) -> None:
+    def add(self, name: str, entry: Entry, buffers: Mapping[str, AnyArray]) -> None:
         """Write one matrix; its entry is kept with the places of its buffers."""
         places = {}
         for part, buffer in buffers.items():

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from quire.core.rebuilt import rebuilt
-from quire.ops.arrays import is_tensor, memory_of
+from quire.ops.arrays import address, is_array
+
+Unplaced = Any
+"""An array of a part of the decoder before `Ops.place` makes it one of ops': numpy's, or torch's of the workbench."""
 
 
 def held_bytes(value: Any) -> int:
     """Bytes of all arrays in `value`, each counted once."""
-    arrays: list[Any] = []
+    found: dict[int, int] = {}
 
     def look(part: Any) -> Any:
-        if isinstance(part, np.ndarray) or is_tensor(part):
-            arrays.append(part)
+        if is_array(part):
+            found[address(part)] = part.nbytes
         return part
 
     rebuilt(value, look)
-    return sum({memory_of(array): array.nbytes for array in arrays}.values())
+    return sum(found.values())

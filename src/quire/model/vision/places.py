@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.model.families.rope import Rope
 from quire.model.spec import Patches
+from quire.ops.arrays import to_torch
 
 
 def cut(pixels: Tensor, patches: Patches) -> Tensor:
@@ -100,7 +101,7 @@ def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> Ten
     """
     if not rope.dim:
         return torch.empty(1, 2, 0)
-    frequencies = rope.scaling.inverse_frequencies(rope.theta, rope.dim, 1)
+    frequencies = to_torch(rope.scaling.inverse_frequencies(rope.theta, rope.dim, 1))
     lines, across = (frequencies[0::2], frequencies[1::2]) if rope.dim == head_dim else (frequencies, frequencies)
     row, column = order(rows, columns, merge)
     angles = torch.cat((row[:, None] * lines, column[:, None] * across), 1)

@@ -1,0 +1,32 @@
+"""The one place where the loader turns its arrays into the torch tensors that quant/ and ops/ take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, overload
+
+from quire.ops.arrays import AnyArray, to_torch
+from quire.ops.weights import Weight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@overload
+def handed(x: AnyArray) -> Tensor: ...
+@overload
+def handed(x: None) -> None: ...
+def handed(x: AnyArray | None) -> Tensor | None:
+    """`x` as they take it."""
+    return None if x is None else to_torch(x)
+
+
+def handed_parts(raw: Mapping[str, AnyArray]) -> dict[str, Tensor]:
+    """The parts of a matrix as they take them."""
+    return {name: to_torch(part) for name, part in raw.items()}
+
+
+def handed_weight(kind: str, **parts: Any) -> Weight:
+    """A weight of arrays as they take it; `parts`: fields of `Weight`."""
+    fields: Any = {name: to_torch(part) if hasattr(part, "dtype") else part for name, part in parts.items()}
+    return Weight(kind, **fields)
