@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,37 +26,8 @@ if TYPE_CHECKING:
 else:
     AnyArray = Any
 A = TypeVar("A", bound="AnyArray")
-
-
-class Array(Protocol):
-    """An array of a backend: numpy's where ops run on the host, torch's on a device. Ops take and give these."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """The backend's own."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all numbers."""
-        ...
-
-    def __len__(self) -> int:
-        """Size of the first axis."""
-        ...
-
-    def __getitem__(self, key: Any, /) -> Any:
-        """A part of it: slices are views."""
-        ...
-
-    def reshape(self, *shape: int) -> Any:
-        """The same numbers in another shape."""
-        ...
+Array = Any
+"""An array of a backend: numpy's where ops run on the host, torch's on a device; type checkers are not told which."""
 
 
 def is_tensor(x: object) -> bool:
