@@ -145,7 +145,8 @@ class Dequantized:
         whole = torch.zeros(DISK_ROLES[slot.holder].shape(spec)[: 2 if slot.part == "weight" else 1])
         for role in FUSED.get(slot.holder, (slot.holder,)):
             weight, bias = self._reader.matrix((role,), layer, slot.place.expert)
-            numbers = weight.dequantize() if slot.part == "weight" else bias if bias is None else to_torch(bias)
+            numbers = weight.dequantize() if slot.part == "weight" else bias
+            numbers = None if numbers is None else to_torch(numbers)
             rows = None
             if layer is not None:
                 rotated = spec.rope[layer].dim if spec.interleaved_rope else 0

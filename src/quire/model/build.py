@@ -14,9 +14,8 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
-from quire.model.batch import Forward
+from quire.model.batch import Forward, Vision
 from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, kv_dtype, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
@@ -41,7 +40,6 @@ from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.model.vision.options import check_options
-from quire.model.vision.vision import Vision
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentLayout
@@ -237,6 +235,8 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
             )
     if ops.gpu is not None:
         raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
+    from quire.model.borrowed.load import load_borrowed
+
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype, ops)

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.dtypes import F32, Dtype, named
+from quire.core.dtypes import F8, F32, Dtype, named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Host = NDArray[Any]
 """An array in the memory of this process."""
+Array = Any
+"""Numpy's array or torch's tensor: whoever reads it knows which, and type checkers are not told."""
 if TYPE_CHECKING:
     AnyArray = Host | Tensor
 else:
@@ -28,6 +30,7 @@ else:
 A = TypeVar("A", bound="AnyArray")
 Array = Any
 """An array of a backend: numpy's where ops run on the host, torch's on a device; type checkers are not told which."""
+_F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 
 
 def is_tensor(x: object) -> bool:
@@ -50,7 +53,7 @@ def stack(parts: Sequence[A]) -> A:
     return cast(A, np.stack(cast("Sequence[Host]", parts)))
 
 
-def zeros_like(x: A, *shape: int) -> A:
+def zeros_of(x: A, *shape: int) -> A:
     """Zeros of `shape`, of the kind and dtype of `x`."""
     if is_tensor(x):
         return cast(A, cast("Any", x).new_zeros(shape))
@@ -80,7 +83,17 @@ def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
 
 def as_f32(x: A) -> A:
     """`x` in float32, itself where it is."""
+    if dtype_of(x) is F8 and not is_tensor(x):  # three times faster than the cast of ml_dtypes
+        return cast(A, _F8_NUMBERS[cast("Host", x).view(np.uint8)])
     return cast_to(x, F32)
+
+
+def zeros_like(x: A, dtype: Dtype) -> A:
+    """Zeros in the shape of `x`."""
+    if is_tensor(x):
+        torch = sys.modules["torch"]
+        return cast(A, torch.zeros_like(x, dtype=getattr(torch, dtype.name)))
+    return cast(A, np.zeros(x.shape, dtype))
 
 
 def contiguous(x: A) -> A:
@@ -111,11 +124,11 @@ def dtype_of(x: AnyArray) -> Dtype:
 
 
 def to_torch(x: AnyArray) -> Tensor:
-    """The memory of `x` as a torch tensor, which must be writable or is copied; a tensor itself. Imports torch."""
-    import torch
-
+    """The memory of `x` as a torch tensor, which must be writable or is copied; a tensor as it is. Imports torch."""
     if is_tensor(x):
         return cast("Tensor", x)
+    import torch
+
     array = cast("Host", x)
     array = array if array.flags.writeable else array.copy()
     name = array.dtype.name

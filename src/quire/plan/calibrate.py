@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.dtypes import BF16, F32, I32, Dtype
-from quire.ops.arrays import Host, to_torch
+from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
@@ -102,9 +102,9 @@ def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
     name, _, group = kind.partition(" g")
     made = _noise(n, k, seed=n) * np.float32(0.02)
     if not group:
-        return ops.pack(Weight(name, made if name == "f32" else made.astype(BF16)), narrow=True)  # type: ignore[arg-type]
+        return ops.pack(Weight(name, made if name == "f32" else made.astype(BF16)), narrow=True)
     target = QUANTIZERS["nf4" if name == "table4" else name]
-    return target.at_pack(to_torch(made), int(group)).pack(ops)
+    return target.at_pack(made, int(group)).pack(ops)
 
 
 def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:
@@ -145,7 +145,7 @@ def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Host:
 
 def call_seconds(ops: Ops) -> float:
     """Of one op that has next to nothing to do, in a recording of many."""
-    weight = ops.pack(Weight("bf16", np.zeros((32, 64), BF16)))  # type: ignore[arg-type]
+    weight = ops.pack(Weight("bf16", np.zeros((32, 64), BF16)))
     x = np.zeros((1, 64), F32)
     run = ops.capture(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
     return timed_in_turns({"": run})[""] / 200

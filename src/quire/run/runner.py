@@ -15,8 +15,7 @@ from quire.model.build import Model
 from quire.model.net.seeing import Given
 from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array
-from quire.ops.backend import Ops
-from quire.ops.runtime import Fetched
+from quire.ops.backend import Fetched, Ops
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder, Shape, Turns
 from quire.run.caches import Caches

@@ -18,6 +18,7 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
+from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
 from quire.ops.experts import Grouped
 from quire.ops.held import Held
@@ -51,7 +52,7 @@ class FakeQuantized:
         scheme = self._scheme.head if matrix.role == "head" else self._scheme
         w = rounded.t().contiguous() if matrix.transposed else rounded
         try:
-            made = scheme.quantize(w, self._group).dequantize()
+            made = to_torch(scheme.quantize(to_numpy(w), self._group).dequantize())
         except ModelError as error:
             raise ModelError(f"{name}: {error.message}") from None
         return straight_through(tensor, made.t() if matrix.transposed else made)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from quire.core.dtypes import F32, F64, I32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.adapter_files import LowRank, TableChange
-from quire.model.load.handed import handed
 from quire.model.load.roles import COLUMNS, DISK_ROLES, ROWS, Share
 from quire.model.net.linear import Linear
 from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
@@ -20,7 +19,6 @@ from quire.model.net.parts import Embed, Embedding
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host, dtype_of, is_array, row_norms, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight, float_kind
 
@@ -118,7 +116,7 @@ def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Host |
         return part, None, part.bias
     weight, bias = weights()
     norms = [
-        row_norms(to_numpy(weight.take_rows(slice(i, i + CHUNK)).dequantize()) + part.b[i : i + CHUNK] @ part.a)
+        row_norms(weight.take_rows(slice(i, i + CHUNK)).dequantize() + part.b[i : i + CHUNK] @ part.a)
         for i in range(0, len(part.b), CHUNK)
     ]
     factor = _factor(part.magnitude, np.concatenate(norms), what)
@@ -221,13 +219,13 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Any) -> HeadCh
     if change.own is not None and base.share.rank:
         return None  # rank 0 makes these logits, of rows that it has whole
     if change.own is not None:
-        own = handed(change.own.astype(base.dtype, copy=False))
-        packed = base.ops.pack(Weight(float_kind(torch_dtype(base.dtype)), own))
+        own = change.own.astype(base.dtype, copy=False)
+        packed = base.ops.pack(Weight(float_kind(base.dtype), own))
         bias = None if change.own_bias is None else base.ops.put(change.own_bias * scale)
         return HeadChange(mine, own=Linear(packed, bias))
     if change.rows is not None:
         ids = np.array(change.tokens, np.int64)
-        added = change.rows - to_numpy(base.weights("head", None)[0].take_rows(handed(ids)).dequantize())
+        added = change.rows - base.weights("head", None)[0].take_rows(ids).dequantize()
         chosen = np.zeros((len(ids), base.spec.vocab_size), F32)
         chosen[np.arange(len(ids)), ids] = 1.0
         return HeadChange(mine, (Piece(put(added[None]), put(chosen[None, :, here]), mine, 0),))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from quire.model.load.handed import handed
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHolder
@@ -103,4 +102,4 @@ def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed,
         reader.count("biases", "f32", bias.nbytes)
     reader.count("+".join(roles), label, packed.nbytes)
     height = sum(DISK_ROLES[role].shape(spec)[0] for role in roles)
-    return reader.ops.group(packed, spec.moe.routing.experts, height, handed(bias))
+    return reader.ops.group(packed, spec.moe.routing.experts, height, bias)

@@ -21,10 +21,8 @@ from quire.core.dtypes import F32, I32, Dtype
 from quire.core.errors import ConfigError
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
-from quire.core.rebuilt import rebuilt
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
-from quire.model.load.handed import handed
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
     NoRoom,
@@ -37,7 +35,7 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
-from quire.ops.arrays import AnyArray, to_numpy
+from quire.ops.arrays import AnyArray
 from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes
@@ -237,5 +235,4 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
 def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
     quantizers = (target, target.head) if target else ()
-    made = [quantizer.quantize(handed(numbers()), 32).weight for quantizer in quantizers]
-    return layout_digest(cpu, rebuilt(made, lambda part: to_numpy(part) if hasattr(part, "dtype") else part))
+    return layout_digest(cpu, [quantizer.quantize(numbers(), 32).weight for quantizer in quantizers])

@@ -13,7 +13,6 @@ from quire.core.errors import ConfigError
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
-from quire.model.load.handed import handed
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.divided import ManyHolders
@@ -127,7 +126,7 @@ def check_spread(spec: ModelSpec) -> None:
 def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
     """With experts whose pairs are computed by who holds them."""
     counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
-    counted, layers = handed(counts), list[Layer]()
+    counted, layers = counts, list[Layer]()
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
         if isinstance(mlp, MoeMlp):

@@ -19,15 +19,13 @@ from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import Adapters
-from quire.model.load.handed import handed, handed_parts
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
-from quire.ops.arrays import AnyArray, as_f32, cast_to, concat, contiguous, dtype_of, unit_rows, zeros_like
+from quire.ops.arrays import AnyArray, as_f32, cast_to, concat, contiguous, dtype_of, to_numpy, unit_rows, zeros_of
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
 from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
@@ -147,7 +145,7 @@ class Reader:
         else:
             weight, bias = self.matrix(roles, layer)
             if rows is not None:
-                weight, bias = weight.take_rows(handed(rows)), None if bias is None else bias[rows]
+                weight, bias = weight.take_rows(rows), None if bias is None else bias[rows]
             with self.naming(next(iter(self.opened.claim.get(self._holder(roles[0], layer), layer).values()))):
                 packed = weight.pack(self.ops, self.form.narrow)
             label = labelled(weight.label, packed)
@@ -171,7 +169,7 @@ class Reader:
         one = next((b for _, b in parts if b is not None), None)
         bias = None
         if one is not None:
-            bias = concat([zeros_like(one, w.shape[0]) if b is None else b for w, b in parts])
+            bias = concat([zeros_of(one, w.shape[0]) if b is None else b for w, b in parts])
         return QWeight.cat_rows([w for w, _ in parts]), bias
 
     def whole(self, role: str, layer: int | None) -> tuple[QWeight, Unplaced | None]:
@@ -182,7 +180,7 @@ class Reader:
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
-        packed = self.ops.pack_exact(handed(as_f32(self.read(names["weight"]))))
+        packed = self.ops.pack_exact(as_f32(self.read(names["weight"])))
         bias: Unplaced = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         self.count(role, packed.kind.removesuffix("_f32"), packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
@@ -219,7 +217,7 @@ class Reader:
         rows = self.disk_rows(role, holder, layer)
         if rows is None:
             return weight, bias
-        return weight.take_rows(handed(rows)), None if bias is None else bias[rows]
+        return weight.take_rows(rows), None if bias is None else bias[rows]
 
     def disk_rows(self, role: str, holder: str, layer: int | None) -> NDArray[np.int64] | None:
         """Rows [n] int64 of the matrix `holder` on disk that are `role`, in our order; None: all as they lie."""
@@ -240,11 +238,11 @@ class Reader:
             raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
             if self.form.target is None or DISK_ROLES[holder].wide:
-                dtype = torch_dtype(self.form.dtype)
-                weight = load_matrix(scheme, handed_parts(raw), dtype, self.ops.float8_activations(dtype))
+                dtype = self.form.dtype
+                weight = load_matrix(scheme, raw, dtype, self.ops.float8_activations(dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
-                weight = target.at_pack(handed(raw["weight"]), self.form.group)
+                weight = target.at_pack(to_numpy(raw["weight"]), self.form.group)
             weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
         bias = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         return weight, bias
@@ -276,4 +274,4 @@ def _as_table(raw: Mapping[str, AnyArray], scheme: QuantScheme, dtype: Dtype, ro
     """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
     if "weight" in raw:
         return cast_to(raw["weight"][rows], dtype, copy=True)
-    return cast_to(scheme.load(handed_parts(raw), torch_dtype(dtype)).take_rows(rows).dequantize(), dtype)
+    return cast_to(load_matrix(scheme, raw, dtype, 0).take_rows(rows).dequantize(), dtype)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.core.dtypes import I32
-from quire.model.net.bidirectional import everything_seen
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed, Mlp, Norm, Product
 from quire.ops.arrays import Array
@@ -66,6 +65,8 @@ class Encoder:
 
     def encode(self, tokens: Array) -> Array:
         """Tokens [n] int32 to hidden states [n, hidden]."""
+        from quire.model.net.bidirectional import everything_seen  # torch's products, whose bits answers have
+
         ops = self.ops
         attend = everything_seen(self.bias, len(tokens), self.head_dim)
         x = self.embed(ops, tokens)

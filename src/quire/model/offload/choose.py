@@ -10,7 +10,6 @@ from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper, check_experts
 from quire.model.offload.gathered import GatheredKeeper
-from quire.model.offload.host import HostKeeper
 from quire.model.offload.shards import Shards, SharedKeeper
 from quire.ops.backend import Ops
 
@@ -44,6 +43,8 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None
                 "weights runs elsewhere; --weight-offload disk is for models larger than the host's memory",
                 param="cpu_offload_gb",
             )
+        from quire.model.offload.host import HostKeeper
+
         return HostKeeper(ops.gpu, int(asked.cpu_offload_gb * 2**30), budget(config, opened).layers)
     return InMemory()
 

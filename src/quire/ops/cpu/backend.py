@@ -118,7 +118,7 @@ class CpuOps(Ops):
 
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
         """As of `Ops`."""
-        return pack(self.cpu, _arrays(weight), keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
+        return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
 
     @property
     def packs_stored(self) -> bool:
@@ -131,7 +131,7 @@ class CpuOps(Ops):
 
     def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
         """As of `Ops`."""
-        return pack_stack(self.cpu, map(_arrays, weights), count)
+        return pack_stack(self.cpu, weights, count)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
         """As of `Ops`, checked."""
@@ -207,10 +207,6 @@ class Beside(CpuOps):
     def beside(self) -> Ops:
         """This."""
         return self
-
-
-def _arrays(weight: Any) -> Any:
-    return rebuilt(weight, lambda part: to_numpy(part) if is_tensor(part) else part)
 
 
 def _bound(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:

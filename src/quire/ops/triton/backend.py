@@ -70,6 +70,10 @@ class GpuOps(Ops):
         assert isinstance(weight, Weight)
         return pack(self.gpu, self.place(weight), keep_plain=self.refers)
 
+    def pack_exact(self, numbers: Any) -> Packed:
+        """In f32: its products of bf16 round activations."""
+        return self.pack(Weight("f32", numbers))
+
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """There are no fused kernels."""
         return False

@@ -68,4 +68,4 @@ class Target:
         options = self._config.model
         opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
         reader = Reader(opened, self._step.ops, Form(F32), Share(), None)
-        return to_torch(reader.table("embed")), reader.matrix(("head",), None)[0].dequantize()
+        return to_torch(reader.table("embed")), to_torch(reader.matrix(("head",), None)[0].dequantize())
