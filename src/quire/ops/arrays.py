@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 else:
     AnyArray = Any
 A = TypeVar("A", bound="AnyArray")
-Array = Any
-"""An array of a backend: numpy's where ops run on the host, torch's on a device; type checkers are not told which."""
 _F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 
 

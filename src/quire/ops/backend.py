@@ -147,7 +147,7 @@ class Ops(ABC):
         """
         short = numbers.astype(BF16)
         exact = np.array_equal(short.astype(F32), numbers)
-        return self.pack(Weight("bf16_f32", short) if exact else Weight("f32", numbers))  # type: ignore[arg-type]
+        return self.pack(Weight("bf16_f32", short) if exact else Weight("f32", numbers))
 
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""

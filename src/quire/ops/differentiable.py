@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.experts import Between, Choices, Grouped
 from quire.ops.held import Held, attend, spans
@@ -212,7 +213,7 @@ class Differentiable(ReferenceOps):
         """`weight` as it is, with its site."""
         return replace(super().pack(weight), handle=self.site)
 
-    def pack_exact(self, numbers: Tensor) -> Packed:
+    def pack_exact(self, numbers: Array) -> Packed:
         """`numbers` [n, k] f32 as they are: a copy in fewer bits would round gradients."""
         return self.pack(Weight("f32", numbers))
 

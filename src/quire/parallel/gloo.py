@@ -262,7 +262,7 @@ class ArrayComm:
 
 
 def _tensor(x: Array) -> Tensor:
-    found: Tensor = x if is_tensor(x) else to_torch(x)  # type: ignore[assignment,arg-type]
+    found: Tensor = x if is_tensor(x) else to_torch(x)
     return found
 
 

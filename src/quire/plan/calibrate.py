@@ -201,7 +201,7 @@ def attention_rates(ops: Ops, dtype: Dtype, seconds: float = SECONDS, far: int =
         most = max(_blocks(case) for case in ATTENDED)
         cache = ops.allocate_cache(layout, max(most, far // (BLOCK * layout.bytes_per_token)))
         for part in (cache.keys, cache.values):
-            part[...] = 0  # type: ignore[index]
+            part[...] = 0
         calls = {case: min(MOST_CALLS, cache.keys.shape[0] // _blocks(case)) for case in ATTENDED}
         found = timed_in_turns({case: _attention(ops, cache, heads, case, calls[case]) for case in ATTENDED}, seconds)
         for case in ATTENDED:

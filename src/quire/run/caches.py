@@ -106,7 +106,7 @@ class Caches:
     @property
     def blocks(self) -> int:
         """How many are in this process, that of a GPU's padding included."""
-        return self.own[0].keys.shape[0]
+        return len(self.own[0].keys)
 
     def prepare(self, plan: StepPlan) -> None:
         """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""

@@ -292,7 +292,7 @@ class Sampler:
 
     def _settle(self, logits: Array, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
-        tokens, flags = cast("list[Any]", found)
+        tokens, flags = found
         places = {row: place for place, row in enumerate(wishes.drawn)}
         given = [-1] * len(rows)
         for row, token in zip(wishes.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):

@@ -102,7 +102,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     limits = config.scheduler
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
-    rows_of = embed.table if isinstance(embed, Embedding) else None
+    rows_of: Any = embed.table if isinstance(embed, Embedding) else None
     dtype = dtype_of(rows_of) if ops.gpu is not None and is_tensor(rows_of) else F32
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)

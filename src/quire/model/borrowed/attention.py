@@ -63,7 +63,7 @@ class Bridge:
     @functools.cached_property
     def table(self) -> Array:
         """Of a rope that turns nothing, for any position."""
-        return self.ops.zeros((1 << 27, 2, 0))  # type: ignore[no-any-return]
+        return self.ops.zeros((1 << 27, 2, 0))
 
     def begin(self, batch: Batch | None, caches: Sequence[KVCache] = (), views: Sequence[Batch] = ()) -> None:
         """The step whose rows the next forward pass holds."""

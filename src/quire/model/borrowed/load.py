@@ -41,7 +41,7 @@ class BorrowedDecoder:
         torch.set_num_threads(1)
         try:
             with torch.no_grad(), SameInEveryBatch():
-                return self.ops.put(forward(self.model, batch))  # type: ignore[no-any-return]
+                return self.ops.put(forward(self.model, batch))
         finally:
             torch.set_num_threads(threads)
             self.bridge.begin(None)

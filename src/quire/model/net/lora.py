@@ -33,7 +33,7 @@ class Piece:
 
     def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y[:, start:start + n] += b (a x)."""
-        return ops.lora(x, y, self.a, self.b, self.rows, self.start)  # type: ignore[no-any-return]
+        return ops.lora(x, y, self.a, self.b, self.rows, self.start)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Factors:
 
     def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y *= 1 + excess."""
-        return ops.lora_scale(y, self.excess, self.rows)  # type: ignore[no-any-return]
+        return ops.lora_scale(y, self.excess, self.rows)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Shift:
 
     def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y += shift."""
-        return ops.lora_expand(self.ones[: len(y)], y, self.shift, self.rows, 0)  # type: ignore[no-any-return]
+        return ops.lora_expand(self.ones[: len(y)], y, self.shift, self.rows, 0)
 
 
 @dataclass(frozen=True)

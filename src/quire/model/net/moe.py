@@ -42,7 +42,7 @@ class FusedExperts:
 
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """As `Experts` says."""
-        return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
+        return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class CutExperts:
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)
-        return ops.combine(y, places, weights)  # type: ignore[no-any-return]
+        return ops.combine(y, places, weights)
 
 
 @dataclass(frozen=True)
@@ -86,4 +86,4 @@ class MoeMlp:
         shared = self.shared(ops, x)
         if self.switch is not None:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
-        return ops.add(y, shared)  # type: ignore[no-any-return]
+        return ops.add(y, shared)

@@ -64,7 +64,7 @@ class RmsNorm:
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
-        return ops.rmsnorm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+        return ops.rmsnorm(x, self.weight, self.eps)
 
     def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
@@ -81,7 +81,7 @@ class LayerNorm:
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
-        return ops.layernorm(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+        return ops.layernorm(x, self.weight, self.bias, self.eps)
 
     def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
@@ -159,7 +159,7 @@ class FusedGatedMlp:
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         first, second = self.gate_up, self.down
-        return ops.gated_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+        return ops.gated_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class FusedPlainMlp:
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         first, second = self.up, self.down
-        return ops.plain_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+        return ops.plain_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Scale:
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.scale(x, self.factor)  # type: ignore[no-any-return]
+        return ops.scale(x, self.factor)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class SoftCap:
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.softcap(x, self.cap)  # type: ignore[no-any-return]
+        return ops.softcap(x, self.cap)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Clip:
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.clip(x, self.limit)  # type: ignore[no-any-return]
+        return ops.clip(x, self.limit)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Positions:
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.add_positions(x, batch.positions, self.table, self.offset)  # type: ignore[no-any-return]
+        return ops.add_positions(x, batch.positions, self.table, self.offset)
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class NormSpans:
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)  # type: ignore[no-any-return]
+        return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)
 
 
 @dataclass(frozen=True)

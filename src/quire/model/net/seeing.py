@@ -58,7 +58,7 @@ def turned(base: Array, positions: Array, given: Given, axis: NDArray[np.int64])
     """
     place = given.positions[axis].T[:, None, :], np.arange(2)[:, None], np.arange(len(axis))
     table: Array = base[positions]
-    table[given.rows] = base[place]  # type: ignore[index]
+    table[given.rows] = base[place]
     return table
 
 

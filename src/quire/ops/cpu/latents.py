@@ -86,8 +86,8 @@ def latent_attention(
 def _cache(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
     """(number of blocks, (rotated keys, latents)) of a cache of latents."""
     layout = cache.layout
-    keys: Host = cache.keys  # type: ignore[assignment]
-    values: Host = cache.values  # type: ignore[assignment]
+    keys: Host = cache.keys
+    values: Host = cache.values
     check(keys, "rotated keys", layout.dtype, -1, layout.block_size, layout.head_dim)
     check(values, "latents", layout.dtype, len(keys), layout.block_size, rank_of(cache))
     return len(keys), (keys, values)

@@ -294,8 +294,8 @@ def _block_table(caches: list[KVCache]) -> tuple[Host, int]:
 def cache_at(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
     """(number of blocks, (keys, values)) of a cache that has the shape its layout says."""
     layout = cache.layout
-    keys: Host = cache.keys  # type: ignore[assignment]
-    values: Host = cache.values  # type: ignore[assignment]
+    keys: Host = cache.keys
+    values: Host = cache.values
     at_keys, at_values = layout.shapes(keys.shape[0])
     check(keys[0], "block of a key cache", layout.element, *at_keys[1:])
     check(values[0], "block of a value cache", layout.element, *at_values[1:])

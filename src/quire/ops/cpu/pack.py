@@ -105,7 +105,8 @@ def _multiples(values: Host, units: Host) -> Host:
     """int8 [n, groups]: how many of its 256 columns' unit each value is (the quotient of an exact product is exact)."""
     wide = units.astype(F32).repeat(values.shape[1] // units.shape[1], 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(values / wide, nan=0.0, posinf=0.0, neginf=0.0).astype(I8)
+        found: Host = np.nan_to_num(values / wide, nan=0.0, posinf=0.0, neginf=0.0).astype(I8)
+    return found
 
 
 def _pack_codes(cpu: Cpu, weight: Weight, data: Host, codes: Host) -> None:

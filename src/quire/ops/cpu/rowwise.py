@@ -138,7 +138,7 @@ def _change(cpu: Cpu, name: str, x: Host, number: float) -> Host:
     return x
 
 
-def _affine(what: str, weight: Host, bias: Host | None, d: int) -> int:
-    """The address of the bias, 0 when there is none, once both have d numbers."""
+def _affine(what: str, weight: Host, bias: Host | None, d: int) -> Host | None:
+    """The bias, once it and the weight have d numbers."""
     check(weight, f"{what} weight", F32, d)
     return None if bias is None else check(bias, f"{what} bias", F32, d)

@@ -53,8 +53,8 @@ def logical(cache: KVCache, blocks: Tensor) -> tuple[Tensor, Tensor]:
 def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset; -1: not)."""
     at, kept = cache.layout, slots >= 0
-    keys: Tensor = cache.keys  # type: ignore[assignment]
-    values: Tensor = cache.values  # type: ignore[assignment]
+    keys: Tensor = cache.keys
+    values: Tensor = cache.values
     slots, k, v = slots[kept], k[kept], v[kept]
     block, offset = slots // at.block_size, slots % at.block_size
     if at.scaled:
