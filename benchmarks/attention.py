@@ -26,19 +26,21 @@ from shapes import SHAPES, write_config
 from torch import Tensor
 
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.dtypes import BF16, F8, F16, F32, I8
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, select
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.reference.caches import write
 
 KINDS = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
+    "f32": F32,
+    "bf16": BF16,
+    "fp16": F16,
+    "int8": I8,
+    "fp8": F8,
 }
 
 
@@ -59,7 +61,7 @@ def fill(cache: KVCache, blocks: int) -> None:
         last = min(blocks, first + 4096 // layout.block_size)
         slots = torch.arange(first * layout.block_size, last * layout.block_size)
         k, v = (torch.randn(len(slots), heads, d, generator=g) for _ in range(2))
-        cache.write(slots, k, v)
+        write(cache, slots, k, v)
 
 
 def caches_of(ops: Ops, layout: KVLayout, layers: int, blocks: int) -> list[KVCache]:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu import INTERPRETER, Gpu
-from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
-from quire.ops.latents import Heads, LatentLayout
-from quire.ops.experts import SCORES, Grouped
 from quire.ops.activations import ACTIVATIONS
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.experts import SCORES, Grouped
+from quire.ops.gpu import INTERPRETER, Gpu
+from quire.ops.latents import Heads, LatentLayout
+from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.routing import Routing
 from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from gpu_figures import Scale, missing, seconds, tell
+from quire.ops.random_weights import random_weight
 from torch import Tensor
 
+from quire.core.dtypes import BF16
 from quire.ops.backend import Ops
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
-from quire.ops.random_weights import random_weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -76,7 +77,7 @@ def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                 yield f"linear {kind} {n}x{k} m={m}", lambda x=x, w=weight: ops.linear(x, w, None)  # type: ignore[misc]
     for d in (16,) if dry else (64, 128):
         for rows in (((1, 20),) * 2,) if dry else (((1, 4096),) * 64, ((4096, 4096),)):
-            layout = PlainLayout(16, 2 if dry else 8, d, torch.bfloat16)
+            layout = PlainLayout(16, 2 if dry else 8, d, BF16)
             case = attention_case(g, layout, 4 if dry else 32, rows, garbage=False)
             cache = KVCache(layout, case["cache"].keys.to(gpu.device), case["cache"].values.to(gpu.device))
             args = {key: v.to(gpu.device) if isinstance(v, Tensor) else v for key, v in case.items()}

@@ -23,20 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quire.ops.random_weights import normal
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
-from quire.ops.cpu.arena import huge_bytes
+from quire.core.dtypes import BF16
 from quire.ops.backend import Ops, select
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
-from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.native import UNITS
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from quire.ops.reference.caches import allocate
 from quire.ops.weights import Packed, PackedTable, Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -201,7 +203,7 @@ class Bench:
             "prefill 512 of 4096": ((512, 4096),),
         }
         for block_size in (16, 1):
-            layout = KVLayout(block_size, KV_HEADS, HEAD_DIM, torch.bfloat16)
+            layout = KVLayout(block_size, KV_HEADS, HEAD_DIM, BF16)
             for name, rows in batches.items():
                 if block_size == 1 and rows[0][1] > 1024:
                     continue
@@ -221,11 +223,11 @@ class Bench:
         from op_cases import reference as cases
 
         d, f = 2048, 8192
-        layout = KVLayout(16, KV_HEADS, HEAD_DIM, torch.bfloat16)
+        layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
         for m in (1, 16, 512):
             norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
             qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-            table, cache = cases.rope_table(m, HEAD_DIM // 2), layout.allocate(-(-m // 16))
+            table, cache = cases.rope_table(m, HEAD_DIM // 2), allocate(layout, -(-m // 16))
             rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, None, 1e-5)
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
             yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)

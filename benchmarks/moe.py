@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from quire.ops.random_weights import normal, random_weight
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.cpu.arena import huge_bytes
+from quire.core.dtypes import BF16
 from quire.ops.backend import Ops, select
+from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
-from quire.ops.latents import LatentLayout
 from quire.ops.experts import Between, Grouped
-from quire.ops.random_weights import normal, random_weight
+from quire.ops.latents import LatentLayout
 from quire.ops.routing import Routing
 from quire.ops.weights import Weight
 
@@ -122,7 +123,7 @@ def latents(ops: Ops, seconds: float) -> Iterator[str]:
     for heads in (16, 128):
         for name, rows in (("decode 1 x 4096", ((1, 4096),)), ("decode 16 x 1024", ((1, 1024),) * 16),
                            ("prefill 512", ((512, 512),))):  # fmt: skip
-            layout = LatentLayout(16, 1, 64, torch.bfloat16, rank=512)
+            layout = LatentLayout(16, 1, 64, BF16, rank=512)
             case = latent_case(torch.Generator().manual_seed(0), layout, heads, 192, rows)
             times = [timed(ops, lambda case=case: ops.latent_attention(**case)) for _ in range(3)]  # type: ignore[misc]
             end = time.perf_counter() + seconds

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 from peers import HERE
+from quire.ops.random_weights import normal, random_weight
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, select
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import SPARSE
-from quire.ops.random_weights import normal, random_weight
 from quire.ops.weights import Packed, Weight
 
 COLD_BYTES = 160 << 20

@@ -17,7 +17,19 @@ from quire.ops.backend import select as select_backend
 from quire.ops.choice import OPS
 from quire.ops.cpu.backend import CpuOps
 
-CONVERTED = {*OPS, "pack", "pack_stack", "pack_exact", "group", "allocate_cache", "empty", "zeros", "put", "place", "keep"}
+CONVERTED = {
+    *OPS,
+    "pack",
+    "pack_stack",
+    "pack_exact",
+    "group",
+    "allocate_cache",
+    "empty",
+    "zeros",
+    "put",
+    "place",
+    "keep",
+}
 """What takes or gives arrays."""
 
 

@@ -18,8 +18,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from op_cases import reference as cases
 from oracle import BACKENDS, backend, edit_config, relative_error, write
+from over_torch import over_torch
 from quire import LLM, BeamSearchParams
 from quire.core.config import flat_config
+from quire.core.dtypes import F32
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import Opening, Request
@@ -216,10 +218,10 @@ def test_an_opening_fills_blocks() -> None:
 
 @CPU
 def test_a_bias_by_distance_needs_one_row_per_head() -> None:
-    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 32, torch.float32), 2, ((2, 40),))
+    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 32, F32), 2, ((2, 40),))
     for shape in ((3, 5), (2, 0), (10,)):
         with pytest.raises(ValueError, match="bias"):
-            backend("cpu").attention(**case | {"spec": AttentionSpec(1.0, bias=torch.zeros(shape))})
+            over_torch(backend("cpu")).attention(**case | {"spec": AttentionSpec(1.0, bias=torch.zeros(shape))})
 
 
 def write_tokenizer(folder: Path) -> Path:

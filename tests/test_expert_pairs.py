@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from op_cases.moe import random_choices
+from op_cases.weights import random_weight
 from oracle import BACKENDS, backend
 from quire.ops.experts import Between
-from op_cases.weights import random_weight
 from quire.parallel.experts import place_experts
 from quire.parallel.pairs import PairDivider, row_parts
 

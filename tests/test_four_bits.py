@@ -15,6 +15,7 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import BACKENDS, backend, logits, relative_error, write
+from over_torch import over_torch
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
@@ -74,7 +75,7 @@ def test_values_are_those_of_the_maker(name: str, config: dict[str, Any], label:
     assert relative_error(weight.dequantize(), values) < bound
     x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
     for which in BACKENDS:
-        ops = backend(which)
+        ops = over_torch(backend(which))
         ops.begin_step()
         found = ops.linear(x, weight.pack(ops), None)
         assert relative_error(found, (x.double() @ weight.dequantize().double().t()).float()) < 2e-4

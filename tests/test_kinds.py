@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from over_torch import arrays
 from quire.ops.backend import Ops
-from quire.ops.cpu.state import ACTIVATION_NUMBERS
 from quire.ops.cpu.layers import fuses_mlp
-from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.cpu.matrix import Matrix, take_apart
 from quire.ops.cpu.pack import narrow_bf16
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
+from quire.ops.cpu.state import ACTIVATION_NUMBERS
+from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.weights import Packed
 from test_ops import UNITS_HERE, generator, ops_of
 
@@ -31,7 +32,7 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
         return ops.pack(cases.super_weight(generator(), form, n, k))
     if name == "bf12":
         assert ops.cpu is not None
-        found = narrow_bf16(ops.cpu, cases.random_weight(generator(), "bf16", n, k))
+        found = narrow_bf16(ops.cpu, arrays(cases.random_weight(generator(), "bf16", n, k)))
         assert found is not None
         return found
     if name in SPARSE.values():

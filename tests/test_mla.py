@@ -11,7 +11,7 @@ import torch
 from op_cases import CASES, of_module
 from op_cases.mla import latent_case
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
-from quire.core.dtypes import BF16
+from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.load.roles import ROLES
@@ -29,14 +29,14 @@ OPS = of_module("mla")
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:
     for case in CASES[name](generator()):
-        exact = "cache" not in case or case["cache"].layout.dtype == torch.float32
+        exact = "cache" not in case or case["cache"].layout.dtype == F32
         for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
             close(f"{name}/{isa}", found, expected, 2e-5 if exact else 2e-2)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_row_does_not_depend_on_the_batch(dtype: torch.dtype, isa: str) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
     ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
     case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
     ops.begin_step()

@@ -19,6 +19,7 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.compress.train.text import Row, batch_of
 from quire.compress.write import write_folder
 from quire.core.config import flat_config
+from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
@@ -29,7 +30,7 @@ from test_train_adapt import logits_of
 from torch_weights import quantize_torch
 
 ROWS = [Row(prompt(24, seed)) for seed in range(4)]
-KEPT = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KEPT = {"int8": I8, "fp8": F8}
 
 
 def net_of(folder: Path, scheme: str, dtype: torch.dtype, kept: str = "") -> SeenNet:

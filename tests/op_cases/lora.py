@@ -8,8 +8,8 @@ import torch
 from torch import Generator
 
 from op_cases.registry import cases
-from quire.ops.op import Case
 from op_cases.weights import normal
+from quire.ops.op import Case
 
 
 @cases("lora")

@@ -8,8 +8,8 @@ import torch
 from torch import Generator
 
 from op_cases.registry import cases
-from quire.ops.op import Case
 from op_cases.weights import normal
+from quire.ops.op import Case
 
 SHAPES = ((1, 64), (3, 33), (200, 256), (2, 8), (1, 1), (0, 16), (2, 9000))
 

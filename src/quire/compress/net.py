@@ -168,11 +168,13 @@ class Net:
         own = {i: self._cache() for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
-            return decoder(self._turned(flat(tokens, rows)), caches)
+            alone: Tensor = decoder(self._turned(flat(tokens, rows)), caches)
+            return alone
         encoder, width = self.encoder(decoder), tokens.shape[1] + encoded.shape[1]
         for s, row in enumerate(encoded):
             encoder(row.int(), torch.arange(len(row)) + s * width, caches)
-        return decoder(beside(tokens, encoded.shape[1], rows), caches)
+        both: Tensor = decoder(beside(tokens, encoded.shape[1], rows), caches)
+        return both
 
     def encoder(self, decoder: Decoder) -> Encoder:
         """The encoder beside `decoder`, for models that have one."""
@@ -195,8 +197,8 @@ class Net:
     def _cache(self) -> Held:
         spec = self.spec
         if spec.mla.rank:
-            return Held.of(LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank))
-        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32))
+            return Held.of(LatentLayout(1, 1, spec.mla.rope, F32, rank=spec.mla.rank))
+        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, F32))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""
@@ -214,7 +216,8 @@ class Net:
         """
         self._check_length(tokens.shape[1] if lengths is None else int(lengths.max()))
         part = self.before_layers() if part is None else part
-        return part.enter(self._turned(_batch(tokens, lengths))).view(*tokens.shape, -1)
+        found: Tensor = part.enter(self._turned(_batch(tokens, lengths)))
+        return found.view(*tokens.shape, -1)
 
     def reads(self, index: int) -> str:
         """What makes keys and values that layer `index` reads beside its own: an encoder or another layer, "" = nothing
@@ -266,7 +269,8 @@ class Net:
         """
         part = self.after_layers() if part is None else part
         batch = flat(torch.zeros(x.shape[:2], dtype=torch.int32))
-        return part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None).view(*x.shape[:2], -1)
+        found: Tensor = part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None)
+        return found.view(*x.shape[:2], -1)
 
     @contextmanager
     def observe(self, callback: Observer) -> Iterator[None]:

@@ -70,7 +70,7 @@ class PairDivider:
         (rows, top_k), (experts, copies) = chosen.shape, self._homes.shape
         own = row_parts(rows, self.world)[self.rank]
         shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (max(own, 1), top_k)
-        tokens, order, offsets, sends, places = outs = [ops.empty(r, c, I32) for r, c in shapes]
+        tokens, order, offsets, sends, places = outs = [ops.empty(n, width, I32) for n, width in shapes]
         ops.native(
             "divide_pairs", *map(ops.host, outs), self.counted, chosen, self._homes, self._local,
             rows, top_k, experts, copies, self.held, self.rank, self.world,

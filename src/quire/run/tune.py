@@ -82,24 +82,26 @@ class Trial:
             Tuning(ahead, row_streams=streams): [] for ahead, streams in STREAMING
         }
         self._recording: Recording | None = None
+        self.output: Array = None
 
     def run(self) -> Array:
         """Logits of the step whose arrays are filled, under the setting whose turn it is."""
         if self._recording is None:
             self._recording = self._step.record(1, 1)
             self._step.recorded[1, 1, False] = self
-            return self._recording.output
+            self.output = self._recording.output
+            return self.output
         setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
         self._native.set_tuning(setting)
         begin = time.perf_counter()
-        logits = self._recording.run()
+        self.output = self._recording.run()
         self._seconds[setting].append(time.perf_counter() - begin)
         if min(map(len, self._seconds.values())) == TURNS:
             self._step.recorded[1, 1, False] = self._recording
             best = _best(self._seconds)
             self._native.set_tuning(best)
             self._chosen(best)
-        return logits
+        return self.output
 
 
 def _measure(step: Step) -> Tuning:

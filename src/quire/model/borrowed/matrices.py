@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from quire.ops.arrays import to_numpy
+from quire.ops.arrays import Array, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.lazy import array_dtype
 from quire.ops.weights import Packed, Weight
@@ -25,7 +25,7 @@ UNLIKE_TAILS = (torch.sigmoid, Tensor.sigmoid, F.silu, F.gelu, F.softplus, F.elu
 class PackedLinear(nn.Module):
     """A matrix in our format where transformers had an `nn.Linear`: x [..., k] -> [..., n] f32."""
 
-    def __init__(self, ops: Ops, packed: Packed, bias: Tensor | None) -> None:
+    def __init__(self, ops: Ops, packed: Packed, bias: Array | None) -> None:
         super().__init__()
         self.ops, self.packed, self.offset = ops, packed, bias
 
@@ -37,7 +37,8 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A tensor of its own: memory of ops is taken back before torch is done with it."""
         self.ops.next_layer()
-        y: Tensor = self.ops.linear(x.reshape(-1, self.packed.k).float().contiguous(), self.packed, self.offset)
+        rows = self.ops.put(x.reshape(-1, self.packed.k).float().contiguous())
+        y = to_torch(self.ops.linear(rows, self.packed, self.offset))
         return y.view(*x.shape[:-1], self.packed.n).clone()
 
 
@@ -142,7 +143,7 @@ class Packer:
             self.label = self.label if head else made.label
         packed = made.pack(self.ops)
         self.nbytes += packed.nbytes
-        return PackedLinear(self.ops, packed, None if bias is None else bias.float().clone())
+        return PackedLinear(self.ops, packed, None if bias is None else self.ops.put(bias.float().clone()))
 
     def _experts(self, module: Any) -> PackedExperts:
         """The experts of a module that keeps them stacked; torch's are dropped."""

@@ -207,7 +207,8 @@ class OnDemand:
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         self.need(self.number, choices[2])
-        return self.experts(ops, x, choices)
+        found: Host = self.experts(ops, x, choices)
+        return found
 
 
 def check_experts(sparse: Sequence[bool]) -> None:

@@ -139,6 +139,6 @@ def _change(cpu: Cpu, name: str, x: Host, number: float) -> Host:
 
 
 def _affine(what: str, weight: Host, bias: Host | None, d: int) -> Host | None:
-    """The bias, where there is one, once both have d numbers."""
+    """The bias, once it and the weight have d numbers."""
     check(weight, f"{what} weight", F32, d)
     return None if bias is None else check(bias, f"{what} bias", F32, d)

@@ -49,7 +49,7 @@ def numbers() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 def samples() -> Iterator[Weight]:
     """A small matrix of each kind that is packed as it is, in each of its groups, with each of its optional parts."""
     rng = np.random.default_rng(0)
-    order = np.arange(COLUMNS)[::-1].astype(I32)
+    order = np.arange(COLUMNS - 1, -1, -1).astype(I32)
     for name, kind in PLAIN.items():
         for group in kind.groups or (0,):
             weight = _sample(rng, name, group)

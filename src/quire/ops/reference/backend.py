@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.dtypes import F32, Dtype
-from quire.ops.arrays import Host, is_tensor, to_torch
+from quire.ops.arrays import Host, to_torch
 from quire.ops.backend import Ops
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import load_definitions
@@ -40,8 +40,7 @@ class ReferenceOps(Ops):
 
     def put(self, array: Any) -> Tensor:
         """`array` as torch's."""
-        found: Tensor = array if is_tensor(array) else to_torch(array)
-        return found
+        return to_torch(array)
 
     def share(self, array: Host) -> Tensor:
         """A tensor of the same memory."""

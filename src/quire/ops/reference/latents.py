@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
+from quire.ops.lazy import torch_dtype
 from quire.ops.op import op
 from quire.ops.reference.layers import rmsnorm
 from quire.ops.weights import Packed
@@ -50,7 +51,7 @@ def latent_rope_and_cache(
     rotate(q.view(len(q), heads.count, q.shape[1] // heads.count)[..., -r:])
     rotate(kv[:, None, rank:])
     kv[:, :rank] = rmsnorm(kv[:, :rank], heads.norm, EPS)
-    size, dtype = cache.layout.block_size, cache.layout.dtype
+    size, dtype = cache.layout.block_size, torch_dtype(cache.layout.dtype)
     cache.keys[slots // size, slots % size] = kv[:, rank:].to(dtype)
     cache.values[slots // size, slots % size] = kv[:, :rank].to(dtype)
     return q

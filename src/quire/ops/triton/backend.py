@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
-from quire.ops.arrays import Array, Host, is_tensor, to_torch
+from quire.ops.arrays import Array, Host, to_torch
 from quire.ops.backend import Fetched, Ops
 from quire.ops.experts import Grouped
 from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
@@ -51,8 +51,7 @@ class GpuOps(Ops):
 
     def put(self, array: Any) -> Tensor:
         """`array` on the device."""
-        found: Tensor = array if is_tensor(array) else to_torch(array)
-        return found.to(self.gpu.device)
+        return to_torch(array).to(self.gpu.device)
 
     def host(self, array: Any) -> Host:
         """A copy on the host, waited for."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops import mla as _mla  # noqa: F401  (registers the definition of head_linear)
 from quire.ops.experts import Grouped
 from quire.ops.gpu import Gpu
 from quire.ops.op import impl
