@@ -31,9 +31,10 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.reference.caches import write
+from quire.ops.select import select
 
 KINDS = {
     "f32": F32,

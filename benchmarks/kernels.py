@@ -31,7 +31,7 @@ from torch import Tensor
 from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
@@ -39,6 +39,7 @@ from quire.ops.layout import KVLayout
 from quire.ops.native import UNITS
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
+from quire.ops.select import select
 from quire.ops.weights import Packed, PackedTable, Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
 from quire.ops.experts import Between, Grouped
 from quire.ops.latents import LatentLayout
 from quire.ops.routing import Routing
+from quire.ops.select import select
 from quire.ops.weights import Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -28,9 +28,10 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import to_numpy
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
+from quire.ops.select import select
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block

@@ -38,7 +38,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.backend import select
+from quire.ops.select import select
 from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.store import AskedStore, serve

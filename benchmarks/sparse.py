@@ -24,9 +24,10 @@ from quire.ops.random_weights import normal, random_weight
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import SPARSE
+from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
 
 COLD_BYTES = 160 << 20

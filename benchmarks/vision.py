@@ -34,7 +34,7 @@ from quire.engine.local import LocalEngine
 from quire.engine.requests import Encoded, make_request
 from quire.figures.machine import this_machine
 from quire.model.build import load_model
-from quire.ops.backend import select
+from quire.ops.select import select
 
 SO400M = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
           "num_attention_heads": 16, "patch_size": 14, "vision_use_head": False}  # fmt: skip

@@ -13,9 +13,9 @@ from quire.core.config import DeviceConfig
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
-from quire.ops.backend import select as select_backend
 from quire.ops.choice import OPS
 from quire.ops.cpu.backend import CpuOps
+from quire.ops.select import select as select_backend
 
 CONVERTED = {
     *OPS,
@@ -71,5 +71,5 @@ def over_torch(ops: Ops) -> Any:
 
 
 def select(device: DeviceConfig) -> Any:
-    """As `quire.ops.backend.select`, over torch tensors."""
+    """As `quire.ops.select`, over torch tensors."""
     return over_torch(select_backend(device))

@@ -15,7 +15,7 @@ from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops import gpu
-from quire.ops.backend import select
+from quire.ops.select import select
 from quire.run import gpu_ranks
 from quire.run.ranks import of_a_rank
 from test_gloo import each as on_each

@@ -27,8 +27,8 @@ from quire.model.build import kv_layout
 from quire.model.describe import compute_dtype, describe, kv_dtype
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.memory import layer_kv_bytes
-from quire.ops.backend import select
 from quire.ops.choice import choose
+from quire.ops.select import select
 from test_encoder import SMALL
 from test_gguf import FAMILIES, WIDE
 from test_mla import VARIANTS as LATENT

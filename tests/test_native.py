@@ -20,13 +20,13 @@ from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
 from quire.ops.arrays import Host, address, is_tensor, to_torch
-from quire.ops.backend import select
 from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import Native, load_native
 from quire.ops.reference.caches import allocate
+from quire.ops.select import select
 from quire.ops.weights import Weight
 
 module = load_native()
@@ -207,7 +207,7 @@ import threading
 import numpy as np
 from quire.core.config import DeviceConfig
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import select
+from quire.ops.select import select
 from quire.ops.layout import KVLayout
 
 ops, g, length = select(DeviceConfig(device="cpu")), np.random.default_rng(0), 8192

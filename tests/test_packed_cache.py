@@ -20,12 +20,12 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
-from quire.ops.backend import select
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
 from quire.ops.kinds import KINDS
 from quire.ops.native import load_native
+from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
 from test_model import Paged, prompt
 

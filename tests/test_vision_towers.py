@@ -14,7 +14,8 @@ from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.model.families.pictured import PICTURED
 from quire.model.spec import Sight
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from test_model import Paged
 from vision_models import FAMILIES, family_of
 from vision_oracle import CASES, SHAPES, Made, any_size, picture, see

@@ -16,9 +16,10 @@ from quire.bench.workload import Item, requests_of
 from quire.core.config import DeviceConfig, flat_config
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import READ_BYTES, read_rate
+from quire.ops.select import select
 from quire.plan import calibrate
 from quire.plan.memory import KEPT, PROCESS
 from quire.plan.rates import Calibration, far_bytes, keep

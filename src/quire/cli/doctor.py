@@ -48,7 +48,7 @@ def doctor(
 def _select(device: DeviceConfig) -> Ops:
     import warnings
 
-    from quire.ops.backend import select
+    from quire.ops.select import select
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words

@@ -31,7 +31,8 @@ from quire.engine.loop.under_way import UnderWay
 from quire.model.build import Model, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from quire.run.caches import kept_layers
 from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner

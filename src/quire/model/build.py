@@ -44,7 +44,7 @@ from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
-from quire.ops.lazy import torch_dtype
+from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
@@ -194,7 +194,10 @@ def _reader(
 
 def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
-    return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
+    if not reader.opened.spec.encoder.layers:
+        return None
+    require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
+    return load_encoder(reader, decoder.embed, still)
 
 
 def _vision(reader: Reader, dtype: Dtype) -> Vision | None:
@@ -235,6 +238,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
             )
     if ops.gpu is not None:
         raise ConfigError(f"--device cuda: {found.spec.family!r} runs by the code of transformers, on the CPU only")
+    require_torch(f"{found.spec.family!r}, which runs by the code of transformers,", "transformers")
     from quire.model.borrowed.load import load_borrowed
 
     dtype, notes = compute_dtype(options.dtype, found.dtype)

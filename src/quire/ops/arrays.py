@@ -8,7 +8,7 @@ numpy's index arrays; what they spell differently is here. torch is not imported
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     AnyArray = Host | Tensor
 else:
     AnyArray = Any
+Fetched = Callable[[], list[Host]]
+"""Waits for copies to the host, and returns them."""
 A = TypeVar("A", bound="AnyArray")
 _F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 

@@ -2,7 +2,7 @@
 
 A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
 records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops` and a line
-in `select`. On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
+in `quire.ops.select`. On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.rebuilt import rebuilt
-from quire.ops.arrays import Array, Host, is_tensor, to_numpy
-from quire.ops.choice import OPS, backend_of
+from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
+from quire.ops.choice import OPS
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.native import best_ops, require_native
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from quire.ops.gpu import Gpu
 
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
-Fetched = Callable[[], list[NDArray[Any]]]
-"""Waits for copies to the host, and returns them."""
 
 
 class Recording(Protocol):
@@ -204,19 +200,3 @@ class Ops(ABC):
     @abstractmethod
     def capture(self, fn: Callable[[], Any]) -> Recording:
         """Run `fn` once and record its calls; valid while its arrays keep their shapes and addresses."""
-
-
-def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`, as `backend_of` says: "triton" kernels, "cpu" native, "reference" torch."""
-    name = backend_of(device)
-    if name == "reference":
-        from quire.ops.reference.backend import ReferenceOps
-
-        return ReferenceOps(device.ops)
-    if name == "triton":
-        from quire.ops.triton.backend import open_ops
-
-        return open_ops(device)
-    from quire.ops.cpu.backend import CpuOps
-
-    return CpuOps.open(device)

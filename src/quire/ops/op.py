@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose_ops
+from quire.ops.lazy import require_torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 Case = dict[str, Any]
@@ -78,6 +79,7 @@ def implementations(
     table: dict[str, tuple[str, Callable[..., Any]]] = {}
     for name, which in choose_ops(backend, overrides).items():
         if which == "reference":
+            require_torch(f"--ops {name}=reference", "train")
             load_definitions()
             table[name] = (which, REGISTRY[name].reference)
             continue

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.backend import Fetched
+from quire.ops.arrays import Fetched
 
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(target, source) of copies that are queued."""

@@ -31,15 +31,6 @@ def cut(sizes: Sizes, memory: Any) -> dict[str, Any]:
     return views
 
 
-def arrays_of(ops: Ops, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
-    """Those of a backend; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
-    if ops.gpu is None:
-        return Arrays(sizes, ops, own)
-    from quire.run.device_arrays import DeviceArrays
-
-    return DeviceArrays(sizes, ops, own)  # type: ignore[arg-type]
-
-
 class Arrays:
     """What the host fills and the ops read: one memory for both, where the ops run on the host.
 

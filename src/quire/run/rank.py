@@ -29,7 +29,8 @@ from quire.core.machine import end_with_parent, uncollected
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from quire.parallel.busy import Busy
 from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place

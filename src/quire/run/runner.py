@@ -14,8 +14,8 @@ from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
 from quire.model.net.seeing import Given
 from quire.model.net.tapped import Taps, picked
-from quire.ops.arrays import Array
-from quire.ops.backend import Fetched, Ops
+from quire.ops.arrays import Array, Fetched
+from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder, Shape, Turns
 from quire.run.caches import Caches

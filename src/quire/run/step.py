@@ -21,7 +21,7 @@ from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops, Recording
 from quire.run.activations import activations
-from quire.run.arrays import NO_ARRAYS, arrays_of
+from quire.run.arrays import NO_ARRAYS, Arrays
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
@@ -73,7 +73,7 @@ class Step:
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
-        self.arrays = arrays_of(ops, sizes, own)
+        self.arrays = _arrays_of(ops, sizes, own)
         self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
         room = activations(model.spec, max_tokens, self.most_logits, fused=_fuses(model))
         scores = 4 * self.most_logits * (model.spec.vocab_size + model.spec.hidden)
@@ -275,6 +275,15 @@ class Step:
         arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
         arrays.context[seqs:size] = 1
         arrays.block_tables[:, seqs:size, 0] = pad
+
+
+def _arrays_of(ops: Ops, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
+    """Those of a backend; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
+    if ops.gpu is None:
+        return Arrays(sizes, ops, own)
+    from quire.run.device_arrays import DeviceArrays
+
+    return DeviceArrays(sizes, ops, own)  # type: ignore[arg-type]
 
 
 def _fuses(model: Model) -> bool:

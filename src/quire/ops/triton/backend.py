@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
-from quire.ops.arrays import Array, Host, to_torch
-from quire.ops.backend import Fetched, Ops
+from quire.ops.arrays import Array, Fetched, Host, to_torch
+from quire.ops.backend import Ops
 from quire.ops.experts import Grouped
 from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.lazy import torch_dtype

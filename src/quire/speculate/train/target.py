@@ -23,7 +23,7 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
-from quire.ops.backend import select
+from quire.ops.select import select
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder, Turns
 from quire.run.caches import Caches, kept_layers
