@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,14 @@ from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
 from quire.run.shapes import LOGITS, MOST, Sizes, fitting, graph_sizes
 from quire.run.spread import Spread
+
+
+class Again(Protocol):
+    """A step of one size that can be run again on what the arrays hold now."""
+
+    def run(self) -> Array:
+        """Its logits."""
+        ...
 
 
 class HeadRows(NamedTuple):
@@ -72,7 +80,7 @@ class Step:
         ops.reserve(max(room.outer, scores), max(room.layer, room.last))
         self.hidden: Any = ops.zeros((0, 0))
         self._decoder = model.decoder if taps is None else self._tapped(taps)
-        self.recorded: dict[tuple[int, int, bool], Recording] = {}
+        self.recorded: dict[tuple[int, int, bool], Again] = {}
         self._extended: ExtendedStep | None = None
         if model.adapters is not None:
             assert isinstance(self._decoder, Decoder), "others take no adapters"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +26,10 @@ from quire.model.net.linear import Linear
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
-from quire.ops.arrays import Array, dtype_of, is_tensor
+from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.weights import PackedTable
 from quire.run.step import Step
 from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
 from quire.speculate.eagle_drafter import EagleDrafter
@@ -103,8 +103,8 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     limits = config.scheduler
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
-    rows_of: Any = embed.table if isinstance(embed, Embedding) else None
-    dtype = dtype_of(rows_of) if ops.gpu is not None and is_tensor(rows_of) else F32
+    rows_of = embed.table if isinstance(embed, Embedding) else None
+    dtype = F32 if rows_of is None or ops.gpu is None or isinstance(rows_of, PackedTable) else dtype_of(rows_of)
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops)

@@ -49,7 +49,7 @@ class Adapters:
     @property
     def nbytes(self) -> int:
         """Bytes of the room for all slots, and of what adapters hold beyond it."""
-        return sum(p.a.nbytes + p.b.nbytes for p in self._pieces.values()) + self.extensions.nbytes
+        return sum(int(p.a.nbytes + p.b.nbytes) for p in self._pieces.values()) + self.extensions.nbytes
 
     def make_room(self, roles: tuple[str, ...], layer: int) -> tuple[Piece, ...]:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""

@@ -47,7 +47,7 @@ class Held:
     def nbytes(self) -> int:
         """Bytes of all of it, the step's arrays aside."""
         together = [f.excess for f in self.before.values()] + [s.shift for s in self.after.values()]
-        return sum(e.nbytes for e in self.by_slot.values()) + sum(t.nbytes for t in together)
+        return sum(e.nbytes for e in self.by_slot.values()) + sum(int(t.nbytes) for t in together)
 
 
 class Extensions:

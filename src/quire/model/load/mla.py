@@ -13,7 +13,7 @@ from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
 from quire.model.net.parts import RmsNorm
-from quire.ops.arrays import AnyArray, cast_to
+from quire.ops.arrays import Array, cast_to
 from quire.ops.experts import padded_rows
 from quire.ops.latents import EPS, Heads
 from quire.ops.weights import Packed, Weight
@@ -31,7 +31,7 @@ def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
     assert norm is not None
 
     @cache
-    def kv_b() -> AnyArray:
+    def kv_b() -> Array:
         return reader.matrix(("kv_b",), index)[0].dequantize().reshape(spec.heads, mla.nope + mla.value, mla.rank)
 
     into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].swapaxes(1, 2))
@@ -52,7 +52,7 @@ def _query(reader: Reader, index: int, rows: NDArray[np.int64]) -> Project:
     return LowRank(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
 
 
-def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], AnyArray]) -> Packed:
+def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Array]) -> Packed:
     """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
     rows = padded_rows(n)
     kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None

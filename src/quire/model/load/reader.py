@@ -24,7 +24,18 @@ from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
-from quire.ops.arrays import AnyArray, as_f32, cast_to, concat, contiguous, dtype_of, to_numpy, unit_rows, zeros_of
+from quire.ops.arrays import (
+    AnyArray,
+    Array,
+    as_f32,
+    cast_to,
+    concat,
+    contiguous,
+    dtype_of,
+    to_numpy,
+    unit_rows,
+    zeros_of,
+)
 from quire.ops.backend import Ops
 from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
@@ -180,7 +191,8 @@ class Reader:
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
-        packed = self.ops.pack_exact(as_f32(self.read(names["weight"])))
+        weight: Array = self.read(names["weight"])
+        packed = self.ops.pack_exact(as_f32(weight))
         bias: Unplaced = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         self.count(role, packed.kind.removesuffix("_f32"), packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
@@ -270,7 +282,7 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
 
 
-def _as_table(raw: Mapping[str, AnyArray], scheme: QuantScheme, dtype: Dtype, rows: slice) -> AnyArray:
+def _as_table(raw: Mapping[str, AnyArray], scheme: QuantScheme, dtype: Dtype, rows: slice) -> Array:
     """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
     if "weight" in raw:
         return cast_to(raw["weight"][rows], dtype, copy=True)

@@ -26,7 +26,7 @@ from quire.model.offload.away import PAGE, pages
 from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Counts, Stream
-from quire.ops.arrays import Host, address
+from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops
 from quire.ops.cpu.arena import ALIGN, huge_bytes
 from quire.ops.cpu.matrix import SHARED, Numbers, assemble, take_apart
@@ -204,7 +204,7 @@ class OnDemand:
     need: Callable[[int, Host], None]
     number: int
 
-    def __call__(self, ops: Ops, x: Host, choices: Choices) -> Host:
+    def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         self.need(self.number, choices[2])
         found: Host = self.experts(ops, x, choices)
