@@ -27,9 +27,9 @@ from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.backend import Ops
 from quire.ops.gpu import open_gpu
 from quire.ops.layout import PlainLayout
+from quire.ops.triton.backend import GpuOps
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -128,7 +128,7 @@ def attention(scale: Scale) -> None:
     from quire.ops.attention_spec import AttentionSpec
 
     gpu = open_gpu()
-    ops = Ops("triton", gpu, missing())
+    ops = GpuOps(gpu, missing())
     heads, kv_heads, d = scale(32, 4), scale(8, 2), scale(128, 16)
     problems = {"prefill": ((scale(8192, 32),) * 2,), "decode": ((1, scale(4096, 40)),) * scale(64, 2)}
     for name, rows in problems.items():

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 from gpu_figures import Scale, missing, seconds, tell
-from quire.ops.random_weights import random_weight
 from torch import Tensor
 
 from quire.core.dtypes import BF16
-from quire.ops.backend import Ops
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
+from quire.ops.triton.backend import GpuOps
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from op_cases.weights import random_weight
 
 CONFIGS = Path(__file__).parent.parent / "src" / "quire" / "ops" / "triton" / "configs"
 """Of the source: what runs may be an installed copy."""
@@ -66,7 +67,7 @@ def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Calls that matter: (name, call) for the matrices and the attention of Llamas of 1 and 8 G parameters."""
     from op_cases.reference import attention_case
 
-    ops, g = Ops("triton", gpu, missing()), torch.Generator().manual_seed(0)
+    ops, g = GpuOps(gpu, missing()), torch.Generator().manual_seed(0)
     shapes = ((64, 32),) if dry else ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
                                       (3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))  # fmt: skip
     for kind in ("bf16", "int4", "int8"):

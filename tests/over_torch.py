@@ -17,20 +17,10 @@ from quire.ops.choice import OPS
 from quire.ops.cpu.backend import CpuOps
 from quire.ops.select import select as select_backend
 
-CONVERTED = {
-    *OPS,
-    "pack",
-    "pack_stack",
-    "pack_exact",
-    "group",
-    "allocate_cache",
-    "empty",
-    "zeros",
-    "put",
-    "place",
-    "keep",
-}
-"""What takes or gives arrays."""
+TAKEN = {*OPS, "pack", "pack_stack", "pack_exact", "group", "put", "place", "keep"}
+"""What is given arrays."""
+GIVEN = {*OPS, "allocate_cache", "empty", "zeros", "put", "place", "keep"} - {"sample", "top_logprobs"}
+"""What gives arrays that are torch's here; what is drawn is numpy's on every backend."""
 
 
 def arrays(value: Any) -> Any:
@@ -55,12 +45,12 @@ class OverTorch:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.ops, name)
-        if name not in CONVERTED:
+        if name not in TAKEN | GIVEN:
             return found
 
         def call(*args: Any, **named: Any) -> Any:
             made = found(*(arrays(arg) for arg in args), **{key: arrays(arg) for key, arg in named.items()})
-            return made if name.startswith("pack") else tensors(made)
+            return tensors(made) if name in GIVEN else made
 
         return call
 

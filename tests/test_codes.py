@@ -116,7 +116,7 @@ REFUSED: list[tuple[Weight, dict[str, Any], str]] = [
     (BASE, {"mins": torch.zeros(16, 1).half()}, "neither zeros nor minimums"),
     (BASE, {"codes": BASE.codes - 1}, "outside 0..15"),
     (INT4, {"mins": torch.zeros(16, 1).half()}, "outside 0..15"),
-    (INT4, {"mins": torch.zeros(16, 1)}, "minimums are torch.float32"),
+    (INT4, {"mins": torch.zeros(16, 1)}, "minimums are float32"),
     (INT4, {"mins": torch.zeros(16, 2).half()}, "scales' shape"),
     (INT4, {"order": torch.zeros(32, dtype=torch.int32)}, "permutation of 32"),
     (INT4, {"order": torch.arange(32)}, "permutation of 32"),

@@ -74,7 +74,8 @@ class Encoded(Paged):
         for tokens, blocks in zip(prompts, self.encoded, strict=True):
             at = torch.arange(len(tokens))
             slots = blocks[at // size] * size + at % size
-            model.encoder(torch.tensor(tokens, dtype=torch.int32), slots, self.caches)
+            given = model.decoder.ops.place((torch.tensor(tokens, dtype=torch.int32), slots))
+            model.encoder(*given, self.caches)
 
     def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
         batch = super().batch(counts, wanted)

@@ -20,6 +20,7 @@ from quire.model.describe import describe
 from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES
 from quire.model.net.decoder import Decoder
+from quire.ops.arrays import to_torch
 from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5
@@ -123,7 +124,7 @@ class Paged:
         needed = [-(-len(s) // size) for s in sequences]
         order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
         self.blocks = list(order.split(needed))
-        own = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
+        own = [model.decoder.ops.allocate_cache(layout, sum(needed) + 2) for layout in model.layouts]
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.computed = [0] * len(sequences)
 
@@ -154,9 +155,11 @@ class Paged:
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
         """The logits of `batch`."""
-        batch = self.batch(counts, wanted)
-        self.model.decoder.ops.begin_step()
-        return list(self.model.decoder(batch, self.caches).clone().split(counts if wanted is None else [wanted]))
+        ops = self.model.decoder.ops
+        batch = ops.place(self.batch(counts, wanted))
+        ops.begin_step()
+        found = to_torch(self.model.decoder(batch, self.caches)).clone()
+        return list(found.split(counts if wanted is None else [wanted]))
 
     def run(self, cut: list[list[int]]) -> list[Tensor]:
         """Logits [length, vocab] of every sequence after the steps `cut`, each a list of counts."""

@@ -18,9 +18,11 @@ from quire.ops.weights import Weight, plain_packed
 from quire.quant.float8 import FP8
 from quire.quant.fp8 import Fp8
 from torch_weights import load_torch, quantize_torch
-from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
+from triton_ops import HAS_TRITON, TRITON_OPS, close, gpu_ops, needs_triton, reference
 
 pytestmark = needs_triton
+if HAS_TRITON:
+    from quire.ops.triton.backend import GpuOps
 N, K = 75, 2304
 """Few enough rows that columns are walked in two runs, which programs of small batches share."""
 

@@ -13,6 +13,7 @@ from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
 from quire.ops.experts import padded_rows
 from quire.ops.latents import Heads, LatentLayout
+from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
 from quire.ops.weights import Weight
@@ -63,8 +64,8 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
         used += blocks[s]
         at = torch.arange(context)
         where = tables[s, at // size].long(), at % size
-        cache.keys[where] = normal(g, context, layout.head_dim).to(layout.dtype)
-        cache.values[where] = normal(g, context, layout.rank).to(layout.dtype)
+        cache.keys[where] = normal(g, context, layout.head_dim).to(torch_dtype(layout.dtype))
+        cache.values[where] = normal(g, context, layout.rank).to(torch_dtype(layout.dtype))
     counts = torch.tensor([0, *(new for new, _ in rows)])
     t = int(counts.sum())
     return {

@@ -17,7 +17,7 @@ from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
 from quire.ops.choice import OPS
-from quire.ops.experts import Grouped
+from quire.ops.experts import Grouped, group
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.native import best_ops, require_native
 from quire.ops.op import implementations
@@ -147,7 +147,7 @@ class Ops(ABC):
 
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
-        return Grouped(packed, experts, n, bias)
+        return group(packed, experts, n, bias)
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp`, or `plain_mlp`, takes these matrices."""

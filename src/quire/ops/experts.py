@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.arrays import Array
+from quire.core.dtypes import F32
+from quire.ops.arrays import Array, dtype_of
 from quire.ops.kinds import LANES
 from quire.ops.weights import Packed
 
@@ -31,6 +32,15 @@ class Grouped:
     def k(self) -> int:
         """Columns of each matrix."""
         return self.packed.k
+
+
+def group(packed: Packed, experts: int, n: int, bias: Array | None) -> Grouped:
+    """The experts' matrices as ops read them; `ValueError` unless `packed` and `bias` hold them as `Grouped` says."""
+    if packed.n != experts * len(padded_rows(n)):
+        raise ValueError(f"{packed.n} rows are not those of {experts} experts of {n}, padded to {LANES} each")
+    if bias is not None and (tuple(bias.shape) != (experts, n) or dtype_of(bias) != F32):
+        raise ValueError(f"expert biases: need float32 {[experts, n]}, got {bias.dtype} {list(bias.shape)}")
+    return Grouped(packed, experts, n, bias)
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,9 @@ class Packer:
 
     def _linear(self, name: str, weight: Tensor, bias: Tensor | None, head: bool = False) -> PackedLinear:
         if weight.shape[0] in self.routers:
-            made = QWeight(Weight("f32", weight.float()))
+            made = QWeight(Weight("f32", to_numpy(weight.float())))
         elif self.target is None:
-            made = QWeight(Weight(float_kind(array_dtype(self.dtype)), weight.to(self.dtype)))
+            made = QWeight(Weight(float_kind(array_dtype(self.dtype)), to_numpy(weight.to(self.dtype))))
         else:
             own = self.target.head if head else self.target
             own.check(name, weight.shape[1], self.group)

@@ -16,10 +16,10 @@ from quire.ops.arrays import Host, is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.cpu import layers
 from quire.ops.cpu.arena import huge_bytes
-from quire.ops.cpu.experts import fuses_experts, group
+from quire.ops.cpu.experts import fuses_experts
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.pack_stack import pack_stack
-from quire.ops.cpu.state import Cpu
+from quire.ops.cpu.state import Cpu, check
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native
@@ -134,8 +134,10 @@ class CpuOps(Ops):
         return pack_stack(self.cpu, weights, count)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
-        """As of `Ops`, checked."""
-        return group(packed, experts, n, bias)
+        """As of `Ops`; biases must lie without gaps."""
+        if bias is not None:
+            check(bias, "expert biases", F32, experts, n)
+        return super().group(packed, experts, n, bias)
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """No tables, columns in order, int8 activations."""

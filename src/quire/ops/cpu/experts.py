@@ -6,22 +6,12 @@ from typing import Any
 
 from quire.ops.arrays import Host
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, Cpu, check
-from quire.ops.experts import SCORES, Between, Choices, Grouped, padded_rows
+from quire.ops.experts import SCORES, Between, Choices, Grouped
 from quire.ops.kinds import LANES
 from quire.ops.op import impl
 from quire.ops.routing import Routing
-from quire.ops.weights import Packed
 
 MOST_EXPERTS = 1 << 20
-
-
-def group(packed: Packed, experts: int, n: int, bias: Host | None) -> Grouped:
-    """The experts' matrices as `grouped_linear` reads them; ValueError unless `packed` holds them as `Grouped` says."""
-    if packed.n != experts * len(padded_rows(n)):
-        raise ValueError(f"{packed.n} rows are not those of {experts} experts of {n}, padded to {LANES} each")
-    if bias is not None:
-        check(bias, "expert biases", F32, experts, n)
-    return Grouped(packed, experts, n, bias)
 
 
 @impl("route", "cpu")
