@@ -86,9 +86,7 @@ def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> 
     qkv = layer.qkv(ops, h)
     for step in layer.qkv_steps:
         qkv = step(ops, qkv, batch)
-    rotated: Array = ops.rope_and_cache(
-        qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps
-    )
+    rotated: Array = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
     return rotated
 
 

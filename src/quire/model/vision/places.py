@@ -68,12 +68,12 @@ def _buckets(grid: Floats, rows: int, columns: int) -> Floats:
 
     def bucket(count: int, side: int) -> Places:
         places = np.arange(count, dtype=F32) * (np.float32(1) / np.float32(count))
-        return np.searchsorted(_borders(side), np.minimum(places, np.float32(1.0 - 1e-6)), side="right")
+        return np.searchsorted(borders_of(side), np.minimum(places, np.float32(1.0 - 1e-6)), side="right")
 
     return grid[bucket(rows, grid.shape[0])][:, bucket(columns, grid.shape[1])]
 
 
-def _borders(side: int) -> Floats:
+def borders_of(side: int) -> Floats:
     """Between `side` equal parts of 1, as torch's `arange` counts on the machines that train models.
 
     Numbers of an eight are counted from its first, which is rounded; only pairs of eights are.

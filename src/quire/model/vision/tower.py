@@ -177,7 +177,7 @@ class Projector:
             ops.begin_step()
             part = x[rows]
             if self.pooled:
-                part = _averages(part.reshape(-1, square, part.shape[1]))
+                part = averages(part.reshape(-1, square, part.shape[1]))
             if not self.norms_squares:
                 part = self.norm(ops, part)
             if not self.pooled:
@@ -194,7 +194,7 @@ TOGETHER = 16
 """Rows that are summed before their sums are: long sums round less, and torch's bits are the same."""
 
 
-def _averages(squares: Any) -> Any:
+def averages(squares: Any) -> Any:
     """Means [n, width] of squares [n, rows, width]."""
     count = squares.shape[1]
     if is_tensor(squares) or count <= TOGETHER:
