@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.core.dtypes import F32, Dtype
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
+from quire.model.vision.places import Groups, Places
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 
-Rows = NDArray[np.int64]
-Groups = tuple[Rows, ...]
-"""Rows [groups, rows of each] int64 that see each other, groups of one size together; each row is in one group."""
 BLOCK = 128
 """Rows of a block of keys, the most there may be: tables of blocks are short, and the last block wastes little."""
 
@@ -29,7 +26,7 @@ class Attention(Protocol):
         """Turn queries and keys of some rows, qkv [rows, 3 hidden], perhaps in place, and keep them and the values."""
         ...
 
-    def attend(self) -> Iterator[tuple[slice | Rows, Array]]:
+    def attend(self) -> Iterator[tuple[slice | Places, Array]]:
         """Some rows and their softmax(q k^T) v [rows, hidden], valid until the next, until all were there.
 
         Memory of outputs is taken back before each, not after it.
@@ -56,7 +53,7 @@ class PagedAttention:
         self._q = np.empty((count, spec.hidden), F32)
         self._parts = tuple(self._parted())
 
-    def _parted(self) -> Iterator[tuple[slice | Rows, tuple[int, int], Host, int]]:
+    def _parted(self) -> Iterator[tuple[slice | Places, tuple[int, int], Host, int]]:
         """Rows that go into the op together: where they are, (groups, rows of each), the blocks and number of keys."""
         first = 0
         for rows in self._groups:
@@ -74,7 +71,7 @@ class PagedAttention:
         self._ops.rope_and_cache(qkv, positions, self._table, slots, self._cache, None, 1.0)
         self._ops.place_columns(self._q[rows], qkv[:, : self._spec.hidden], 0)
 
-    def attend(self) -> Iterator[tuple[slice | Rows, Host]]:
+    def attend(self) -> Iterator[tuple[slice | Places, Host]]:
         """Some rows and their softmax(q k^T) v [rows, hidden] f32, until all were there."""
         for at, shape, tables, seen in self._parts:
             context = np.full(shape[0], seen, np.int32)
@@ -83,7 +80,7 @@ class PagedAttention:
             yield at, self._ops.whole_attention(q, self._cache, context, tables, self._spec.attention_scale)
 
 
-def _where(rows: Rows) -> slice | Rows:
+def _where(rows: Places) -> slice | Places:
     """Rows [n] int64 as a slice, whose copies are views, where they follow each other."""
     first, count = int(rows[0]), len(rows)
     return slice(first, first + count) if bool((np.diff(rows) == 1).all()) else rows

@@ -19,6 +19,8 @@ from quire.model.vision.stretching import Floats, bicubic, bilinear
 from quire.ops.arrays import concat
 
 Places = NDArray[np.int64]
+Groups = tuple[Places, ...]
+"""Rows [groups, rows of each] that see each other, groups of one size together; each row is in one group."""
 
 
 def cut(pixels: Any, patches: Patches) -> Any:
@@ -120,8 +122,8 @@ def turns(rope: Rope, head_dim: int, rows: int, columns: int, merge: int) -> Flo
 
 
 @lru_cache(maxsize=32)
-def windows(rows: int, columns: int, patches: Patches) -> tuple[Places, ...]:
-    """Rows [windows, rows of each] int64 that see each other, windows of one size together.
+def windows(rows: int, columns: int, patches: Patches) -> Groups:
+    """The rows of each window, which see each other.
 
     Windows are squares of `patches.window` patches a side from the upper left corner on, cut at the other borders.
     """

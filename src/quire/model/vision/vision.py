@@ -71,8 +71,11 @@ class Vision:
         told, put = self.reading.pixels, self.tower.ops.put
         tiles, height, width = picture.shape
         mean, std = (put(np.tile(np.array(numbers, F32), width)) for numbers in (told.mean, told.std))
-        values = as_f32(put(picture.image)).reshape(tiles, height, -1)
-        return ((values * told.factor - mean) / std).reshape(tiles, height, width, 3)
+        values: Any = as_f32(put(picture.image)).reshape(tiles, height, -1)
+        values *= told.factor
+        values -= mean
+        values /= std
+        return values.reshape(tiles, height, width, 3)
 
     def _project(self, projector: Projector, kept: Sequence[Any]) -> Any:
         """[tiles, rows of a tile, hidden] of the rows of one layer, or of several side by side."""

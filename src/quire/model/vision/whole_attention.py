@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.core.dtypes import Dtype
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
-from quire.model.vision.attention import Groups
+from quire.model.vision.places import Groups
 from quire.model.vision.threads import one_torch_thread
 from quire.ops.arrays import Array, Host, to_torch
 from quire.ops.backend import Ops
