@@ -86,7 +86,10 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
             found: Tensor = theirs.get_image_features(pixels).pooler_output[0]
         return found
 
-    ways: dict[str, Callable[[], Tensor]] = {"quire": lambda: to_torch(ops.host(vision(shown))), "transformers": transformers}
+    ways: dict[str, Callable[[], Tensor]] = {
+        "quire": lambda: to_torch(ops.host(vision(shown))),
+        "transformers": transformers,
+    }
     features = {name: work().float() for name, work in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(args.rounds):
