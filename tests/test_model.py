@@ -143,7 +143,7 @@ class Paged:
             ends.append(ends[-1] + n)
             context.append(self.computed[s])
             tables.append(self.blocks[s])
-        return Batch(
+        batch = Batch(
             tokens=torch.cat(tokens).int(),
             positions=torch.cat(positions).int(),
             slots=torch.cat(slots),
@@ -152,6 +152,8 @@ class Paged:
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
             logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
         )
+        placed: Batch = self.model.decoder.ops.place(batch)
+        return placed
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
         """The logits of `batch`."""

@@ -17,6 +17,7 @@ from quire.model.net.mutual import divided
 from quire.model.net.seeing import Given
 from quire.model.spec import Sight
 from quire.ops.arrays import Array, concat
+from quire.ops.backend import Ops
 from quire.run.arrays import Arrays
 from quire.run.builder import Seen
 from quire.run.messages import GivenRows
@@ -97,9 +98,9 @@ class Features:
         return found
 
 
-def told(given: Given) -> GivenRows:
+def told(given: Given, ops: Ops) -> GivenRows:
     """As other ranks are told."""
-    mutual, features = given.mutual, np.asarray(given.features)
+    mutual, features = given.mutual, ops.host(given.features)
     places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
     return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)
 

@@ -184,7 +184,7 @@ class LedStep(Step):
         if isinstance(decoder, Continues):
             left = self.ops.host(decoder.given)[: shape.tokens].tobytes()
         arrays = self.arrays.written(shape)
-        self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given)))
+        self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given, self.ops)))
         self.ranks.compare(shape, arrays)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen, own_rows
-from quire.ops.arrays import Array
+from quire.ops.arrays import Array, cast_to, dtype_of
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
 
-def put(x: Array, rows: NDArray[np.int64], values: Array, add: bool = False) -> None:
-    """x[rows] = values, or += them, in place; each row once."""
+def put(ops: Ops, x: Any, rows: NDArray[np.int64], values: Any, add: bool = False) -> None:
+    """x[rows] = values, or += them, in place and in the dtype of `x`; each row once."""
+    values = cast_to(ops.put(values), dtype_of(x))
     x[rows] = x[rows] + values if add else values
 
 
@@ -83,7 +85,7 @@ class MutualAttention:
             queries = ops.pick_rows(qkv, ops.put(rows.astype(np.int32)))
             each = ops.put(np.arange(len(rows) + 1, dtype=np.int32))
             far = replace(spec, window=seen)
-            put(attended, rows, ops.attention(queries, cache, each, context[parts], tables[parts], far))
+            put(ops, attended, rows, ops.attention(queries, cache, each, context[parts], tables[parts], far))
         return layer.o(ops, chosen(ops, attended, wanted))
 
     def _paged(self, ops: Ops, batch: Batch) -> tuple[Array, Array, Array]:

@@ -72,7 +72,7 @@ class SeeingDecoder(Decoder):
     def enter(self, batch: Batch) -> Array:
         """As of `Decoder`; what is changed in embedded tokens (their scale) was not in what is given."""
         x = super().enter(batch)
-        put(x, self.given.rows, self.given.features[:, : x.shape[1]])
+        put(self.ops, x, self.given.rows, self.given.features[:, : x.shape[1]])
         return x
 
     def walk(
@@ -94,7 +94,8 @@ class SeeingDecoder(Decoder):
         for i in deep:
             last = wanted if i + 1 == layers.stop else None
             x, delta = super().walk(x, delta, views, caches, range(i, i + 1), last)
-            put(delta, self.given.rows, self.given.features[:, hidden * (i + 1) : hidden * (i + 2)], add=True)
+            more = self.given.features[:, hidden * (i + 1) : hidden * (i + 2)]
+            put(self.ops, delta, self.given.rows, more, add=True)
         rest = range(max(deep.stop, layers.start), layers.stop)
         if rest:
             return super().walk(x, delta, views, caches, rest, wanted)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from torch import Tensor
-
 from quire.core.dtypes import Dtype
 from quire.model.disk.opened import OpenedVision
 from quire.model.load.mlp import load_mlp
@@ -16,9 +14,8 @@ from quire.model.load.roles import Share
 from quire.model.net.parts import Mlp, Norm, PlainMlp
 from quire.model.vision.tower import Projector, QuickGeluMlp, Tower, TowerLayer
 from quire.model.vision.vision import Vision
-from quire.ops.arrays import to_torch
+from quire.ops.arrays import Array, as_f32, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
 
 
 def load_vision(opened: OpenedVision, ops: Ops, dtype: Dtype) -> Vision:
@@ -39,7 +36,7 @@ def load_tower(reader: Reader) -> Tower:
     with reader.part():
         patch = reader.place(reader.linear(("patch",), None))
         token = reader.place(reader.vector("class_token"))
-        positions = to_torch(reader.table("positions")).float() if reader.opened.claim.get("positions") else None
+        positions = to_numpy(as_f32(reader.table("positions"))) if reader.opened.claim.get("positions") else None
         embed_norm = reader.place(load_norm(reader, "embed_norm"))
     for i in range(spec.layers):
         with reader.part(i):
@@ -54,7 +51,7 @@ def load_tower(reader: Reader) -> Tower:
         embed_norm=embed_norm,
         layers=tuple(layers),
         final_norm=final_norm,
-        dtype=torch_dtype(reader.form.dtype),
+        dtype=reader.form.dtype,
     )
 
 
@@ -78,7 +75,7 @@ def _sloped(mlp: Mlp) -> Mlp:
     return QuickGeluMlp(mlp.up, mlp.down) if isinstance(mlp, PlainMlp) and mlp.activation == "quick_gelu" else mlp
 
 
-def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tuple[Projector, ...], Tensor | None]:
+def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tuple[Projector, ...], Array | None]:
     """The projector, those of further features, and the row behind each line of a picture."""
     spec = reader.opened.spec
     with reader.part():
