@@ -28,6 +28,7 @@ from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
 from quire.model.load.packed_writing import finish_all  # noqa: E402
 from quire.model.net.parts import Embedding  # noqa: E402
+from quire.ops.arrays import to_torch  # noqa: E402
 from quire.ops.choice import choose  # noqa: E402
 from quire.ops.weights import PackedTable  # noqa: E402
 from quire.plan.needs import weights_of  # noqa: E402
@@ -118,7 +119,7 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     config = flat_config(model=str(path), cache_packed=str(tmp_path))
     made = load_model(config, backend("cpu"))
     source = open_model(str(path)).source
-    widened = Block(TYPES[name]).load({name: source.tensor(f"token_embd.{name}")}, torch.float32).dequantize()
+    widened = Block(TYPES[name]).load({name: to_torch(source.tensor(f"token_embd.{name}"))}, torch.float32).dequantize()
     decoder: Any = made.decoder
     assert isinstance(decoder.embed.table, PackedTable)
     assert (decoder.head.weight is decoder.embed.table.matrix) == tied

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.core.dtypes import F32, F64, I32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.adapter_files import LowRank, TableChange
-from quire.model.load.handed import handed
+from quire.model.load.handed import handed, handed_dtype
 from quire.model.load.place import fetched, is_array, moved
 from quire.model.load.roles import COLUMNS, DISK_ROLES, ROWS, Share
 from quire.model.net.linear import Linear
@@ -21,7 +21,6 @@ from quire.model.net.parts import Embed, Embedding
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host, dtype_of, row_norms, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight, float_kind
 
@@ -223,7 +222,7 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Any) -> HeadCh
         return None  # rank 0 makes these logits, of rows that it has whole
     if change.own is not None:
         own = handed(change.own.astype(base.dtype, copy=False))
-        packed = base.ops.pack(Weight(float_kind(torch_dtype(base.dtype)), own))
+        packed = base.ops.pack(Weight(float_kind(handed_dtype(base.dtype)), own))
         bias = None if change.own_bias is None else moved(change.own_bias * scale, device)
         return HeadChange(mine, own=Linear(packed, bias))
     if change.rows is not None:

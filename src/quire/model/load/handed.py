@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
+from quire.core.dtypes import Dtype
 from quire.ops.arrays import AnyArray, to_torch
+from quire.ops.lazy import torch, torch_dtype
 from quire.ops.weights import Weight
 
 if TYPE_CHECKING:
@@ -30,3 +32,13 @@ def handed_weight(kind: str, **parts: Any) -> Weight:
     """A weight of arrays as they take it; `parts`: fields of `Weight`."""
     fields: Any = {name: to_torch(part) if hasattr(part, "dtype") else part for name, part in parts.items()}
     return Weight(kind, **fields)
+
+
+def handed_dtype(dtype: Dtype) -> torch.dtype:
+    """`dtype` as they take it."""
+    return torch_dtype(dtype)
+
+
+def handed_random() -> torch.Generator:
+    """Where `random_weight` takes its numbers from; each the same."""
+    return torch.Generator().manual_seed(0)

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.dtypes import F16, F32
-from quire.model.load.handed import handed
+from quire.model.load.handed import handed, handed_dtype
 from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
 from quire.model.net.parts import RmsNorm
 from quire.ops.arrays import AnyArray, cast_to
-from quire.ops.lazy import torch_dtype
 from quire.ops.mla import EPS, Heads
 from quire.ops.moe import padded_rows
 from quire.ops.weights import Packed, Weight
@@ -64,7 +63,7 @@ def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], AnyA
     if dtype == F16 and reader.ops.gpu is None:
         dtype = F32  # `head_linear` has no products of f16 there
     numbers = cast_to(make()[:, rows].reshape(-1, k), dtype)
-    packed = reader.ops.pack(Weight(float_kind(torch_dtype(dtype)), handed(numbers)))
+    packed = reader.ops.pack(Weight(float_kind(handed_dtype(dtype)), handed(numbers)))
     if reader.cache is not None:
         reader.cache.put(name, packed, None)
     return packed

@@ -24,7 +24,7 @@ from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.opened import Opened
-from quire.model.load.handed import handed, handed_weight
+from quire.model.load.handed import handed, handed_random, handed_weight
 from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
     NoRoom,
@@ -42,7 +42,6 @@ from quire.ops.arrays import AnyArray, Host, as_f32, cast_to, dtype_of, same_byt
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
 from quire.ops.kinds import KINDS, LANES, SUPER_KINDS
-from quire.ops.lazy import torch
 from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
 from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
@@ -277,7 +276,7 @@ def _thinned(weight: Weight) -> Weight:
 
 def _samples() -> Iterator[Weight]:
     """A small matrix of each kind that is packed as it is, in each of its groups, with each of its optional parts."""
-    random = torch.Generator().manual_seed(0)
+    random = handed_random()
     order = handed(np.arange(255, -1, -1, dtype=I32))
     for name, kind in PLAIN.items():
         for group in kind.groups or (0,):

@@ -19,7 +19,7 @@ from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import Adapters
-from quire.model.load.handed import handed, handed_parts
+from quire.model.load.handed import handed, handed_dtype, handed_parts
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import Unplaced, placed
@@ -27,7 +27,6 @@ from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, 
 from quire.model.net.linear import Linear
 from quire.ops.arrays import AnyArray, as_f32, cast_to, concat, contiguous, dtype_of, unit_rows, zeros_like
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
 from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
@@ -240,7 +239,7 @@ class Reader:
             raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
             if self.form.target is None or DISK_ROLES[holder].wide:
-                dtype = torch_dtype(self.form.dtype)
+                dtype = handed_dtype(self.form.dtype)
                 weight = load_matrix(scheme, handed_parts(raw), dtype, self.ops.float8_activations(dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
@@ -276,4 +275,4 @@ def _as_table(raw: Mapping[str, AnyArray], scheme: QuantScheme, dtype: Dtype, ro
     """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
     if "weight" in raw:
         return cast_to(raw["weight"][rows], dtype, copy=True)
-    return cast_to(scheme.load(handed_parts(raw), torch_dtype(dtype)).take_rows(rows).dequantize(), dtype)
+    return cast_to(scheme.load(handed_parts(raw), handed_dtype(dtype)).take_rows(rows).dequantize(), dtype)
