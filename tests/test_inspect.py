@@ -97,8 +97,8 @@ def test_dummy_weights_are_described_without_torch() -> None:
 def test_tensors_and_rope_tables_are_read_without_torch(form: str) -> None:
     program = (
         "import sys; from quire.model.describe import open_model; from quire.model.families.rope import shared_tables; "
-        f"opened = open_model('', '{form}'); sizes = [opened.source.tensor(name).nbytes for name in opened.source.infos];"
-        " shared_tables(opened.spec.rope, 64); sys.exit('torch' in sys.modules or not all(sizes))"
+        f"opened = open_model('', '{form}'); sizes = [opened.source.tensor(x).nbytes for x in opened.source.infos]; "
+        "shared_tables(opened.spec.rope, 64); sys.exit('torch' in sys.modules or not all(sizes))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
