@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from quire.core.dtypes import Dtype
 from quire.ops.arrays import AnyArray, to_torch
@@ -14,13 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@overload
-def handed(x: AnyArray) -> Tensor: ...
-@overload
-def handed(x: None) -> None: ...
-def handed(x: AnyArray | None) -> Tensor | None:
+def handed(x: AnyArray) -> Tensor:
     """`x` as they take it."""
-    return None if x is None else to_torch(x)
+    return to_torch(x)
 
 
 def handed_parts(raw: Mapping[str, AnyArray]) -> dict[str, Tensor]:

@@ -103,4 +103,4 @@ def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed,
         reader.count("biases", "f32", bias.nbytes)
     reader.count("+".join(roles), label, packed.nbytes)
     height = sum(DISK_ROLES[role].shape(spec)[0] for role in roles)
-    return reader.ops.group(packed, spec.moe.routing.experts, height, handed(bias))
+    return reader.ops.group(packed, spec.moe.routing.experts, height, None if bias is None else handed(bias))
