@@ -73,6 +73,16 @@ def test_no_torch_above_or_below_the_tensors(package: str) -> None:
     assert not found, found
 
 
+@pytest.mark.parametrize("folder", ["disk", "families", "load"])
+def test_the_loader_is_imported_without_torch(folder: str) -> None:
+    """It may be given tensors, by the workbench, and names their type."""
+    paths = sorted((SOURCE / "model" / folder).rglob("*.py"))
+    found = [
+        f"{path}: {name}" for path in paths for name in imported(path, whole=False) if name.split(".")[0] == "torch"
+    ]
+    assert paths and not found, found
+
+
 def modules() -> dict[str, Path]:
     """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
     homes = {SOURCE.parent: SOURCE.rglob("*.py")} | {

@@ -93,6 +93,16 @@ def test_dummy_weights_are_described_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("form", ["auto", "dummy"])
+def test_tensors_and_rope_tables_are_read_without_torch(form: str) -> None:
+    program = (
+        "import sys; from quire.model.describe import open_model; from quire.model.families.rope import shared_tables; "
+        f"opened = open_model('', '{form}'); sizes = [opened.source.tensor(x).nbytes for x in opened.source.infos]; "
+        "shared_tables(opened.spec.rope, 64); sys.exit('torch' in sys.modules or not all(sizes))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
 def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -> None:
     write(tmp_path, family, **(LATENT["deepseek_v2"][1] if family == "deepseek_v2" else {}))
