@@ -26,7 +26,9 @@ from peers import HERE
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16
 from quire.ops.arena import huge_bytes
+from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops, select
 from quire.ops.measure import read_rate
 from quire.ops.weights import Packed
@@ -83,14 +85,14 @@ def blocks(name: str) -> Way:
             raw[..., at + 1] = 0x2C  # of the size of 0.07
         return raw.flatten(1)
 
-    return Way(source, lambda raw: Block(kind).load({name: raw}, torch.bfloat16))
+    return Way(source, lambda raw: Block(kind).load({name: to_numpy(raw)}, BF16))
 
 
 def numbers(dtype: torch.dtype, to: str, group: int = 0) -> Way:
     """Normal numbers in `dtype`, kept in bf16 or rounded."""
 
     def weight(w: Tensor) -> QWeight:
-        return DENSE.load({"weight": w}, torch.bfloat16) if to == "bf16" else QUANTIZERS[to].at_pack(w, group)
+        return DENSE.load({"weight": w}, BF16) if to == "bf16" else QUANTIZERS[to].at_pack(to_numpy(w), group)
 
     return Way(lambda n, k: (0.05 * torch.randn(n, k)).to(dtype), weight)
 

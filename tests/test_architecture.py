@@ -28,7 +28,9 @@ LAYERS = (
 # into texts, and what ranks exchange is recorded with the ops of a step.
 ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("pictures", "text"), ("parallel", "ops")}
 FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
-TORCH_FREE = {"core", "cache", "sched", "text", "pictures", "gguf", "figures", "server", "simulate", "dashboard"}
+TORCH_FREE = {
+    "core", "cache", "sched", "text", "pictures", "gguf", "quant", "figures", "server", "simulate", "dashboard",
+}  # fmt: skip
 
 
 def layer_of(package: str) -> int:

@@ -26,6 +26,7 @@ from quire.quant.registry import QUANTIZERS
 from test_learn import Plan
 from test_model import Paged, prompt
 from test_train_adapt import logits_of
+from torch_weights import quantize_torch
 
 ROWS = [Row(prompt(24, seed)) for seed in range(4)]
 KEPT = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -61,7 +62,7 @@ def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, 
     for m in matrices(plain.opened):
         w = plain.opened.source.tensor(m.name).detach()
         form = QUANTIZERS[scheme].head if m.role == "head" else QUANTIZERS[scheme]
-        again = form.quantize(w.t().contiguous() if m.transposed else w, 32).dequantize()
+        again = quantize_torch(form, w.t().contiguous() if m.transposed else w, 32).dequantize()
         seen = net.seen.tensor(m.name).detach()
         assert torch.equal(again, seen.t() if m.transposed else seen), m.name
     for name in ("model.norm.weight", "transformer.ln_f.weight"):

@@ -17,7 +17,7 @@ from quire.ops.random_weights import normal, random_weight
 from quire.ops.weights import Weight, plain_packed
 from quire.quant.float8 import FP8
 from quire.quant.fp8 import Fp8
-from quire.quant.registry import load
+from torch_weights import load_torch, quantize_torch
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 
 pytestmark = needs_triton
@@ -32,7 +32,7 @@ def generator() -> torch.Generator:
 def weight(form: str) -> Weight:
     g, (kind, *options) = generator(), form.split()
     if kind == "fp8":
-        w = FP8.quantize(normal(g, N, K), 128).weight
+        w = quantize_torch(FP8, normal(g, N, K), 128).weight
         rows = Weight("fp8", w.codes, w.scales[:, :1].contiguous(), group=K) if w.scales is not None else w
         return rows if "rows" in options else w
     group = K if "rows" in options else 64
@@ -64,10 +64,14 @@ def test_rounded_activations_equal_the_definition(form: str) -> None:
 def test_float8_files_keep_their_numbers(block: tuple[int, int] | None, shape: tuple[int, ...]) -> None:
     g, scheme = generator(), Fp8("scale", block)
     raw = {"weight": normal(g, 200, 256).to(torch.float8_e4m3fn), "scale": torch.rand(shape, generator=g) + 0.1}
-    kept = load(scheme, raw, torch.bfloat16, 8)
-    assert kept.weight.kind == "fp8" and torch.equal(kept.dequantize(), scheme.load(raw, torch.float32).dequantize())
-    assert load(scheme, raw, torch.bfloat16, 0).weight.kind == "bf16"
-    assert load(Fp8("scale", (128, 48)), raw | {"scale": torch.ones(2, 6)}, torch.bfloat16, 8).weight.kind == "bf16"
+    kept = load_torch(scheme, raw, torch.bfloat16, 8)
+    assert kept.weight.kind == "fp8" and torch.equal(
+        kept.dequantize(), load_torch(scheme, raw, torch.float32).dequantize()
+    )
+    assert load_torch(scheme, raw, torch.bfloat16, 0).weight.kind == "bf16"
+    assert (
+        load_torch(Fp8("scale", (128, 48)), raw | {"scale": torch.ones(2, 6)}, torch.bfloat16, 8).weight.kind == "bf16"
+    )
 
 
 def test_float16_matrices_are_multiplied_in_float16() -> None:
@@ -87,7 +91,7 @@ def test_nan_activations_stay_visible() -> None:
 
 def test_float8_of_a_weight_is_within_an_eighth_of_its_size() -> None:
     w = normal(generator(), 20, 256)
-    made = FP8.quantize(w, 64).dequantize()
+    made = quantize_torch(FP8, w, 64).dequantize()
     assert ((made - w).abs() <= w.abs() / 16 + w.abs().max() / 448 / 2**6).all()
 
 

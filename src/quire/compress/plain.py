@@ -26,6 +26,7 @@ from quire.model.families.table import read_spec
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.differentiable import differentiable
 from quire.quant.registry import DENSE
 
@@ -143,7 +144,7 @@ class Dequantized:
         whole = torch.zeros(DISK_ROLES[slot.holder].shape(spec)[: 2 if slot.part == "weight" else 1])
         for role in FUSED.get(slot.holder, (slot.holder,)):
             weight, bias = self._reader.matrix((role,), layer, slot.place.expert)
-            numbers = weight.dequantize() if slot.part == "weight" else bias
+            numbers = to_torch(weight.dequantize()) if slot.part == "weight" else bias
             rows = None
             if layer is not None:
                 rotated = spec.rope[layer].dim if spec.interleaved_rope else 0

@@ -15,16 +15,19 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.dtypes import F32, Dtype
+from quire.core.dtypes import F8, F32, Dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Host = NDArray[Any]
 """An array in the memory of this process."""
+Array = Any
+"""Numpy's array or torch's tensor: whoever reads it knows which, and type checkers are not told."""
 if TYPE_CHECKING:
     AnyArray = Host | Tensor
 A = TypeVar("A", bound="AnyArray")
+_F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 
 
 def is_tensor(x: object) -> bool:
@@ -49,7 +52,17 @@ def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
 
 def as_f32(x: A) -> A:
     """`x` in float32, itself where it is."""
+    if dtype_of(x) is F8 and not is_tensor(x):  # three times faster than the cast of ml_dtypes
+        return cast(A, _F8_NUMBERS[cast("Host", x).view(np.uint8)])
     return cast_to(x, F32)
+
+
+def zeros_like(x: A, dtype: Dtype) -> A:
+    """Zeros in the shape of `x`."""
+    if is_tensor(x):
+        torch = sys.modules["torch"]
+        return cast(A, torch.zeros_like(x, dtype=getattr(torch, dtype.name)))
+    return cast(A, np.zeros(x.shape, dtype))
 
 
 def contiguous(x: A) -> A:
@@ -80,11 +93,14 @@ def dtype_of(x: AnyArray) -> Dtype:
     return found
 
 
-def to_torch(x: Host) -> Tensor:
-    """The memory of `x` as a torch tensor, which must be writable or is copied. Imports torch."""
+def to_torch(x: AnyArray) -> Tensor:
+    """The memory of `x` as a torch tensor, which must be writable or is copied; a tensor as it is. Imports torch."""
+    if is_tensor(x):
+        return cast("Tensor", x)
     import torch
 
-    array = x if x.flags.writeable else x.copy()
+    array = cast("Host", x)
+    array = array if array.flags.writeable else array.copy()
     name = array.dtype.name
     if array.dtype.kind != "V":
         return torch.from_numpy(array)

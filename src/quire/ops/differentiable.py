@@ -232,7 +232,7 @@ class Differentiable(Ops):
     def _linear(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         assert w.plain is not None
         self._seen(w, x)
-        out = x @ w.plain.dequantize().t()
+        out: Tensor = x @ w.plain.dequantize().t()
         return out if bias is None else out + bias
 
     def _gated_mlp(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from quire.core.dtypes import Dtype
+from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
+
+DTYPES = {dtype.name: dtype for dtype in (F64, F32, F16, BF16, F8, I64, I32, I16, I8, U8, BOOL)}
 
 if TYPE_CHECKING:
     import torch as torch
@@ -24,6 +26,11 @@ else:
             return value
 
     torch = _Torch()
+
+
+def array_dtype(dtype: torch.dtype) -> Dtype:
+    """That of an array for torch's `dtype`."""
+    return DTYPES[str(dtype).removeprefix("torch.")]
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:

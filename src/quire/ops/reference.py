@@ -14,7 +14,8 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
-from quire.ops.weights import Packed, PackedTable, quantize_activations, quantize_to_float8
+from quire.ops.rounding import quantize_activations, quantize_to_float8
+from quire.ops.weights import Packed, PackedTable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -40,8 +41,8 @@ def embedding(tokens: Tensor, table: Tensor | PackedTable, first: int | None = N
     if not isinstance(table, PackedTable):
         return table[tokens.long()].float()
     assert table.matrix.plain is not None
-    found = table.matrix.plain.take_rows(tokens.long()).dequantize()
-    return found.bfloat16().float() if table.rounded else found
+    rows: Tensor = table.matrix.plain.take_rows(tokens.long()).dequantize()
+    return rows.bfloat16().float() if table.rounded else rows
 
 
 @op(tolerance=2e-6)
@@ -68,6 +69,7 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     with x in bf16.
     """
     assert w.plain is not None
+    out: Tensor
     if w.kind == "f32":
         out = x @ w.plain.codes.t()
     elif w.kind in ("bf16_f32", "f16"):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.arena import huge_bytes
+from quire.ops.arrays import to_numpy
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -100,7 +101,7 @@ def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
     if not group:
         return ops.pack(Weight(name, made.float() if name == "f32" else made.bfloat16()), narrow=True)
     target = QUANTIZERS["nf4" if name == "table4" else name]
-    return target.at_pack(made, int(group)).pack(ops)
+    return target.at_pack(to_numpy(made), int(group)).pack(ops)
 
 
 def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:

@@ -15,6 +15,7 @@ from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.load.place import placed
 from quire.model.net.linear import Linear
 from quire.ops.backend import Ops
+from quire.ops.lazy import array_dtype
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
 
@@ -74,7 +75,7 @@ class HeadFile:
         """
         parts = [self.tensor(f"{name}.weight", n, k).to(self._dtype) for name, n in names.items()]
         weight = torch.cat(parts) if rows is None else torch.cat(parts)[rows]
-        packed = QWeight(Weight(float_kind(self._dtype), weight.contiguous())).pack(self._ops)
+        packed = QWeight(Weight(float_kind(array_dtype(self._dtype)), weight.contiguous())).pack(self._ops)
         self.nbytes += packed.nbytes
         bias = None
         if any(f"{name}.bias" in self for name in names):

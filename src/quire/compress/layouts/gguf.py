@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.compress.layouts.gguf_vocab import vocabulary
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
@@ -35,9 +36,11 @@ from quire.model.disk.opened import Opened
 from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.registry import DENSE, matrix_scheme
+from quire.quant.registry import load as load_matrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -274,7 +277,7 @@ class _Writer:
         if part == "bias" or scheme is DENSE:
             return source.tensor(parts[part])
         raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
-        return scheme.load(raw, torch.float32).dequantize()
+        return to_torch(load_matrix(scheme, raw, F32, 0).dequantize())
 
     def _rows(self, piece: _Piece) -> Tensor | None:
         """The order in which rows of queries and keys lie, None for anything else."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.layout import quantize_rows
-from quire.ops.weights import quantize_activations, quantize_to_float8
+from quire.ops.rounding import quantize_activations, quantize_to_float8
 
 
 class _Through(torch.autograd.Function):

@@ -17,6 +17,7 @@ from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straig
 from quire.compress.train.seen import SeenNet, matrices
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
+from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
 from quire.ops.held import Held
 from quire.ops.layout import KVCache
@@ -50,7 +51,7 @@ class FakeQuantized:
         scheme = self._scheme.head if matrix.role == "head" else self._scheme
         w = rounded.t().contiguous() if matrix.transposed else rounded
         try:
-            made = scheme.quantize(w, self._group).dequantize()
+            made = to_torch(scheme.quantize(to_numpy(w), self._group).dequantize())
         except ModelError as error:
             raise ModelError(f"{name}: {error.message}") from None
         return straight_through(tensor, made.t() if matrix.transposed else made)

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
+from quire.ops.lazy import array_dtype
 from quire.ops.weights import Packed, Weight
 from quire.quant.base import Quantizer, QWeight, float_kind
 
@@ -102,7 +104,7 @@ class Packer:
     def __init__(self, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, routers: set[int]) -> None:
         self.ops, self.dtype, self.target, self.group, self.routers = ops, dtype, target, group, routers
         self.nbytes = 0
-        self.label = float_kind(dtype)
+        self.label = float_kind(array_dtype(dtype))
 
     def pack(self, model: Any) -> dict[str, tuple[str, int]]:
         """Replace every matrix of `model`; what remains becomes f32. The account of both: what -> (kind, bytes)."""
@@ -132,11 +134,11 @@ class Packer:
         if weight.shape[0] in self.routers:
             made = QWeight(Weight("f32", weight.float()))
         elif self.target is None:
-            made = QWeight(Weight(float_kind(self.dtype), weight.to(self.dtype)))
+            made = QWeight(Weight(float_kind(array_dtype(self.dtype)), weight.to(self.dtype)))
         else:
             own = self.target.head if head else self.target
             own.check(name, weight.shape[1], self.group)
-            made = own.at_pack(weight, self.group)
+            made = own.at_pack(to_numpy(weight), self.group)
             self.label = self.label if head else made.label
         packed = made.pack(self.ops)
         self.nbytes += packed.nbytes

@@ -15,7 +15,9 @@ from quire.model.net.linear import Linear
 from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
 from quire.model.net.parts import Embed, Embedding
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.backend import Ops
+from quire.ops.lazy import array_dtype
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
 
@@ -114,7 +116,7 @@ def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Tensor
     weight, bias = weights()
     squares = [
         torch.linalg.vector_norm(
-            weight.take_rows(slice(i, i + CHUNK)).dequantize() + part.b[i : i + CHUNK] @ part.a, dim=1
+            to_torch(weight.take_rows(slice(i, i + CHUNK)).dequantize()) + part.b[i : i + CHUNK] @ part.a, dim=1
         )
         for i in range(0, len(part.b), CHUNK)
     ]
@@ -217,12 +219,12 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Tensor) -> Hea
     if change.own is not None and base.share.rank:
         return None  # rank 0 makes these logits, of rows that it has whole
     if change.own is not None:
-        packed = base.ops.pack(Weight(float_kind(base.dtype), change.own.to(base.dtype)))
+        packed = base.ops.pack(Weight(float_kind(array_dtype(base.dtype)), change.own.to(base.dtype)))
         bias = None if change.own_bias is None else (change.own_bias * scale).to(device)
         return HeadChange(mine, own=Linear(packed, bias))
     if change.rows is not None:
         ids = torch.tensor(change.tokens)
-        added = change.rows - base.weights("head", None)[0].take_rows(ids).dequantize()
+        added = change.rows - to_torch(base.weights("head", None)[0].take_rows(ids).dequantize())
         chosen = torch.zeros(len(ids), base.spec.vocab_size)
         chosen[torch.arange(len(ids)), ids] = 1.0
         return HeadChange(

@@ -12,6 +12,8 @@ from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
 from quire.model.net.parts import RmsNorm
+from quire.ops.arrays import to_torch
+from quire.ops.lazy import array_dtype
 from quire.ops.mla import EPS, Heads
 from quire.ops.moe import padded_rows
 from quire.ops.weights import Packed, Weight
@@ -30,7 +32,8 @@ def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
 
     @cache
     def kv_b() -> Tensor:
-        return reader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
+        whole = to_torch(reader.matrix(("kv_b",), index)[0].dequantize())
+        return whole.view(spec.heads, mla.nope + mla.value, mla.rank)
 
     into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].transpose(1, 2))
     out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
@@ -59,7 +62,7 @@ def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Tens
     dtype = reader.form.dtype
     if dtype is torch.float16 and reader.ops.gpu is None:
         dtype = torch.float32  # `head_linear` has no products of f16 there
-    packed = reader.ops.pack(Weight(float_kind(dtype), make()[:, rows].flatten(0, 1).to(dtype)))
+    packed = reader.ops.pack(Weight(float_kind(array_dtype(dtype)), make()[:, rows].flatten(0, 1).to(dtype)))
     if reader.cache is not None:
         reader.cache.put(name, packed, None)
     return packed

@@ -36,6 +36,7 @@ from quire.model.load.packed_folder import (
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
 from quire.ops.arena import huge_bytes
+from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.cpu import Cpu
 from quire.ops.kinds import KINDS, LANES, SUPER_KINDS
@@ -43,7 +44,7 @@ from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
 from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
 from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
 from quire.ops.random_weights import random_weight
-from quire.ops.weights import MOST, SUPER, Packed, Weight
+from quire.ops.weights import MOST, SUPER, Packed, Weight, as_tensors
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
 
@@ -251,7 +252,7 @@ def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
     codes = (numbers * 7).round().to(torch.int8)
     made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
-    made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
+    made += [as_tensors(q.quantize(to_numpy(numbers), 32).weight) for q in ((target, target.head) if target else ())]
     two = torch.arange(256) % 4 < 2
     for weight in (*_samples(), *(replace(w, codes=torch.where(two, w.codes, 0)) for w in _samples()), *made):
         packed = pack_dense(cpu, weight)

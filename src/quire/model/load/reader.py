@@ -23,7 +23,9 @@ from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import placed
 from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
+from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.backend import Ops
+from quire.ops.lazy import array_dtype
 from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
 from quire.quant.registry import DENSE, matrix_scheme
@@ -235,10 +237,11 @@ class Reader:
             raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
         with self.naming(next(iter(names.values()))):
             if self.form.target is None or DISK_ROLES[holder].wide:
-                weight = load_matrix(scheme, raw, self.form.dtype, self.ops.float8_activations(self.form.dtype))
+                dtype = self.form.dtype
+                weight = load_matrix(scheme, raw, array_dtype(dtype), self.ops.float8_activations(dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
-                weight = target.at_pack(raw["weight"], self.form.group)
+                weight = target.at_pack(to_numpy(raw["weight"]), self.form.group)
             weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
         bias = self.read(names["bias"]).float().clone() if "bias" in names else None
         return weight, bias
@@ -270,4 +273,4 @@ def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype
     """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
     if "weight" in raw:
         return raw["weight"][rows].to(dtype, copy=True)
-    return scheme.load(raw, dtype).take_rows(rows).dequantize().to(dtype)
+    return to_torch(load_matrix(scheme, raw, array_dtype(dtype), 0).take_rows(rows).dequantize()).to(dtype)

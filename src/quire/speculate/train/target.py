@@ -22,6 +22,7 @@ from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.backend import select
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder, Turns
@@ -67,4 +68,4 @@ class Target:
         options = self._config.model
         opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
         reader = Reader(opened, self._step.ops, Form(torch.float32), Share(), None)
-        return reader.table("embed"), reader.matrix(("head",), None)[0].dequantize()
+        return reader.table("embed"), to_torch(reader.matrix(("head",), None)[0].dequantize())
