@@ -28,7 +28,6 @@ from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
 from quire.model.load.packed_writing import finish_all  # noqa: E402
 from quire.model.net.parts import Embedding  # noqa: E402
-from quire.ops.arrays import to_torch  # noqa: E402
 from quire.ops.choice import choose  # noqa: E402
 from quire.ops.weights import PackedTable  # noqa: E402
 from quire.plan.needs import weights_of  # noqa: E402

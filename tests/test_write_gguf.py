@@ -212,7 +212,7 @@ def test_weights_keep_their_codes(tmp_path: Path) -> None:
     base, other = "model.layers.0.mlp.up_proj", "model.layers.1.mlp.down_proj"
     w = model.state_dict()[f"{base}.weight"]
     for kind, quantizer, group in (("Q4_0", INT4, 32), ("Q8_0", INT8, 64)):
-        weight = quantizer.quantize(w, group).weight
+        weight = quantize_torch(quantizer, w, group).weight
         loose = quantize_torch(INT8, model.state_dict()[f"{other}.weight"], 128).weight
         order = torch.randperm(512).int()
         given = {base: weight, other: replace(loose, order=order)}

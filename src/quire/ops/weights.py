@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from quire.core.dtypes import I64
-from quire.ops.arrays import Array, as_f32, cast_to, concat, to_numpy, to_torch
+from quire.ops.arrays import Array, as_f32, cast_to, concat, to_torch
 
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
@@ -23,7 +23,7 @@ E4M3_MOST = 448.0
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [n, k] in its plain (unpacked) form.
+    """A matrix [n, k] in its plain (unpacked) form, of numpy's arrays or of torch's tensors.
 
     `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself. Products with f16 are f32.
     `kind` "bf16_f32": `codes` is a bf16 matrix whose products are those of the same numbers in f32: activations are not
@@ -209,21 +209,13 @@ class Packed:
 
 def as_tensors(weight: W) -> W:
     """The same with torch tensors, which share its memory where that may be written. Imports torch."""
-    return _converted(weight, to_torch)
 
-
-def as_arrays(weight: W) -> W:
-    """The same with numpy arrays, which share its memory."""
-    return _converted(weight, to_numpy)
-
-
-def _converted(weight: W, convert: Callable[[Array], Array]) -> W:
     def each(part: Array | None) -> Array | None:
-        return None if part is None else convert(part)
+        return None if part is None else to_torch(part)
 
     changes: dict[str, Any]
     if isinstance(weight, Stored):
-        changes = {"parts": tuple(Rows(convert(part.data), each(part.order)) for part in weight.parts)}
+        changes = {"parts": tuple(Rows(to_torch(part.data), each(part.order)) for part in weight.parts)}
     else:
         changes = {name: each(getattr(weight, name)) for name in ARRAYS}
     return replace(weight, **changes)

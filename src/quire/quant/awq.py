@@ -59,7 +59,7 @@ class Awq:
 
     def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, its codes and zeros less 8 so that they are signed."""
-        n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
+        n, k = self.shape({"qweight": raw["qweight"].shape})
         groups = group_count(k, self.group)
         codes = _columns(expect(raw, "qweight", (k, n // 8), I32))
         scales = expect(raw, "scales", (groups, n), *SCALES)

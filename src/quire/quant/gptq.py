@@ -72,7 +72,7 @@ class Gptq:
 
     def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, its codes and zeros less 2^(bits - 1) so that they are signed."""
-        n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
+        n, k = self.shape({"qweight": raw["qweight"].shape})
         if self.planes and (n % 32 or k % 32):
             raise ModelError(f"is {n} x {k}, whose codes and zeros do not fill whole planes of 32")
         groups = group_count(k, self.group)
