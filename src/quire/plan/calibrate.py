@@ -104,7 +104,7 @@ def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
     if not group:
         return ops.pack(Weight(name, made if name == "f32" else made.astype(BF16)), narrow=True)
     target = QUANTIZERS["nf4" if name == "table4" else name]
-    return target.at_pack(to_numpy(made), int(group)).pack(ops)
+    return target.at_pack(made, int(group)).pack(ops)
 
 
 def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:

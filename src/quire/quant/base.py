@@ -114,8 +114,8 @@ class QWeight:
         return first._changed(concat([p.weight.codes for p in parts]), stacked)
 
     def source(self, ops: Ops) -> Weight | Stored:
-        """What the backend packs, of torch tensors."""
-        return as_tensors(self.weight)
+        """What the backend packs."""
+        return self.weight
 
     def pack(self, ops: Ops, narrow: bool = True) -> Packed:
         """The weight in the layout that the backend streams; `narrow` as of `Ops.pack`."""

@@ -45,7 +45,7 @@ class StoredWeight(QWeight):
 
     def source(self, ops: Ops) -> Weight | Stored:
         """What the file holds, if the backend packs that."""
-        return as_tensors(self.stored if ops.packs_stored else self.weight)
+        return self.stored if ops.packs_stored else self.weight
 
     def with_activations(self, bits: int) -> QWeight:
         """The weight with activations rounded to `bits` (8, as it is, or 16)."""

@@ -26,8 +26,8 @@ from quire.parallel.place import Memory, Place
 from quire.parallel.store import AskedStore, serve
 from quire.parallel.topology import Topology
 from quire.parallel.wire import Dropped, listen, read_secret
+from quire.run.meeting import Hearer, Reach, host_is_gone, start_all
 from quire.run.messages import Meeting, Start
-from quire.run.reach import Hearer, Reach, host_is_gone, start_all
 
 MEET_SECONDS = 120.0
 """That all ranks may take to be there, before any of them loads."""

@@ -38,6 +38,7 @@ from quire.run.budget import gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.features import heard_rows
+from quire.run.meeting import Hearer
 from quire.run.messages import (
     Adapter,
     Allocate,
@@ -52,7 +53,7 @@ from quire.run.messages import (
     Zero,
 )
 from quire.run.rank_bytes import part_of, say_size
-from quire.run.reach import Hearer, joined
+from quire.run.reach import joined
 from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune

@@ -36,9 +36,10 @@ from quire.run.builder import Shape
 from quire.run.caches import Caches, Keep
 from quire.run.features import told
 from quire.run.gpu_ranks import of_a_gpu, on_gpus
+from quire.run.meeting import host_is_gone
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Profile, Zero
 from quire.run.rank_bytes import Joins, RankBytes
-from quire.run.reach import host_is_gone, reach
+from quire.run.reach import reach
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
