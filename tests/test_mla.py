@@ -103,7 +103,7 @@ def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
     model = load(tmp_path, backend("reference"))
     assert sum(layout.bytes_per_token for layout in model.layouts) == 3 * (32 + 8) * 4
     assert kv_bytes_per_token(model.spec, BF16) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
-    cache = model.layouts[0].allocate(5)
+    cache = model.decoder.ops.allocate_cache(model.layouts[0], 5)
     assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0].bytes_per_token
     with pytest.raises(ConfigError, match="latents are kept in"):
         load(tmp_path, backend("reference"), kv_cache_dtype="int8")
