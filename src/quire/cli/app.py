@@ -69,6 +69,7 @@ class App(LazyGroup):
     """The command `quire`."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is asked for; Ctrl-C ends it with exit code 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # which click would call an abortion, with exit code 1

@@ -25,9 +25,11 @@ class LazyGroup(click.Group):
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None where there is none of that name."""
         if cmd_name in self.table and cmd_name not in self.commands:
             module, _, name = self.table[cmd_name].place.partition(":")
             self.add_command(getattr(importlib.import_module(module), name), cmd_name)
@@ -36,6 +38,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of `args`; where it is none, the error names those that are spelled nearly so."""
         name = args[0]
         if name not in self.table and name[:1].isalnum():
             near = difflib.get_close_matches(name, self.table)
@@ -44,6 +47,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the section of commands from the table."""
         limit = formatter.width - 6 - max(map(len, self.table))
         rows = [(name, click.Command(name, help=x.line).get_short_help_str(limit)) for name, x in self.table.items()]
         with formatter.section("Commands"):

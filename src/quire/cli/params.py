@@ -30,6 +30,7 @@ class Option(click.Option):
         super().__init__(spellings, **{"show_default": True} | more)
 
     def make_metavar(self, ctx: click.Context) -> str:
+        """The choices or the name of its value, else its type."""
         return self.metavar or _shown(self, self.multiple)
 
 
@@ -42,18 +43,22 @@ class Argument(click.Argument):
 
     @property
     def human_readable_name(self) -> str:
+        """As messages name it."""
         return self.metavar or str(self.name)
 
     def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """In the line of usage: {NAME}, or [NAME] where it may be left out."""
         name = f"{{{self.human_readable_name}}}" if self.required else f"[{self.human_readable_name}]"
         return [name + "..." * (self.nargs != 1)]
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Name and type, and its help."""
         several = self.nargs != 1
         name = self.human_readable_name + "..." * (several and self.metavar is None)
         return f"{name} {_shown(self, several)}", (self.help or "") + "  [required]" * self.required
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
+        """As errors name it."""
         return f"'{self.human_readable_name}'"
 
 
@@ -64,6 +69,7 @@ class Command(click.Command):
         """Nothing: `format_options` writes arguments too, whatever the version of click."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections of arguments and of options."""
         params = self.get_params(ctx)
         for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
             rows = [row for p in params if isinstance(p, kind) and (row := p.get_help_record(ctx)) is not None]
