@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from live_server import live
-from quire.cli.flags import to_arguments
 from quire.core.errors import BadRequest, ModelError, Unavailable
 from quire.text import render
 from quire.text.render import MEMORY, RENDERER, WALL_SECONDS, Renderer, RenderError
@@ -26,7 +25,6 @@ from quire.text.template import ChatTemplate
 from stub_engine import StubEngine
 from test_end_to_end import serving
 from test_text_template import make, tokenizer, user
-from tiny_model import OPTIONS, write_tiny
 
 HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 NS = "{% set ns = namespace(s='x' * 999) %}"
@@ -307,38 +305,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
-def test_one_that_only_checked_templates_ends_at_rest() -> None:
-    before = set(renderers(os.getpid()))
-    renderer = Renderer()
-    renderer.compile("{{ a }}")
-    [checked] = set(renderers(os.getpid())) - before
-    renderer.rest()
-    assert not alive(checked)
-    assert renderer.render("{{ a }}", {"a": 1}, 9) == "1"
-    renderer.rest()
-    assert renderer.render("{{ a }}", {"a": 2}, 9) == "2"
-    [kept] = set(renderers(os.getpid())) - before
-    assert kept != checked, "the one that rendered stays"
-    renderer.close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
-def test_a_server_has_no_renderer_until_the_first_chat(tmp_path: Path) -> None:
-    with serving(str(write_tiny(tmp_path)), *to_arguments(OPTIONS)) as url:
-        [server] = [pid for pid, command in children(os.getpid()).items() if b"serve" in command]
-        before = children(server)
-        body = {"prompt": "a", "max_tokens": 1}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).status_code == 200
-        assert children(server) == before and not renderers(server)
-        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-        for _ in range(2):
-            assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).status_code == 200
-            [renderer] = renderers(server)
-            assert set(children(server)) == {*before, renderer}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
