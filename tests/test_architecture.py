@@ -216,7 +216,7 @@ def test_sizes() -> None:
 
 
 def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A command-line function has one parameter per flag, as typer declares them; a kernel one per pointer and size."""
+    """A command-line function has one parameter per flag, as click declares them; a kernel one per pointer and size."""
     return any("command" in ast.unparse(d) or "triton.jit" in ast.unparse(d) for d in node.decorator_list)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from quire import LLM, SamplingParams

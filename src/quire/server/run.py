@@ -34,6 +34,7 @@ from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.files import read_text
+from quire.text.render import RENDERER
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -256,7 +257,9 @@ def text_tools(config: EngineConfig, info: EngineInfo) -> tuple[Tokenizer, ChatT
     folder = _tokenizer_folder(config, info.folder)
     tokenizer = Tokenizer.from_folder(folder)
     tokenizer.check_vocab(info.vocab_size)
-    return tokenizer, ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+    template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+    RENDERER.rest()  # a server of completions alone has no use for its process
+    return tokenizer, template
 
 
 def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:
