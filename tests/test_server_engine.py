@@ -13,13 +13,14 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.client import EngineClient, Stats, StepReport
+from quire.engine.client import EngineClient, StepReport
 from quire.engine.edge import streams
 from quire.engine.edge.async_engine import PORTION, AsyncEngine
 from quire.engine.edge.metrics import buckets_125
 from quire.engine.edge.streams import _merge
 from quire.engine.edge.turns import AT_ONCE, SECONDS, Turns
 from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.stats import Stats
 from stub_engine import StubEngine, expected, stub_info
 
 
