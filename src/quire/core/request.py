@@ -31,6 +31,12 @@ def random_id() -> str:
     return f"{_NAMES.getrandbits(128):032x}"
 
 
+def longest_prompt(context: int, pooled: bool = False) -> int:
+    """Tokens that a prompt may have where a sequence holds `context`: one must be left to generate, unless the prompt's
+    vector is all that is wanted (`pooled`)."""
+    return context if pooled else context - 1
+
+
 class Opening(msgspec.Struct, frozen=True):
     """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `start`."""
 

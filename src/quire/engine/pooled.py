@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quire.core.errors import BadRequest, ContextTooLong, EngineFailure, told_error
 from quire.core.params import SamplingParams
 from quire.core.pooling import Pooling
-from quire.core.request import Output, Request, random_id
+from quire.core.request import Output, Request, longest_prompt, random_id
 from quire.engine.client import EngineInfo
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def pooled_request(info: EngineInfo, prompt: Sequence[int], param: str = "prompt
         raise BadRequest(f"no vectors can be had of this model here: {pooling.refused}")
     if not prompt:
         raise BadRequest(f"{param}: must have at least one token", param=param)
-    if len(prompt) > info.max_model_len:
+    if len(prompt) > longest_prompt(info.max_model_len, pooled=True):
         raise ContextTooLong(
             f"{param}: has {len(prompt)} tokens, but this model reads {info.max_model_len}", param=param
         )
