@@ -22,10 +22,10 @@ from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.pictures import Picture
 from quire.core.request import Output, Request
-from quire.engine.client import Stats
 from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
 from quire.engine.record.recording import without_content
+from quire.engine.stats import Stats
 from quire.model.net.mutual import divided, put
 from quire.model.net.seeing import Given, axes, turned
 from quire.model.spec import Sight

@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
-from quire.engine.client import EngineInfo, Stats
+from quire.engine.client import EngineInfo
 from quire.engine.failures import told_plainly
 from quire.engine.loop.account import Account
 from quire.engine.loop.adapting import Adapting
@@ -28,6 +28,7 @@ from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
 from quire.engine.loop.under_way import UnderWay
+from quire.engine.stats import Stats
 from quire.model.build import Model, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.build import Model
@@ -162,11 +162,12 @@ class MedusaDrafter:
         """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
-            count, first = _rows_of(chunk)
+            wanted = chunk.wanted()
             if result.tokens and not result.again and result.error is None:
+                first = sum(target is not None for _, target in wanted)
                 places.append(at + first + (result.path[-1] + 1 if result.path else 0))
                 owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
-            at += count
+            at += len(wanted)
         if places:
             rows = picked(self._hidden, places)
             for i, (seq, position) in enumerate(owners):
@@ -207,10 +208,3 @@ class MedusaDrafter:
         """Of all tokens of the target, [n, V]."""
         logits = self._ops.compute(lambda: head(self._ops, x), together=False)
         return spread(self._ops, logits, self._medusa.ids, self._vocab_size)
-
-
-def _rows_of(chunk: Chunk) -> tuple[int, int]:
-    """How many rows of a chunk want logits, and the first of them that gives a token."""
-    seq, end = chunk.seq, chunk.start + chunk.count
-    wanted = [p for p in range(end - chunk.logits + 1, end + 1) if p >= len(seq.tokens) or p < seq.prompt_len]
-    return len(wanted), sum(p < len(seq.tokens) for p in wanted)

@@ -28,7 +28,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.client import StoreStats
+from quire.engine.stats import StoreStats
 from quire.model.build import Model
 from quire.model.load.adapters import parse_modules
 from quire.ops.backend import Ops
