@@ -8,7 +8,7 @@ SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures docs docs-made train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean
 .DEFAULT_GOAL := demo
 
 demo: build  ## serve the embedded model and ask it a few things over HTTP
@@ -42,6 +42,12 @@ reliability: build  ## thousands of streams, clients that leave or stall, broken
 
 reliability-full: build  ## the same at full scale: an hour or two, on a machine that is otherwise idle
 	QUIRE_RELIABILITY_FULL=1 $(BIN)/python -m pytest -q -s -m "" tests/test_reliability_load.py tests/test_reliability_http.py tests/test_reliability_life.py
+
+record: build  ## bits of answers of every feature on this machine, before a redesign, into tests/data/recorded_bits.json
+	PYTHONPATH=tests $(BIN)/python tests/recorded_bits.py
+
+recorded: build  ## the same compared with what was recorded; minutes
+	PYTHONPATH=tests $(BIN)/python tests/recorded_bits.py compare
 
 soak: build  ## QUIRE_SOAK_HOURS (1) of mixed requests with kills, aborts and broken bodies; fails where something grows
 	PYTHONPATH=tests $(BIN)/python tests/soak.py

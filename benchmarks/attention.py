@@ -21,24 +21,28 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from shapes import SHAPES, write_config
-from torch import Tensor
 
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.dtypes import BF16, F8, F16, F32, I8, I32
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.ops.arrays import Host, to_torch
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.reference.caches import write
+from quire.ops.select import select
 
 KINDS = {
-    "f32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
+    "f32": F32,
+    "bf16": BF16,
+    "fp16": F16,
+    "int8": I8,
+    "fp8": F8,
 }
 
 
@@ -48,7 +52,7 @@ class Setting:
 
     name: str
     caches: list[KVCache]
-    tables: Tensor
+    tables: Host
 
 
 def fill(cache: KVCache, blocks: int) -> None:
@@ -59,7 +63,7 @@ def fill(cache: KVCache, blocks: int) -> None:
         last = min(blocks, first + 4096 // layout.block_size)
         slots = torch.arange(first * layout.block_size, last * layout.block_size)
         k, v = (torch.randn(len(slots), heads, d, generator=g) for _ in range(2))
-        cache.write(slots, k, v)
+        write(KVCache(layout, to_torch(cache.keys), to_torch(cache.values)), slots, k, v)
 
 
 def caches_of(ops: Ops, layout: KVLayout, layers: int, blocks: int) -> list[KVCache]:
@@ -74,13 +78,13 @@ def shared(ops: Ops, layout: KVLayout, args: argparse.Namespace) -> list[Setting
     """One copy of the leading blocks for all sequences, and one for each."""
     size, n = layout.block_size, args.sequences
     lead, own = args.tokens // size, -(-args.own // size)
-    once = torch.cat((torch.arange(lead).repeat(n, 1), lead + torch.arange(n * own).view(n, own)), 1).int()
-    each = torch.arange(n * (lead + own), dtype=torch.int32).view(n, lead + own)
+    once = np.concatenate((np.tile(np.arange(lead), (n, 1)), lead + np.arange(n * own).reshape(n, own)), 1).astype(I32)
+    each = np.arange(n * (lead + own), dtype=np.int32).reshape(n, lead + own)
     caches = caches_of(ops, layout, args.layers, lead + n * own)
     copies = [ops.allocate_cache(layout, n * (lead + own)) for _ in caches]
     for source, target in zip(caches, copies, strict=True):
-        target.keys[each.long()] = source.keys[once.long()]
-        target.values[each.long()] = source.values[once.long()]
+        target.keys[each] = source.keys[once]
+        target.values[each] = source.values[once]
     return [Setting("copies", copies, each), Setting("shared", caches, once)]
 
 
@@ -90,19 +94,21 @@ def sizes(ops: Ops, layout: KVLayout, args: argparse.Namespace) -> list[Setting]
     for size in args.sizes:
         own, n = KVLayout(size, layout.kv_heads, layout.head_dim, layout.dtype), args.sequences
         blocks = -(-args.tokens // size)
-        tables = torch.arange(n * blocks, dtype=torch.int32)
+        tables = np.arange(n * blocks, dtype=np.int32)
         if args.shuffled:
-            tables = tables[torch.randperm(len(tables), generator=torch.Generator().manual_seed(0))]
-        made.append(Setting(f"blocks of {size}", caches_of(ops, own, args.layers, n * blocks), tables.view(n, blocks)))
+            tables = np.random.default_rng(0).permutation(tables)
+        made.append(
+            Setting(f"blocks of {size}", caches_of(ops, own, args.layers, n * blocks), tables.reshape(n, blocks))
+        )
     return made
 
 
 def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: int) -> dict[str, float]:
     """Median milliseconds of a layer of each setting, taken in turn; all must give the same bits."""
     layout, n = settings[0].caches[0].layout, len(settings[0].tables)
-    g = torch.Generator().manual_seed(1)
-    qkv = torch.randn(n, (heads + 2 * layout.kv_heads) * layout.head_dim, generator=g)
-    cu_q, context = torch.arange(n + 1, dtype=torch.int32), torch.full((n,), tokens, dtype=torch.int32)
+    width = (heads + 2 * layout.kv_heads) * layout.head_dim
+    qkv = np.random.default_rng(1).standard_normal((n, width), np.float32)
+    cu_q, context = np.arange(n + 1, dtype=np.int32), np.full(n, tokens, np.int32)
     spec, bits = AttentionSpec(layout.head_dim**-0.5), {}
     times: dict[str, list[float]] = {setting.name: [] for setting in settings}
     for turn in range(rounds + 1):
@@ -113,9 +119,9 @@ def measure(ops: Ops, settings: list[Setting], heads: int, tokens: int, rounds: 
                 out = ops.attention(qkv, cache, cu_q, context, setting.tables, spec)
             if turn:
                 times[setting.name].append((time.perf_counter() - started) / len(setting.caches) * 1e3)
-            bits[setting.name] = out.clone()
+            bits[setting.name] = out.copy()
     first, *others = bits.values()
-    if not all(torch.equal(first, other) for other in others):
+    if not all(np.array_equal(first, other) for other in others):
         raise SystemExit(f"bits differ between {', '.join(bits)}")
     return {name: statistics.median(t) for name, t in times.items()}
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "gpu-check" / "site"
-NEEDED = ("msgspec", "zmq", "fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client", "typer",
+NEEDED = ("msgspec", "zmq", "fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client", "click",
           "rich", "safetensors", "tokenizers", "jinja2", "transformers", "pytest", "pytest_timeout", "hypothesis",
           "triton")  # fmt: skip
 """Modules that quire or its tests import."""

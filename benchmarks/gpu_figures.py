@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quire.ops.gpu import load_kernels
-from quire.ops.op import REGISTRY
+from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_definitions
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ def tell(**figures: Any) -> None:
 
 def missing() -> tuple[str, ...]:
     """Ops without a kernel run their reference, and the results say which."""
+    load_definitions()
     load_kernels()
-    return tuple(f"{name}=reference" for name in sorted(REGISTRY) if "triton" not in REGISTRY[name].impls)
+    return tuple(f"{name}=reference" for name in sorted(REGISTRY) if "triton" not in IMPLEMENTATIONS.get(name, {}))
 
 
 def seconds(fn: Callable[[], Any], rounds: int) -> float:

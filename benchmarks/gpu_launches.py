@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.activations import ACTIVATIONS
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.experts import SCORES, Grouped
 from quire.ops.gpu import INTERPRETER, Gpu
+from quire.ops.latents import Heads, LatentLayout
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
-from quire.ops.mla import Heads, LatentLayout
-from quire.ops.moe import SCORES, Grouped
-from quire.ops.reference import ACTIVATIONS
+from quire.ops.lazy import array_dtype, torch_dtype
+from quire.ops.reference.caches import allocate
 from quire.ops.routing import Routing
 from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
@@ -31,6 +33,8 @@ from quire.ops.weights import Packed, Weight
 Launch = tuple[str, Callable[[], object]]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 NAMES = {F32: "f32", F16: "f16", BF16: "bf16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+CACHED = tuple(map(torch_dtype, KV_FORMATS))
+"""Numbers of caches."""
 
 
 def all_launches(gpu: Gpu) -> Iterator[Launch]:
@@ -164,8 +168,8 @@ def attentions(gpu: Gpu) -> Iterator[Launch]:
     sinks = {group: zeros(8 * group, dtype=F32) for group in (1, 4, 8)}
     for d in (32, 64, 80, 128, 256, 512):
         yield from attended(gpu, f"head {d}", d)
-    for dtype in KV_FORMATS:
-        for d in (64, 128, 256) if dtype in (*LARGEST, F32) else (128,):
+    for dtype in CACHED:
+        for d in (64, 128, 256) if dtype in (*map(torch_dtype, LARGEST), F32) else (128,):
             if dtype is not BF16:
                 yield from attended(gpu, f"head {d}, {NAMES[dtype]}", d, dtype)
     yield from attended(gpu, "head 128, one query head", 128, group=1)
@@ -187,13 +191,13 @@ def attended(
     spec: AttentionSpec | None = None, tree: bool = False,
 ) -> Iterator[Launch]:  # fmt: skip
     """Four decodes, and a chunk of 64 rows beside a decode."""
-    layout = PlainLayout(16, 8, d, dtype)
+    layout = PlainLayout(16, 8, d, array_dtype(dtype))
     width = (8 * group + 16) * d
     for what, sequences, rows in (("decodes", 4, 4), ("a chunk", 2, 65)):
         qkv = zeros(rows, width, dtype=dtype if dtype in (F32, F16) else BF16)
         masks = zeros(rows, dtype=torch.int64) if tree else None
         yield f"{name}, {what}", partial(
-            attention.attention, gpu, qkv, layout.allocate(1), ints(sequences + 1), ints(sequences),
+            attention.attention, gpu, qkv, allocate(layout, 1), ints(sequences + 1), ints(sequences),
             ints(sequences, blocks), spec or AttentionSpec(0.1), masks,
         )  # fmt: skip
 
@@ -212,26 +216,26 @@ def latents(gpu: Gpu) -> Iterator[Launch]:
 
 def latent_cache(rank: int, dtype: torch.dtype) -> KVCache:
     """A cache of one block."""
-    return LatentLayout(16, 1, 64, dtype, rank).allocate(1)
+    return allocate(LatentLayout(16, 1, 64, array_dtype(dtype), rank), 1)
 
 
 def cached(gpu: Gpu) -> Iterator[Launch]:
     """What writes caches: every format, with norms of heads and without, heads that turn whole and in part."""
     positions, slots = ints(4), zeros(4, dtype=torch.int64)
-    for dtype in KV_FORMATS:
+    for dtype in CACHED:
         x = zeros(4, 48 * 128, dtype=dtype if dtype in (F32, F16) else BF16)
-        store, table = PlainLayout(16, 8, 128, dtype).allocate(1), zeros(64, 2, 64, dtype=F32)
+        store, table = allocate(PlainLayout(16, 8, 128, array_dtype(dtype)), 1), zeros(64, 2, 64, dtype=F32)
         for name, norms in (("", None), (", norms", (zeros(128, dtype=F32), zeros(128, dtype=F32)))):
             yield (
                 f"{NAMES[dtype]}{name}",
                 partial(caches.rope_and_cache, gpu, x, positions, table, slots, store, norms, 1e-6),
             )
-    part, store = zeros(64, 2, 16, dtype=F32), PlainLayout(16, 8, 80, BF16).allocate(1)
+    part, store = zeros(64, 2, 16, dtype=F32), allocate(PlainLayout(16, 8, 80, array_dtype(BF16)), 1)
     yield (
         "bf16, part",
         partial(caches.rope_and_cache, gpu, zeros(4, 48 * 80), positions, part, slots, store, None, 1e-6),
     )
-    still, store = zeros(64, 2, 0, dtype=F32), PlainLayout(16, 8, 64, BF16).allocate(1)
+    still, store = zeros(64, 2, 0, dtype=F32), allocate(PlainLayout(16, 8, 64, array_dtype(BF16)), 1)
     yield (
         "bf16, none turns",
         partial(caches.rope_and_cache, gpu, zeros(4, 24 * 64), positions, still, slots, store, None, 1.0),

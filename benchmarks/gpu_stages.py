@@ -23,12 +23,13 @@ from gpu_tune import tune
 from shapes import write_config
 
 from quire.core.config import EngineConfig, flat_config
+from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.backend import Ops
 from quire.ops.gpu import open_gpu
 from quire.ops.layout import PlainLayout
+from quire.ops.triton.backend import GpuOps
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -127,11 +128,11 @@ def attention(scale: Scale) -> None:
     from quire.ops.attention_spec import AttentionSpec
 
     gpu = open_gpu()
-    ops = Ops("triton", gpu, missing())
+    ops = GpuOps(gpu, missing())
     heads, kv_heads, d = scale(32, 4), scale(8, 2), scale(128, 16)
     problems = {"prefill": ((scale(8192, 32),) * 2,), "decode": ((1, scale(4096, 40)),) * scale(64, 2)}
     for name, rows in problems.items():
-        layout = PlainLayout(16, kv_heads, d, torch.bfloat16)
+        layout = PlainLayout(16, kv_heads, d, BF16)
         case = attention_case(torch.Generator(), layout, heads, rows, garbage=False)
         cache = type(case["cache"])(layout, *(t.to(gpu.device) for t in (case["cache"].keys, case["cache"].values)))
         args = {k: v.to(gpu.device) if isinstance(v, torch.Tensor) else v for k, v in case.items()}
@@ -206,7 +207,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     context = scale(128, 8)
     step = loaded.decode_step(1, context, scale(100, 2))
     nbytes = loaded.read + context * engine.kv_bytes_per_token
-    copies, products = copy_rate(scale, engine.ops.device), matmul_rate(scale, engine.ops.device)
+    copies, products = copy_rate(scale, engine.ops.gpu.device), matmul_rate(scale, engine.ops.gpu.device)
     tell(decode_tokens_per_s=1 / step, decode_share_of_copy_rate=nbytes / step / copies)
     length = scale(8191, 15)
     loaded.submit(1, length, 1)

@@ -17,12 +17,14 @@ import torch
 from gpu_figures import Scale, missing, seconds, tell
 from torch import Tensor
 
-from quire.ops.backend import Ops
+from quire.core.dtypes import BF16
 from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
-from quire.ops.random_weights import random_weight
+from quire.ops.triton.backend import GpuOps
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from op_cases.weights import random_weight
 
 CONFIGS = Path(__file__).parent.parent / "src" / "quire" / "ops" / "triton" / "configs"
 """Of the source: what runs may be an installed copy."""
@@ -65,7 +67,7 @@ def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Calls that matter: (name, call) for the matrices and the attention of Llamas of 1 and 8 G parameters."""
     from op_cases.reference import attention_case
 
-    ops, g = Ops("triton", gpu, missing()), torch.Generator().manual_seed(0)
+    ops, g = GpuOps(gpu, missing()), torch.Generator().manual_seed(0)
     shapes = ((64, 32),) if dry else ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096),
                                       (3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))  # fmt: skip
     for kind in ("bf16", "int4", "int8"):
@@ -76,7 +78,7 @@ def problems(gpu: Gpu, dry: bool) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                 yield f"linear {kind} {n}x{k} m={m}", lambda x=x, w=weight: ops.linear(x, w, None)  # type: ignore[misc]
     for d in (16,) if dry else (64, 128):
         for rows in (((1, 20),) * 2,) if dry else (((1, 4096),) * 64, ((4096, 4096),)):
-            layout = PlainLayout(16, 2 if dry else 8, d, torch.bfloat16)
+            layout = PlainLayout(16, 2 if dry else 8, d, BF16)
             case = attention_case(g, layout, 4 if dry else 32, rows, garbage=False)
             cache = KVCache(layout, case["cache"].keys.to(gpu.device), case["cache"].values.to(gpu.device))
             args = {key: v.to(gpu.device) if isinstance(v, Tensor) else v for key, v in case.items()}

@@ -22,24 +22,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
-from quire.ops.arena import huge_bytes
-from quire.ops.backend import Ops, select
+from quire.core.dtypes import BF16
+from quire.ops.arrays import Host
+from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
-from quire.ops.measure import best_seconds, read_rate
 from quire.ops.native import UNITS
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from quire.ops.reference.caches import allocate
+from quire.ops.select import select
 from quire.ops.weights import Packed, PackedTable, Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from op_cases.weights import normal
+from over_torch import arrays
 
 READ_BYTES = 768 << 20
 COLD_BYTES = 512 << 20
@@ -101,8 +107,8 @@ def random_weight(g: torch.Generator, kind: str, n: int, k: int, group: int) -> 
     from op_cases import reference as cases
 
     if kind in SUPER_FORMS:
-        return cases.super_weight(g, SUPER_FORMS[kind], n, k)
-    return cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32)
+        return arrays(cases.super_weight(g, SUPER_FORMS[kind], n, k))  # type: ignore[no-any-return]
+    return arrays(cases.random_weight(g, "bf16" if kind == "bf12" else kind, n, k, group or 32))  # type: ignore[no-any-return]
 
 
 class Bench:
@@ -111,7 +117,8 @@ class Bench:
     def __init__(self, ops: Ops, seconds: float, kinds: Collection[str], rows: Sequence[int]) -> None:
         assert ops.cpu is not None
         self.ops, self.cpu, self.seconds, self.kinds, self.rows = ops, ops.cpu, seconds, kinds, rows
-        self._data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
+        self._data = huge_bytes(self.cpu.native, READ_BYTES)
+        self._data.fill(0)
         self.limits = self.limits_of("f32", "bf16", "int8")
 
     def times(self, fn: Callable[[], Any]) -> list[float]:
@@ -138,10 +145,10 @@ class Bench:
 
     def limits_of(self, *peaks: str) -> Limits:
         """The limits of this moment: reading, and the products of these kinds."""
-        out, probes = torch.zeros(1, dtype=torch.int64), {}
+        out, probes = np.zeros(1, np.int64), {}
         for op, (kind, work) in PROBES.items():
             if op in self.cpu.native.ids and kind in peaks:
-                seconds = best_seconds(lambda op=op: self.cpu.call(op, out.data_ptr(), ROUNDS))
+                seconds = best_seconds(lambda op=op: self.cpu.call(op, out, ROUNDS))
                 probes[op] = ROUNDS * work * self.ops.threads / seconds / 1e9
         return Limits(read_rate(self.cpu, self._data) / 1e9, probes)
 
@@ -158,7 +165,7 @@ class Bench:
 
     def _linear_row(self, g: torch.Generator, packed: list[Packed], m: int, case: str) -> Row:
         first = packed[0]
-        x = normal(g, m, first.k)
+        x = normal(g, m, first.k).numpy()
         several = packed if m <= 16 else packed[:1]
 
         def call() -> None:
@@ -179,9 +186,9 @@ class Bench:
             if kind == "bf16":
                 tables[kind] = weight.codes  # type: ignore[assignment]
             for (name, table), m in itertools.product(tables.items(), self.rows):
-                tokens = torch.randint(n, (m,), generator=g, dtype=torch.int32)
+                tokens = torch.randint(n, (m,), generator=g, dtype=torch.int32).numpy()
 
-                def call(tokens: Tensor = tokens, table: Tensor | PackedTable = table) -> None:
+                def call(tokens: Host = tokens, table: Host | PackedTable = table) -> None:
                     self.ops.begin_step()
                     self.ops.embedding(tokens, table)
 
@@ -201,11 +208,11 @@ class Bench:
             "prefill 512 of 4096": ((512, 4096),),
         }
         for block_size in (16, 1):
-            layout = KVLayout(block_size, KV_HEADS, HEAD_DIM, torch.bfloat16)
+            layout = KVLayout(block_size, KV_HEADS, HEAD_DIM, BF16)
             for name, rows in batches.items():
                 if block_size == 1 and rows[0][1] > 1024:
                     continue
-                case = cases.attention_case(g, layout, HEADS, rows, garbage=False)
+                case = {k: arrays(v) for k, v in cases.attention_case(g, layout, HEADS, rows, garbage=False).items()}
                 size = sum(context for _, context in rows) * layout.bytes_per_token
                 seen = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
                 work = 4 * HEADS * HEAD_DIM * seen
@@ -221,11 +228,11 @@ class Bench:
         from op_cases import reference as cases
 
         d, f = 2048, 8192
-        layout = KVLayout(16, KV_HEADS, HEAD_DIM, torch.bfloat16)
+        layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
         for m in (1, 16, 512):
             norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
             qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-            table, cache = cases.rope_table(m, HEAD_DIM // 2), layout.allocate(-(-m // 16))
+            table, cache = cases.rope_table(m, HEAD_DIM // 2), allocate(layout, -(-m // 16))
             rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, None, 1e-5)
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
             yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)
@@ -234,9 +241,11 @@ class Bench:
     def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:
         op = getattr(self.ops, name)
 
+        own = arrays(args)
+
         def call() -> None:
             self.ops.begin_step()
-            op(*args)
+            op(*own)
 
         return self.row(name, f"m={m}", call, size, 0, "f32")
 

@@ -17,20 +17,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.arena import huge_bytes
-from quire.ops.backend import Ops, select
-from quire.ops.measure import read_rate
-from quire.ops.mla import LatentLayout
-from quire.ops.moe import Between, Grouped
-from quire.ops.random_weights import normal, random_weight
+from quire.core.dtypes import BF16
+from quire.ops.arrays import Host
+from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import read_rate
+from quire.ops.experts import Between, Grouped
+from quire.ops.latents import LatentLayout
 from quire.ops.routing import Routing
+from quire.ops.select import select
 from quire.ops.weights import Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from op_cases.weights import random_weight
+from over_torch import arrays
 
 HIDDEN, WIDTH, TOP_K = 2048, 768, 8
 ROWS = (1, 16, 512)
@@ -43,8 +48,8 @@ class Layer:
     def __init__(self, ops: Ops, kind: str, experts: int) -> None:
         g = torch.Generator().manual_seed(0)
         self.ops, self.routing = ops, Routing(experts, TOP_K, renormalize=True)
-        up = [random_weight(g, kind, 2 * WIDTH, HIDDEN, GROUP) for _ in range(2)]
-        down = [random_weight(g, kind, HIDDEN, WIDTH, GROUP) for _ in range(2)]
+        up = [arrays(random_weight(g, kind, 2 * WIDTH, HIDDEN, GROUP)) for _ in range(2)]
+        down = [arrays(random_weight(g, kind, HIDDEN, WIDTH, GROUP)) for _ in range(2)]
         self.up = [ops.pack(up[e % 2]) for e in range(experts)]
         self.down = [ops.pack(down[e % 2]) for e in range(experts)]
         self.gate_up, self.back = self._grouped(up, experts), self._grouped(down, experts)
@@ -52,33 +57,35 @@ class Layer:
 
     def _grouped(self, pair: list[Weight], experts: int) -> Grouped:
         first, n = pair[0], pair[0].shape[0]
-        codes = torch.cat([pair[e % 2].codes for e in range(experts)])
+        codes = np.concatenate([pair[e % 2].codes for e in range(experts)])
         stacked = [w.scales for w in (pair[e % 2] for e in range(experts)) if w.scales is not None]
-        scales = torch.cat(stacked) if stacked else None
+        scales = np.concatenate(stacked) if stacked else None
         packed = self.ops.pack(Weight(first.kind, codes, scales, group=first.group))
         return self.ops.group(packed, experts, n, None)
 
-    def grouped(self, x: Tensor, logits: Tensor) -> Tensor:
+    def grouped(self, x: Host, logits: Host) -> Host:
         """As `model.moe` does."""
         ops = self.ops
         ids, weights = ops.route(logits, None, self.routing)
         choices = (*ops.sort_by_expert(ids, self.routing.experts), weights)
         return ops.expert_mlp(x, self.gate_up, self.back, Between("silu"), choices)  # type: ignore[no-any-return]
 
-    def loop(self, x: Tensor, logits: Tensor) -> Tensor:
+    def loop(self, x: Host, logits: Host) -> Host:
         """One expert after the other, as far as any token wants it."""
-        ops, out = self.ops, torch.zeros_like(x)
-        weights, ids = logits.softmax(-1).topk(TOP_K)
-        weights = weights / weights.sum(-1, keepdim=True)
-        for e in ids.unique().tolist():
-            token, choice = torch.where(ids == e)
+        ops, out = self.ops, np.zeros_like(x)
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]
+        top = np.take_along_axis(logits, ids, 1)
+        weights = np.exp(top - top.max(1, keepdims=True))
+        weights = weights / weights.sum(1, keepdims=True)
+        for e in np.unique(ids).tolist():
+            token, choice = np.where(ids == e)
             y = ops.linear(x[token], self.up[e], None)
             y = ops.linear(ops.gated_activation(y, "silu"), self.down[e], None)
-            out.index_add_(0, token, y * weights[token, choice, None])
+            out[token] += y * weights[token, choice, None]
         return out
 
 
-def timed(ops: Ops, fn: Callable[[], Tensor]) -> float:
+def timed(ops: Ops, fn: Callable[[], Host]) -> float:
     """Seconds of one call."""
     ops.begin_step()
     started = time.perf_counter()
@@ -86,13 +93,13 @@ def timed(ops: Ops, fn: Callable[[], Tensor]) -> float:
     return time.perf_counter() - started
 
 
-def share_of_reads(ops: Ops, layer: Layer, memory: Tensor, rounds: int) -> float:
+def share_of_reads(ops: Ops, layer: Layer, memory: Host, rounds: int) -> float:
     """Bytes of the experts that one row touches per second, as a share of what plain loops read in the same rounds."""
     assert ops.cpu is not None
-    g = torch.Generator().manual_seed(0)
-    shares, x = [], normal(g, 1, HIDDEN)
+    g = np.random.default_rng(0)
+    shares, x = [], g.standard_normal((1, HIDDEN), np.float32)
     for _ in range(rounds):
-        logits = [normal(g, 1, layer.routing.experts) for _ in range(16)]
+        logits = [g.standard_normal((1, layer.routing.experts), np.float32) for _ in range(16)]
         took = statistics.median(timed(ops, lambda row=row: layer.grouped(x, row)) for row in logits)  # type: ignore[misc]
         shares.append(TOP_K * layer.expert_bytes / took / read_rate(ops.cpu, memory))
     return statistics.median(shares)
@@ -100,16 +107,17 @@ def share_of_reads(ops: Ops, layer: Layer, memory: Tensor, rounds: int) -> float
 
 def compare(ops: Ops, layer: Layer, rows: int, seconds: float) -> tuple[float, float, float]:
     """Median seconds of the grouped op and of the loop, and the median of their ratios (loop / grouped)."""
-    g = torch.Generator().manual_seed(rows)
-    x, logits = normal(g, rows, HIDDEN), normal(g, rows, layer.routing.experts)
+    g = np.random.default_rng(rows)
+    x = g.standard_normal((rows, HIDDEN), np.float32)
+    logits = g.standard_normal((rows, layer.routing.experts), np.float32)
     ops.begin_step()
-    found, expected = layer.grouped(x, logits).clone(), layer.loop(x, logits)
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-3
+    found, expected = layer.grouped(x, logits).copy(), layer.loop(x, logits)
+    assert float(np.abs(found - expected).max() / np.abs(expected).max()) < 1e-3
     pairs: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
     while len(pairs) < 5 or time.perf_counter() < end:
-        x.copy_(torch.randn(rows, HIDDEN, generator=g))
-        logits.copy_(torch.randn(logits.shape, generator=g))  # other experts, so that weights come from memory
+        g.standard_normal(out=x, dtype=np.float32)
+        g.standard_normal(out=logits, dtype=np.float32)  # other experts, so that weights come from memory
         pairs.append((timed(ops, lambda: layer.grouped(x, logits)), timed(ops, lambda: layer.loop(x, logits))))
     grouped, loop = (statistics.median(p[i] for p in pairs) for i in range(2))
     return grouped, loop, statistics.median(b / a for a, b in pairs)
@@ -122,8 +130,9 @@ def latents(ops: Ops, seconds: float) -> Iterator[str]:
     for heads in (16, 128):
         for name, rows in (("decode 1 x 4096", ((1, 4096),)), ("decode 16 x 1024", ((1, 1024),) * 16),
                            ("prefill 512", ((512, 512),))):  # fmt: skip
-            layout = LatentLayout(16, 1, 64, torch.bfloat16, rank=512)
-            case = latent_case(torch.Generator().manual_seed(0), layout, heads, 192, rows)
+            layout = LatentLayout(16, 1, 64, BF16, rank=512)
+            made = latent_case(torch.Generator().manual_seed(0), layout, heads, 192, rows)
+            case = {name: arrays(value) for name, value in made.items()}
             times = [timed(ops, lambda case=case: ops.latent_attention(**case)) for _ in range(3)]  # type: ignore[misc]
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
@@ -144,7 +153,6 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=["int4", "int8", "bf16"], help="weight kinds")
     parser.add_argument("--experts", type=int, default=128, help="experts of the layer (128 of bf16 take 1.2 GB twice)")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # its pool would spin against the native one
     ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
     for kind in options.kinds:
         layer = Layer(ops, kind, options.experts)
@@ -154,7 +162,8 @@ def main() -> None:
             print(f"{kind:5s} rows {rows:4d}: grouped {grouped * 1e6:9.0f} us ({used / grouped / 1e9:5.1f} GB/s), "
                   f"loop {loop * 1e6:9.0f} us, ratio {ratio:.2f}")  # fmt: skip
         if ops.cpu is not None:
-            memory = huge_bytes(ops.cpu.native, 768 << 20).zero_()
+            memory = huge_bytes(ops.cpu.native, 768 << 20)
+            memory.fill(0)
             print(f"{kind:5s} rows    1: {share_of_reads(ops, layer, memory, 9):.0%} of what a plain loop reads")
             del memory
         del layer

@@ -26,9 +26,12 @@ from peers import HERE
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.arena import huge_bytes
-from quire.ops.backend import Ops, select
-from quire.ops.measure import read_rate
+from quire.core.dtypes import BF16
+from quire.ops.arrays import Host, to_numpy
+from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import read_rate
+from quire.ops.select import select
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
@@ -83,14 +86,14 @@ def blocks(name: str) -> Way:
             raw[..., at + 1] = 0x2C  # of the size of 0.07
         return raw.flatten(1)
 
-    return Way(source, lambda raw: Block(kind).load({name: raw}, torch.bfloat16))
+    return Way(source, lambda raw: Block(kind).load({name: to_numpy(raw)}, BF16))
 
 
 def numbers(dtype: torch.dtype, to: str, group: int = 0) -> Way:
     """Normal numbers in `dtype`, kept in bf16 or rounded."""
 
     def weight(w: Tensor) -> QWeight:
-        return DENSE.load({"weight": w}, torch.bfloat16) if to == "bf16" else QUANTIZERS[to].at_pack(w, group)
+        return DENSE.load({"weight": to_numpy(w)}, BF16) if to == "bf16" else QUANTIZERS[to].at_pack(to_numpy(w), group)
 
     return Way(lambda n, k: (0.05 * torch.randn(n, k)).to(dtype), weight)
 
@@ -105,7 +108,7 @@ PATHS = {name: blocks(name) for name in TYPES} | {
 }
 
 
-def measure(ops: Ops, name: str, shape: tuple[int, int], rounds: int, memory: Tensor) -> Row:
+def measure(ops: Ops, name: str, shape: tuple[int, int], rounds: int, memory: Host) -> Row:
     """One path, `rounds` times over all sources."""
     assert ops.cpu is not None
     first = PATHS[name].source(*shape)
@@ -141,7 +144,8 @@ def main() -> None:
     args = parser.parse_args()
     ops = select(DeviceConfig(device="cpu", threads=args.threads, bf16_bits=args.bf16_bits))
     assert ops.cpu is not None
-    memory, rows = huge_bytes(ops.cpu.native, READ_BYTES).zero_(), list[Row]()
+    memory, rows = huge_bytes(ops.cpu.native, READ_BYTES), list[Row]()
+    memory.fill(0)
     for name in args.only:
         for shape in SHAPES:
             row = measure(ops, name, shape, args.rounds, memory)

@@ -7,15 +7,14 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 import quire
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.ops.arena import huge_bytes
-from quire.ops.measure import read_rate
+from quire.ops.arrays import Host
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import read_rate
 
 VOCABULARY = 32000
 READ_BYTES = 768 << 20
@@ -38,7 +37,7 @@ class Peer:
             )
         )
         self.sent = 0
-        self.memory: torch.Tensor | None = None
+        self.memory: Host | None = None
 
     def facts(self) -> dict[str, str]:
         """What runs."""
@@ -53,7 +52,8 @@ class Peer:
         model, cpu = self.engine.engine.model, self.engine.engine.ops.cpu
         assert cpu is not None
         if self.memory is None:
-            self.memory = huge_bytes(cpu.native, READ_BYTES).zero_()
+            self.memory = huge_bytes(cpu.native, READ_BYTES)
+            self.memory.fill(0)
         best = read_rate(cpu, self.memory)
         routing = model.spec.moe.routing
         share = routing.top_k / routing.experts if routing.experts else 1.0

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from figures import measure, parser_of
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -38,8 +37,8 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.backend import select
-from quire.parallel.gloo import DistributedComm, gloo_group
+from quire.ops.select import select
+from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.store import AskedStore, serve
 from quire.parallel.wire import listen
@@ -66,10 +65,10 @@ def exchange(args: argparse.Namespace) -> dict[str, Any]:
     ops, found = select(DeviceConfig(device="cpu", threads=1)), {}
     comm = SharedComm(file, rank, 2)
     store = AskedStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
-    gloo = DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1"))
+    gloo = ArrayComm(DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1")))
     for rows in (1, 16, 64, 512):
         ops.begin_step()
-        x = torch.zeros(rows, 2048)
+        x = np.zeros((rows, 2048), np.float32)
         recorded = ops.capture(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
         found[f"{rows} rows"] = timed(recorded.run, 20)
         found[f"{rows} rows, gloo"] = timed(lambda x=x: gloo.all_reduce(ops, x))  # type: ignore[misc]

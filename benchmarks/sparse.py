@@ -14,20 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from peers import HERE
-from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
-from quire.ops.pack import pack_dense
-from quire.ops.pack_sparse import SPARSE
-from quire.ops.random_weights import normal, random_weight
+from quire.ops.arrays import Host
+from quire.ops.backend import Ops
+from quire.ops.cpu.pack import pack_dense
+from quire.ops.cpu.pack_sparse import SPARSE
+from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from op_cases.weights import normal, random_weight
+from over_torch import arrays
 
 COLD_BYTES = 160 << 20
 """All copies of a dense matrix: more than the last-level cache of the machines in mind."""
@@ -58,10 +64,10 @@ def pruned(kind: str, n: int, k: int, group: int, zeros: str) -> Weight:
         kept = noise.view(n, k // 4, 4).argsort(-1).argsort(-1).view(n, k) < 2
     else:
         kept = noise >= float(zeros)
-    return replace(weight, codes=codes * kept)
+    return arrays(replace(weight, codes=codes * kept))  # type: ignore[no-any-return]
 
 
-def seconds(ops: Ops, x: Tensor, packed: Packed) -> float:
+def seconds(ops: Ops, x: Host, packed: Packed) -> float:
     """Of one product."""
     ops.begin_step()
     started = time.perf_counter()
@@ -77,7 +83,7 @@ def measure(ops: Ops, weight: Weight, zeros: str, rows: list[int], rounds: int) 
     pairs = [(pack_dense(ops.cpu, weight), ops.pack(weight)) for _ in range(copies)]
     found = list[Row]()
     for m in rows:
-        x = normal(torch.Generator().manual_seed(m), m, k)
+        x = normal(torch.Generator().manual_seed(m), m, k).numpy()
         times = [[seconds(ops, x, packed) for packed in pairs[i % copies]] for i in range(rounds * copies)][copies:]
         dense, sparse = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
         faster = statistics.median(a / b for a, b in times)

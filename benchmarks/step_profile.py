@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, write_config
 
+from quire.ops.cpu.matrix import GROWING, Matrix
 from quire.ops.kinds import KINDS, LANES
-from quire.ops.matrix import GROWING, Matrix
 
 REPEATS = 5
 CONTEXT = 128

@@ -34,7 +34,8 @@ from quire.engine.local import LocalEngine
 from quire.engine.requests import Encoded, make_request
 from quire.figures.machine import this_machine
 from quire.model.build import load_model
-from quire.ops.backend import select
+from quire.ops.arrays import to_torch
+from quire.ops.select import select
 
 SO400M = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
           "num_attention_heads": 16, "patch_size": 14, "vision_use_head": False}  # fmt: skip
@@ -85,7 +86,10 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
             found: Tensor = theirs.get_image_features(pixels).pooler_output[0]
         return found
 
-    ways: dict[str, Callable[[], Tensor]] = {"quire": lambda: vision(shown), "transformers": transformers}
+    ways: dict[str, Callable[[], Tensor]] = {
+        "quire": lambda: to_torch(ops.host(vision(shown))),
+        "transformers": transformers,
+    }
     features = {name: work().float() for name, work in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(args.rounds):

@@ -1,6 +1,9 @@
 // The Python face: `call` runs one op, `Program` records calls and replays them all in one call.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+// nanobind's own arrays cost 5 us an argument; this is a field of numpy's struct.
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#include <numpy/arrayobject.h>
 
 #include <stdexcept>
 #include <string>
@@ -43,6 +46,24 @@ const OpEntry& entry(int64_t id) {
 
 constexpr size_t kMaxSlots = 40;
 
+bool load_numpy() {
+    import_array1(false);
+    return true;
+}
+
+// A pointer argument: an address, None for null, or an array of numpy's, whose memory is meant. False for anything else.
+bool read_pointer(PyObject* item, Slot& out) {
+    if (PyArray_Check(item)) {
+        out.i = reinterpret_cast<int64_t>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(item)));
+        return true;
+    }
+    if (item == Py_None) {
+        out.i = 0;
+        return true;
+    }
+    return false;
+}
+
 // Reads `args` by the op's signature; throws on a wrong count, type or null pointer.
 size_t read_slots(int64_t id, nb::tuple args, Slot* out) {
     const OpEntry& op = entry(id);
@@ -54,16 +75,17 @@ size_t read_slots(int64_t id, nb::tuple args, Slot* out) {
         bad("got " + std::to_string(count) + " arguments");
     for (size_t i = 0; i < count; ++i) {
         PyObject* item = PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(i));
-        if (op.signature[i] == 'f') {
+        const char kind = op.signature[i];
+        if (kind == 'f') {
             out[i].f = PyFloat_AsDouble(item);
-        } else {
+        } else if (kind == 'i' || !read_pointer(item, out[i])) {
             out[i].i = PyLong_AsLongLong(item);
         }
         if (PyErr_Occurred()) {
             PyErr_Clear();
             bad("argument " + std::to_string(i) + " has the wrong type or range");
         }
-        if (op.signature[i] == 'p' && out[i].i == 0) bad("argument " + std::to_string(i) + " is a null pointer");
+        if (kind == 'p' && out[i].i == 0) bad("argument " + std::to_string(i) + " is a null pointer");
     }
     return count;
 }
@@ -150,7 +172,8 @@ void fail(const char* message) { throw std::invalid_argument(message); }
 Register::Register(const OpEntry* entries, size_t count) { add(nullptr, entries, count); }
 
 NB_MODULE(_native, m) {
-    m.doc() = "Native ops of the CPU backend: integers, numbers and addresses in, results in the caller's memory.";
+    m.doc() = "Native ops of the CPU backend: integers, numbers, addresses and arrays in, results in the caller's memory.";
+    if (!load_numpy()) throw nb::python_error();
     for (const Unit& unit : supported_units()) {
         add(unit.name, unit.ops, unit.count);
         add(unit.name, unit.load_ops, unit.load_count);

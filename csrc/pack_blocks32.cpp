@@ -146,7 +146,7 @@ constexpr Row row_of() {
 
 constexpr Row kRows[] = {row_of<Q40>(), row_of<Q41>(), row_of<Q50>(), row_of<Q51>(), row_of<Q80>(), row_of<IQ4NL>(), row_of<MXFP4>()};
 
-// `form`: index into kRows, as in ops/pack_stored.py. data: rows of k / 32 blocks, `stride` bytes apart; row i is number order[i], or i.
+// `form`: index into kRows, as in ops/cpu/pack_stored.py. data: rows of k / 32 blocks, `stride` bytes apart; row i is number order[i], or i.
 // `scales` (float16; float32 of MXFP4) and, where the form has them, `mins` (float16): [n / 16][k / 32][16]. `bad` becomes 1 when one
 // of them is nan or inf.
 void pack_blocks32(uint8_t* out, uint8_t* scales, Optional<uint16_t> mins, int64_t* bad, const uint8_t* data, Optional<const int64_t> order,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// A row's edits as src/quire/ops/sampling_cpu.py packs them; a null pointer comes with count 0.
+// A row's edits as src/quire/ops/cpu/sampling.py packs them; a null pointer comes with count 0.
 struct Edit {
     int64_t row;
     const int32_t* allowed;

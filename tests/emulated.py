@@ -41,39 +41,64 @@ class Memory:
 
     def watch(self) -> None:
         """From here on addresses of tensors, numpy arrays and packed matrices go through this."""
-        from quire.ops import sampling_cpu
-        from quire.ops.arena import Arena
-        from quire.ops.matrix import Matrix
+        from quire.ops import arrays
 
-        memory, address_of, describe = self, sampling_cpu._address, Matrix.__init__
+        plain, arrays.address = arrays.address, self.address  # before the modules that take its name from there
+        from quire.ops.cpu import sampling
+        from quire.ops.cpu.arena import Arena
+        from quire.ops.cpu.matrix import Matrix
 
-        def data_ptr(tensor: torch.Tensor) -> int:
-            storage = tensor.untyped_storage()
-            if storage.nbytes():  # an empty one lies at 0, and not every 0 in memory is its address
-                memory._known[storage.data_ptr()] = (storage.nbytes(), weakref.ref(storage))
-            return memory._address(tensor)
+        for module in [m for name, m in sys.modules.items() if name.startswith("quire.")]:
+            if getattr(module, "address", None) is plain:
+                module.address = self.address  # type: ignore[attr-defined]
+        memory, address_of, describe = self, sampling._address, Matrix.__init__
 
         def address(array: NDArray[Any], dtype: Any) -> int:
-            at = address_of(array, dtype)
-            memory._known[at] = (array.nbytes, weakref.ref(array))
-            return at
+            address_of(array, dtype)
+            return memory.address(array)
 
         def described(matrix: Matrix, **fields: int) -> None:
             describe(matrix, **fields)
             memory._known[matrix.at] = (ctypes.sizeof(matrix), weakref.ref(matrix))
 
         Matrix.__init__ = described  # type: ignore[method-assign]
-        torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
-        sampling_cpu._address = address
+        torch.Tensor.data_ptr = lambda tensor: memory.of_tensor(tensor)  # type: ignore[method-assign]
+        sampling._address = address
         Arena.__init__.__defaults__ = (
             64 << 10,
         )  # all of it travels with every call; it grows where that is too little
+
+    def of_tensor(self, tensor: torch.Tensor) -> int:
+        """Where a tensor lies."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes():  # an empty one lies at 0, and not every 0 in memory is its address
+            self._known[storage.data_ptr()] = (storage.nbytes(), weakref.ref(storage))
+        return self._address(tensor)
+
+    def address(self, array: NDArray[Any]) -> int:
+        """Where an array lies; what it is a part of travels whole."""
+        whole = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if isinstance(whole.base, torch.Tensor) and whole.nbytes:
+            self.of_tensor(whole.base)
+        else:
+            self._known[_place(whole)] = (whole.nbytes, weakref.ref(whole))
+        return _place(array)
+
+    def words(self, args: Sequence[Any]) -> tuple[int | float, ...]:
+        """Arguments of a call with addresses in the place of arrays, and 0 for None."""
+        return tuple(0 if a is None else self.address(a) if isinstance(a, np.ndarray) else a for a in args)
 
     def areas(self) -> tuple[list[int], list[int]]:
         """Beginnings, ascending, and sizes of what is still there."""
         self._known = {at: found for at, found in self._known.items() if found[1]() is not None}
         beginnings = sorted(self._known)
         return beginnings, [self._known[at][0] for at in beginnings]
+
+
+def _place(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 @dataclass(frozen=True)
@@ -191,7 +216,8 @@ class Emulated(types.ModuleType):
             raise ValueError(f"unknown op id {op}")
         return self._ops[op].slots(args)
 
-    def call(self, op: int, args: Sequence[int | float]) -> None:
+    def call(self, op: int, args: Sequence[Any]) -> None:
+        args = self.memory.words(args)
         words = self.checked(op, args)
         with self._lock:
             reach = Reach(self.memory)
@@ -244,10 +270,10 @@ class Recording:
     module: Emulated
 
     def __init__(self) -> None:
-        self._calls: list[tuple[int, tuple[int | float, ...]]] = []
+        self._calls: list[tuple[int, tuple[Any, ...]]] = []
 
-    def add(self, op: int, args: tuple[int | float, ...]) -> None:
-        self.module.checked(op, args)
+    def add(self, op: int, args: tuple[Any, ...]) -> None:
+        self.module.checked(op, self.module.memory.words(args))
         self._calls.append((op, args))
 
     def run(self) -> None:

@@ -7,8 +7,9 @@ import torch
 
 from emulated import this_machine
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from test_ops import UNITS_HERE, generator, ops_of, run
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
-import torch
 
 from made_up_tower import SIGHTS, Shown, pictured, sighted, write_text
 from oracle import write
@@ -158,7 +158,7 @@ def running(kind: str, home: Path) -> Iterator[Running]:
         more["speculative_config"] = json.dumps({"method": kind, "num_speculative_tokens": 4, "adaptive": False})
     engine = LocalEngine(flat_config(**more))
     if kind == "classes":
-        engine.engine.model = replace(engine.engine.model, classifier=torch.ones(3, 32))
+        engine.engine.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
     yield Running(engine, folder)
     engine.close()
 

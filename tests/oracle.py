@@ -13,9 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY
+from quire.ops.select import select
 
 logging.disable_progress_bar()
 BACKENDS = ["reference", *(["cpu"] if load_native() else [])]

@@ -12,7 +12,8 @@ import msgspec
 
 from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request, Timing, TokenLogprob
-from quire.engine.client import EngineInfo, Stats, StepReport
+from quire.engine.client import EngineInfo, StepReport
+from quire.engine.stats import Stats
 
 
 def stub_info(**changes: object) -> EngineInfo:

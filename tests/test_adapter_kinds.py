@@ -59,8 +59,9 @@ class Extended(Paged):
         super().__init__(replace(model, decoder=model.adapters.extensions.decoder(model.decoder)), sequences)
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
-        batch, decoder = self.batch(counts, wanted), self.model.decoder
+        decoder = self.model.decoder
         assert isinstance(decoder, Decoder)
+        batch = decoder.ops.place(self.batch(counts, wanted))
         slots = [self.adapters.slot(name) for name, n in zip(self.names, counts, strict=True) for _ in range(n)]
         for rows in self.adapters.arrays.values():
             rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)

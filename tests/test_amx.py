@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.native import load_native
 from quire.ops.weights import SUPER, Weight

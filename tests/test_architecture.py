@@ -28,7 +28,9 @@ LAYERS = (
 # into texts, and what ranks exchange is recorded with the ops of a step.
 ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("pictures", "text"), ("parallel", "ops")}
 FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
-TORCH_FREE = {"core", "cache", "sched", "text", "pictures", "gguf", "figures", "server", "simulate", "dashboard"}
+TORCH_FREE = {
+    "core", "cache", "sched", "text", "pictures", "gguf", "quant", "figures", "server", "simulate", "dashboard",
+}  # fmt: skip
 
 
 def layer_of(package: str) -> int:
@@ -69,6 +71,16 @@ def test_imports_point_down(package: str) -> None:
 def test_no_torch_above_or_below_the_tensors(package: str) -> None:
     found = [f"{p}:{n}" for p in (SOURCE / package).rglob("*.py") for m, n in imports(p) if m.split(".")[0] == "torch"]
     assert not found, found
+
+
+@pytest.mark.parametrize("folder", ["disk", "families", "load"])
+def test_the_loader_is_imported_without_torch(folder: str) -> None:
+    """It may be given tensors, by the workbench, and names their type."""
+    paths = sorted((SOURCE / "model" / folder).rglob("*.py"))
+    found = [
+        f"{path}: {name}" for path in paths for name in imported(path, whole=False) if name.split(".")[0] == "torch"
+    ]
+    assert paths and not found, found
 
 
 def modules() -> dict[str, Path]:
@@ -204,7 +216,7 @@ def test_sizes() -> None:
 
 
 def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A command-line function has one parameter per flag, as typer declares them; a kernel one per pointer and size."""
+    """A command-line function has one parameter per flag, as click declares them; a kernel one per pointer and size."""
     return any("command" in ast.unparse(d) or "triton.jit" in ast.unparse(d) for d in node.decorator_list)
 
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from op_cases import CASES
 from op_cases.states import states_case
+from over_torch import select
 from quire.cache.lanes import Lanes
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16, F8, F16, F32, I8
 from quire.core.parallel import SPLIT
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY, Case
@@ -102,10 +104,10 @@ def whole(ops: Ops, case: Case) -> Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_splits_of_several_caches_give_the_bits_of_one(form: str, isa: str) -> None:
     ops = ops_of(isa)
-    layouts = [KVLayout(16, 2, 32, torch.bfloat16), KVLayout(16, 1, 24, torch.float32)]
+    layouts = [KVLayout(16, 2, 32, BF16), KVLayout(16, 1, 24, F32)]
     if form in ("plain", "all"):
         layouts += [KVLayout(size, 2, 40, dtype) for size, dtype in (
-            (1, torch.bfloat16), (64, torch.int8), (32, torch.float8_e4m3fn), (8, torch.float16))]  # fmt: skip
+            (1, BF16), (64, I8), (32, F8), (8, F16))]  # fmt: skip
     for layout in layouts:
         case = states_case(generator(), layout, 4 * layout.kv_heads, ROWS, **FORMS[form])
         want = whole(ops, case)
@@ -125,13 +127,13 @@ def test_equals_the_reference(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_definitions_of_both_parts_are_that_of_the_whole(form: str) -> None:
-    case = states_case(generator(), KVLayout(16, 2, 24, torch.float32), 4, ROWS[:3], **FORMS[form])
+    case = states_case(generator(), KVLayout(16, 2, 24, F32), 4, ROWS[:3], **FORMS[form])
     close(form, folded(ops_of("reference"), case, 2), whole(ops_of("reference"), case), 2e-5)
 
 
 @needs_native
 def test_what_is_asked_wrongly_is_refused() -> None:
-    ops, layout = ops_of(UNITS_HERE[0]), KVLayout(16, 1, 32, torch.float32)
+    ops, layout = ops_of(UNITS_HERE[0]), KVLayout(16, 1, 32, F32)
     good = states_case(generator(), layout, 1, ((1, 1100),), lanes=2)
     bad_count = good | {"starts": good["starts"] + torch.tensor([0, 1])}
     torn = good["block_tables"].clone()

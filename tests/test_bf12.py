@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import select
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
-from quire.ops.backend import Ops, select
-from quire.ops.matrix import take_apart
+from quire.ops.backend import Ops
+from quire.ops.cpu.matrix import take_apart
 from quire.ops.native import load_native
 from quire.ops.weights import PackedTable, Weight
 
@@ -118,7 +119,7 @@ def test_a_quarter_is_saved_and_parts_can_be_taken_apart() -> None:
     ops, weight = ops_of("portable"), cases.random_weight(torch.Generator(), "bf16", 256, 1024, 32)
     wide, narrow = ops.pack(weight), ops.pack(weight, narrow=True)
     assert narrow.nbytes < 0.76 * wide.nbytes
-    assert {name: t.numel() for name, t in take_apart(narrow)[1].items()} == {"codes": narrow.nbytes, "table": 32}
+    assert {name: t.size for name, t in take_apart(narrow)[1].items()} == {"codes": narrow.nbytes, "table": 32}
 
 
 def test_a_model_says_the_same_and_is_kept_packed(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from quire.cache import blocks
 from quire.cache.blocks import BlockPool
-from quire.engine.client import Stats
 from quire.engine.life.worker import Worker
+from quire.engine.stats import Stats
 
 
 def account(lanes: int = 1) -> BlockPool:

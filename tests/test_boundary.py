@@ -20,8 +20,8 @@ from torch import Tensor
 from op_cases import CASES
 from quire.core.errors import QuireError
 from quire.ops.backend import Ops
+from quire.ops.experts import Grouped
 from quire.ops.layout import KVLayout
-from quire.ops.moe import Grouped
 from quire.ops.native import load_native
 from quire.ops.op import Case
 from quire.ops.weights import Packed, Weight

@@ -6,11 +6,13 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 from group import check_everything, check_sums, each, forks, part, summed
 from oracle import BACKENDS, backend
+from quire.ops.arrays import Host
 from quire.parallel.comm import Comm
 from quire.parallel.shared import PIECE, SLOT, SharedComm, comm_bytes, shared_memory
 
@@ -37,10 +39,10 @@ def test_ranks_that_spin() -> None:
 def test_a_recording_reads_new_counts() -> None:
     def work(comm: SharedComm) -> list[list[list[float]]]:
         ops, other = backend("cpu"), 1 - comm.rank
-        x, sends = torch.zeros(4, 2), torch.zeros(2, dtype=torch.int32)
-        passed = torch.empty(1, 2)
+        x, sends = np.zeros((4, 2), np.float32), np.zeros(2, np.int32)
+        passed = np.empty((1, 2), np.float32)
 
-        def step() -> tuple[torch.Tensor, torch.Tensor]:
+        def step() -> tuple[Host, Host]:
             found, received = comm.all_to_all(ops, x, sends, 8)
             comm.send(ops, x[:1], other)
             comm.recv(ops, passed, other)
@@ -48,8 +50,8 @@ def test_a_recording_reads_new_counts() -> None:
 
         recorded, seen = ops.capture(step), []
         for i in range(1, 4):
-            x.fill_(10 * comm.rank + i)
-            sends[:] = torch.tensor([i % 3, 2 - i % 2])
+            x.fill(10 * comm.rank + i)
+            sends[:] = i % 3, 2 - i % 2
             found, received = recorded.run()
             seen.append(found[: int(received.sum())].tolist() + passed.tolist())
         return seen
@@ -136,14 +138,14 @@ def test_what_cannot_be_exchanged_is_said() -> None:
     file, ops = shared_memory(comm_bytes(2)), backend("reference")
     comm, x = SharedComm(file, 0, 2), torch.ones(2, 3)
     for call, why in (
-        (lambda: comm.all_reduce(ops, x.double()), "need a contiguous torch.float32"),
+        (lambda: comm.all_reduce(ops, x.double()), "need a contiguous float32"),
         (lambda: comm.reduce_scatter(ops, x, (1, 2)), r"of shape \[3, -1\]"),
         (lambda: comm.all_gather(ops, x, (2,)), "are not the parts of 2 ranks"),
         (lambda: comm.all_gather(ops, x.to(torch.int8), (2, 2)), "whole numbers of 4 bytes"),
         (lambda: comm.all_to_all(ops, x, torch.ones(3, dtype=torch.int32), 4), r"of shape \[2\]"),
         (lambda: comm.send(ops, x, 0), "rank 0 is this one"),
         (lambda: comm.recv(ops, x, 2), "there is no rank 2 of 2"),
-        (lambda: comm.broadcast(ops, x.T, 0), "need a contiguous tensor"),
+        (lambda: comm.broadcast(ops, x.T, 0), "need a contiguous array"),
     ):
         with pytest.raises(ValueError, match=why):
             call()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
 
 from quire.cli.app import app
 from quire.compress.net import Net

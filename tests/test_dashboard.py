@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import httpx
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from browser import CHROMIUM, Browser, Page
 from quire.cli.app import app

@@ -12,14 +12,17 @@ from op_cases import CASES
 from op_cases.moe import plain_grouped, random_ids
 from op_cases.reference import attention_case
 from oracle import MODEL_OPS
+from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.differentiable import Site, differentiable
+from quire.ops.experts import Grouped
 from quire.ops.held import Held
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.mla import LatentLayout
-from quire.ops.moe import Grouped, sort_by_expert
 from quire.ops.op import REGISTRY, Case
+from quire.ops.reference.caches import logical
+from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Packed, Weight, plain_packed
 from test_ops import close, copied, generator, reference, tensors
 
@@ -45,7 +48,7 @@ def plain(value: Any) -> bool:
 def fits(name: str, case: Case) -> bool:
     """Whether the case is of what the backend is for."""
     tree = case.get("tree")
-    f32 = "cache" not in case or not name.endswith("_cache") or case["cache"].layout.dtype is torch.float32
+    f32 = "cache" not in case or not name.endswith("_cache") or case["cache"].layout.dtype == F32
     return all(plain(v) for v in case.values()) and f32 and (tree is None or not bool(tree.any()))
 
 
@@ -56,7 +59,7 @@ def held(cache: KVCache) -> Held:
     if isinstance(cache.layout, LatentLayout):
         made.put(slots, cache.keys.flatten(0, 1).float(), cache.values.flatten(0, 1).float())
     else:
-        keys, values = (t.transpose(1, 2).flatten(0, 1) for t in cache.logical(torch.arange(len(cache.keys))))
+        keys, values = (t.transpose(1, 2).flatten(0, 1) for t in logical(cache, torch.arange(len(cache.keys))))
         made.put(slots, keys, values)
     return made
 
@@ -102,7 +105,7 @@ def test_no_op_that_a_decoder_calls_is_left_out() -> None:
 def test_gradients_of_attention(extras: str, window: int) -> None:
     """Those of finite differences, of queries, keys and values."""
     ops, g = differentiable(), generator()
-    case = attention_case(g, KVLayout(1, 2, 4, torch.float32), 4, ((5, 5), (3, 3)), window, extras=extras)
+    case = attention_case(g, KVLayout(1, 2, 4, F32), 4, ((5, 5), (3, 3)), window, extras=extras)
     spec: AttentionSpec = case["spec"]
     rows = torch.randn(8, 8 * 4, generator=g, dtype=torch.float64).requires_grad_()
     slots, still = torch.arange(8), torch.zeros(9, 2, 0, dtype=torch.float64)
@@ -110,7 +113,7 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
     lengths = torch.tensor([5, 3], dtype=torch.int32)
 
     def attend(qkv: Tensor) -> Tensor:
-        cache = Held.of(KVLayout(1, 2, 4, torch.float64))
+        cache = Held.of(KVLayout(1, 2, 4, F64))
         turned = ops.rope_and_cache(qkv, slots, still, slots, cache, None, 1.0)
         found: Tensor = ops.attention(turned, cache, torch.tensor([0, 5, 8]), lengths, tables, spec)
         return found
@@ -121,7 +124,7 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
 def test_rows_over_the_same_keys_see_all_of_them() -> None:
     """As cross attention asks for them: each row a sequence of its own."""
     ops, g, n, m = differentiable(), generator(), 6, 6
-    cache = Held.of(KVLayout(1, 1, 8, torch.float32))
+    cache = Held.of(KVLayout(1, 1, 8, F32))
     keys, values = torch.randn(m, 1, 8, generator=g), torch.randn(m, 1, 8, generator=g)
     cache.put(torch.arange(m), keys, values)
     q = torch.randn(n, 8, generator=g)
@@ -171,7 +174,7 @@ def test_gradients_reach_a_matrix_unrounded_and_quantized_ones_are_frozen() -> N
 
 def test_a_paged_cache_and_branching_drafts_are_refused() -> None:
     ops = differentiable()
-    case = attention_case(generator(), KVLayout(1, 1, 8, torch.float32), 1, ((2, 2),))
+    case = attention_case(generator(), KVLayout(1, 1, 8, F32), 1, ((2, 2),))
     with pytest.raises(TypeError, match="Held"):
         ops.attention(**case)
     with pytest.raises(ValueError, match="branches"):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 import pytest
-from typer.main import get_command
 
 from messages import DIFFERS, texts
 from quire.cli.app import app
@@ -27,7 +27,6 @@ DOCUMENTS = [
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMANDS: Any = get_command(app)
 SAID = list(texts())
 OTHERS_FLAGS = {"--include-dashboard", "--cpus", "--help", "--tune"}
 """Flags of other programs."""
@@ -74,15 +73,17 @@ def typed(text: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """As the command line does, without running anything."""
-    command: Any = COMMANDS
-    while hasattr(command, "commands"):
-        assert words and words[0] in command.commands, f"quire has no command {words[:1]}"
-        command, words = command.commands[words[0]], words[1:]
+    command: click.Command = app
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), words[0]) if words else None
+        assert found is not None, f"quire has no command {words[:1]}"
+        command, words = found, words[1:]
     try:
         command.make_context(command.name, list(words))
-    except Exception as error:  # of typer's own copy of click, whose classes have no public name
-        if type(error).__name__ != "MissingParameter":  # a line may name a command, and not all that it needs
-            raise AssertionError(f"{' '.join(words)}: {type(error).__name__}: {error}") from None
+    except click.MissingParameter:
+        pass  # a line may name a command, and not all that it needs
+    except click.UsageError as error:
+        raise AssertionError(f"{' '.join(words)}: {type(error).__name__}: {error}") from None
 
 
 @pytest.mark.parametrize("path", names(DOCUMENTS + PAGES))
@@ -111,7 +112,7 @@ def test_links_of_documents_lead_somewhere(path: Path) -> None:
 def test_flags_files_and_code_exist(path: Path) -> None:
     text = written(path)
     if path.name != "compression.md":  # names flags of other tools
-        known = {flag for command in every_command(COMMANDS) for flag in flags_of(command)}
+        known = {flag for command in every_command(app) for flag in flags_of(command)}
         for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", text):
             assert flag in known | OTHERS_FLAGS, f"no command has {flag}"
     for name in re.findall(r"`((?:src|tests|benchmarks|csrc|docs|deploy|examples)/[\w./-]+)`", text):
@@ -125,13 +126,17 @@ def test_flags_files_and_code_exist(path: Path) -> None:
             tomllib.loads(block.text)
 
 
-def every_command(command: Any) -> Iterator[Any]:
+def every_command(command: click.Command) -> Iterator[click.Command]:
     yield command
-    for sub in getattr(command, "commands", {}).values():
-        yield from every_command(sub)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from every_command(found)
 
 
-def flags_of(command: Any) -> set[str]:
+def flags_of(command: click.Command) -> set[str]:
     return {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
 
 

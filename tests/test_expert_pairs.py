@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from op_cases.moe import random_choices
+from op_cases.weights import random_weight
 from oracle import BACKENDS, backend
-from quire.ops.moe import Between
-from quire.ops.random_weights import random_weight
+from over_torch import over_torch
+from quire.ops.experts import Between
 from quire.parallel.experts import place_experts
 from quire.parallel.pairs import PairDivider, row_parts
 
@@ -46,7 +48,7 @@ def test_what_is_used_most_is_held_twice_and_work_is_even() -> None:
 
 def tables(held: tuple[tuple[int, ...], ...], experts: int) -> list[PairDivider]:
     """What each rank has."""
-    return [PairDivider(held, r, torch.zeros(experts + len(held) + 1, dtype=torch.int64)) for r in range(len(held))]
+    return [PairDivider(held, r, np.zeros(experts + len(held) + 1, np.int64)) for r in range(len(held))]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 100])
@@ -96,7 +98,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
 @pytest.mark.parametrize("used", [0, 1, 40, 300])
 def test_experts_compute_as_many_pairs_as_there_are(used: int) -> None:
     """Fewer than there is room for; the others are not looked at."""
-    ops, g = backend("cpu"), torch.Generator().manual_seed(used)
+    ops, g = over_torch(backend("cpu")), torch.Generator().manual_seed(used)
     gate_up, down = (
         ops.group(ops.pack(random_weight(g, "bf16", 4 * n, k, 0)), 4, n, None) for n, k in ((64, 32), (48, 32))
     )

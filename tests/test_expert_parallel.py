@@ -23,11 +23,12 @@ from oracle import BACKENDS, backend, relative_error, write
 from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.engine.client import EngineInfo, Stats
+from quire.engine.client import EngineInfo
 from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
 from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.local import LocalEngine
+from quire.engine.stats import Stats
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
 from quire.model.net.decoder import Decoder

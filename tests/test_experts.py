@@ -13,9 +13,10 @@ from torch import Tensor
 from often import one_of
 from op_cases import reference as cases
 from quire.ops.backend import Ops
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
+from quire.ops.experts import Between, Choices, Grouped, padded_rows
 from quire.ops.kinds import KINDS, SUPER_KINDS
-from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
-from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR
+from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from test_ops import UNITS_HERE, generator, ops_of, pytestmark

@@ -16,6 +16,7 @@ from quire.core.errors import ModelError
 from quire.quant.registry import DENSE, matrix_scheme
 from test_model import Paged, prompt
 from test_quant_formats import BF16, F32, load, normal, scheme_of
+from torch_weights import load_torch
 
 
 def float8(w: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,8 +81,8 @@ float_format(fp8_config("tensor"), 1 << 20, 1 << 20, "weight_scale", (1,))
 def test_float8_files(config: dict[str, Any], convert: Any, tmp_path: Path) -> None:
     parts, values = convert(normal(200, 300))
     scheme = scheme_of(config)
-    assert torch.equal(scheme.load(parts, F32).dequantize(), values)
-    assert torch.equal(scheme.load(parts, BF16).weight.codes, values.bfloat16())
+    assert torch.equal(load_torch(scheme, parts, F32).dequantize(), values)
+    assert torch.equal(load_torch(scheme, parts, BF16).weight.codes, values.bfloat16())
     oracle = foreign.replace_linears(tmp_path, config, convert)
     tokens = prompt(19, 1)
     for name in BACKENDS:
@@ -112,26 +113,28 @@ def test_damaged_float8_numbers_are_named(name: str, value: float, message: str)
     parts = convert(normal(200, 300))[0]
     parts[name].view(-1)[7] = value
     with pytest.raises(ModelError, match=message):
-        scheme_of(config).load(parts, F32)
+        load_torch(scheme_of(config), parts, F32)
 
 
 def test_float8_scales_are_found_by_their_name() -> None:
     config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     scheme = scheme_of(config, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight_scale_inv")
     codes, scales, values = float8(normal(), 48, 256)
-    assert torch.equal(scheme.load({"weight": codes, "weight_scale_inv": scales[0, 0]}, F32).dequantize(), values)
+    assert torch.equal(
+        load_torch(scheme, {"weight": codes, "weight_scale_inv": scales[0, 0]}, F32).dequantize(), values
+    )
 
 
 def test_float8_that_is_refused(tmp_path: Path) -> None:
     config, convert = FLOATS[0]
     parts, _ = convert(normal(200, 300))
-    with pytest.raises(ModelError, match=r"weight_scale_inv is torch.float32 \[3, 2\], needs \[2, 3\]"):
-        scheme_of(config).load(parts | {"weight_scale_inv": parts["weight_scale_inv"].t()}, BF16)
+    with pytest.raises(ModelError, match=r"weight_scale_inv is float32 \[3, 2\], needs \[2, 3\]"):
+        load_torch(scheme_of(config), parts | {"weight_scale_inv": parts["weight_scale_inv"].t()}, BF16)
     with pytest.raises(ModelError, match="needs float8_e4m3fn"):
-        scheme_of(config).load(parts | {"weight": parts["weight"].bfloat16()}, BF16)
+        load_torch(scheme_of(config), parts | {"weight": parts["weight"].bfloat16()}, BF16)
     assert matrix_scheme(scheme_of(config), {"weight": "up.weight"}) is DENSE
     with pytest.raises(ModelError, match="has no scale beside it"):
-        DENSE.load({"weight": parts["weight"]}, BF16)
+        load_torch(DENSE, {"weight": parts["weight"]}, BF16)
 
 
 REFUSED = [

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import BACKENDS, backend, logits, relative_error, write
+from over_torch import over_torch
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
@@ -24,6 +25,7 @@ from quire.quant.base import QWeight
 from quire.quant.codebook import FP4, MXFP4, NF4, CodeBook
 from quire.quant.registry import detect
 from test_model import Paged, prompt
+from torch_weights import load_torch, quantize_torch
 
 MADE = load_file(Path(__file__).parent / "data" / "four_bit_formats.safetensors")
 """By bitsandbytes and compressed-tensors themselves: data/make_four_bit_formats.py."""
@@ -61,7 +63,7 @@ def loaded(name: str, config: dict[str, Any], **changes: Tensor) -> QWeight:
     del parts["values"]
     scheme = scheme_of(config, parts)
     assert set(scheme.parts) <= set(parts) <= set(scheme.parts) | set(scheme.optional)
-    found: QWeight = scheme.load(parts, torch.bfloat16)
+    found: QWeight = load_torch(scheme, parts, torch.bfloat16)
     return found
 
 
@@ -73,7 +75,7 @@ def test_values_are_those_of_the_maker(name: str, config: dict[str, Any], label:
     assert relative_error(weight.dequantize(), values) < bound
     x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
     for which in BACKENDS:
-        ops = backend(which)
+        ops = over_torch(backend(which))
         ops.begin_step()
         found = ops.linear(x, weight.pack(ops), None)
         assert relative_error(found, (x.double() @ weight.dequantize().double().t()).float()) < 2e-4
@@ -81,7 +83,7 @@ def test_values_are_those_of_the_maker(name: str, config: dict[str, Any], label:
 
 def bits_and_bytes(book: CodeBook, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """A matrix as bitsandbytes keeps it, and its values."""
-    q = book.quantize(w, 64).weight
+    q = quantize_torch(book, w, 64).weight
     values = q.dequantize()
     assert q.scales is not None
     state = {"quant_type": book.name, "blocksize": 64, "shape": list(w.shape), "dtype": "float32"}
@@ -154,7 +156,7 @@ def test_columns_in_act_order(tmp_path: Path) -> None:
 
     w = torch.randn(32, 128)
     parts, values = convert(w)
-    assert torch.equal(scheme_of(config, parts).load(parts, torch.float32).dequantize(), values)
+    assert torch.equal(load_torch(scheme_of(config, parts), parts, torch.float32).dequantize(), values)
     oracle = foreign.replace_linears(tmp_path, config, convert)
     for name in BACKENDS:
         model = load_model(flat_config(model=str(tmp_path)), backend(name))
@@ -178,7 +180,7 @@ def test_formats_differ_in_nothing_but_their_spelling(tmp_path: Path) -> None:
         (packed, foreign.packed(4, False)),
     ]
     codes = foreign.quantize(torch.randn(64, 256), 4, 128, False, torch.float16)
-    one, *others = (scheme_of(c, pack(*codes)).load(pack(*codes), torch.float32).weight for c, pack in spelled)
+    one, *others = (load_torch(scheme_of(c, pack(*codes)), pack(*codes), torch.float32).weight for c, pack in spelled)
     for other in others:
         assert (other.kind, other.group, other.activation_bits, other.order) == ("int4", 128, 16, None)
         for name in ("codes", "scales", "zeros"):
@@ -203,7 +205,7 @@ def with_exact_activations() -> Ops:
 
 
 def test_different_orders_of_what_is_fused_are_refused() -> None:
-    q = NF4.quantize(torch.randn(16, 64), 32).weight
+    q = quantize_torch(NF4, torch.randn(16, 64), 32).weight
     one, other = (QWeight(type(q)(**{**vars(q), "order": torch.arange(64).flip(0).roll(i).int()})) for i in (0, 1))
     assert QWeight.cat_rows([one, one]).shape == (32, 64)
     with pytest.raises(ConfigError, match="order of columns"):
@@ -215,11 +217,11 @@ def test_different_orders_of_what_is_fused_are_refused() -> None:
 @pytest.mark.parametrize(("book", "bound"), [(NF4, 0.092), (MXFP4, 0.13), (FP4, 0.13)])
 def test_nearest_number_of_the_book(book: CodeBook, bound: float) -> None:
     w = torch.randn((256, 256), generator=torch.Generator().manual_seed(0))
-    found = book.quantize(w, 32)
+    found = quantize_torch(book, w, 32)
     assert 0.7 * bound < float((found.dequantize() - w).norm() / w.norm()) < bound
-    assert torch.equal(book.quantize(torch.zeros(2, 64), 32).dequantize(), torch.zeros(2, 64))
+    assert torch.equal(quantize_torch(book, torch.zeros(2, 64), 32).dequantize(), torch.zeros(2, 64))
     with pytest.raises(ModelError, match="nan or inf"):
-        book.quantize(torch.full((2, 64), torch.nan), 32)
+        quantize_torch(book, torch.full((2, 64), torch.nan), 32)
 
 
 @pytest.mark.parametrize("name", ["nf4", "mxfp4"])

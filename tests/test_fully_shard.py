@@ -16,8 +16,8 @@ from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.core.machine import memory_file
+from quire.core.rebuilt import parts_of
 from quire.engine.engine import Engine
-from quire.model.load.place import parts_of
 from quire.model.offload.away import PAGE
 from quire.model.offload.shards import Shards
 from quire.ops.weights import Packed

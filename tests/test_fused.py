@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from quire.core.dtypes import BF16
 from quire.ops.layout import KVLayout
 from test_ops import UNITS_HERE, generator, ops_of
 
@@ -54,7 +55,7 @@ def test_plain_mlp_is_linear_activation_linear_bit_for_bit(kinds: tuple[str, str
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
 def test_sixteen_tokens_of_a_block_are_stored_as_each_alone(head_dim: int, isa: str) -> None:
     g, ops = generator(), ops_of(isa)
-    layout = KVLayout(32, 2, head_dim, torch.bfloat16)
+    layout = KVLayout(32, 2, head_dim, BF16)
     qkv, count = cases.normal(g, 70, 8 * head_dim), 70
     table = cases.normal(g, count, 2, head_dim // 2)
     positions, slots = torch.arange(count).int(), torch.arange(count) + 8
@@ -87,7 +88,7 @@ def test_some_columns_of_a_matrix_are_placed(isa: str) -> None:
 @pytest.mark.parametrize("head_dim", [64, 72])
 def test_a_row_that_sees_all_has_the_same_bits_whoever_is_asked_with_it(head_dim: int, isa: str) -> None:
     g, ops = generator(), ops_of(isa)
-    case = cases.attention_case(g, KVLayout(128, 2, head_dim, torch.bfloat16), 2, ((1, 1100),))
+    case = cases.attention_case(g, KVLayout(128, 2, head_dim, BF16), 2, ((1, 1100),))
     q, scale = cases.normal(g, 1, 700, 2 * head_dim), case["spec"].scale
     seen = case["cache"], case["context"], case["block_tables"], scale
     together = ops.whole_attention(q, *seen).clone()

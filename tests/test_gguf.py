@@ -33,6 +33,7 @@ from quire.ops.weights import PackedTable  # noqa: E402
 from quire.plan.needs import weights_of  # noqa: E402
 from quire.quant.gguf import TYPES, Block  # noqa: E402
 from test_model import Paged, prompt  # noqa: E402
+from torch_weights import load_torch  # noqa: E402
 
 GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0}
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -83,7 +84,7 @@ def test_numbers_equal_those_of_the_gguf_package(name: str) -> None:
     kind = Type[name]
     raw = random_blocks((5, 768), kind, seed=3)
     want = gguf.quants.dequantize(raw, kind)
-    weight = Block(TYPES[name]).load({name: torch.from_numpy(raw)}, torch.float32)
+    weight = load_torch(Block(TYPES[name]), {name: torch.from_numpy(raw)}, torch.float32)
     assert np.array_equal(weight.dequantize().numpy(), want)
     assert weight.shape == want.shape and weight.weight.codes.dtype == torch.int8
 
@@ -118,7 +119,7 @@ def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Pat
     config = flat_config(model=str(path), cache_packed=str(tmp_path))
     made = load_model(config, backend("cpu"))
     source = open_model(str(path)).source
-    widened = Block(TYPES[name]).load({name: source.tensor(f"token_embd.{name}")}, torch.float32).dequantize()
+    widened = load_torch(Block(TYPES[name]), {name: source.tensor(f"token_embd.{name}")}, torch.float32).dequantize()
     decoder: Any = made.decoder
     assert isinstance(decoder.embed.table, PackedTable)
     assert (decoder.head.weight is decoder.embed.table.matrix) == tied

@@ -19,6 +19,7 @@ from quire.gguf.file import GgufFile
 from quire.gguf.k_blocks import _descend, _fit, _fit_with_minimum, _Steps
 from quire.gguf.writer import NewTensor, write_file
 from quire.quant.gguf import TYPES, Block
+from torch_weights import load_torch
 
 PLAIN = {"F32": np.float32, "F16": np.float16}
 QUICK = settings(max_examples=20, deadline=None)
@@ -30,7 +31,7 @@ def decoded(raw: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
         return raw.view(PLAIN[kind]).astype(np.float32)
     if kind == "BF16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return Block(TYPES[kind]).load({kind: torch.from_numpy(raw)}, torch.float32).dequantize().numpy()
+    return load_torch(Block(TYPES[kind]), {kind: torch.from_numpy(raw)}, torch.float32).dequantize().numpy()
 
 
 def normal(n: int = 8, k: int = 1024, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -13,15 +13,18 @@ import torch
 from fake_gpu import FakeRuntime
 from oracle import write
 from quire.core.config import flat_config
+from quire.core.dtypes import F16
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
-from quire.model.load.place import placed
+from quire.ops.choice import OPS
+from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.op import REGISTRY
-from quire.run.arrays import DeviceArrays
+from quire.ops.triton.backend import GpuOps
 from quire.run.budget import gpu_cache_bytes
+from quire.run.device_arrays import DeviceArrays
 from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes
 from quire.run.warm import warm_device
 from tiny_model import OPTIONS, write_tiny
@@ -31,10 +34,20 @@ from turns import working
 MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
 
 
+def ops_on(runtime: FakeRuntime, device: str = "cpu") -> GpuOps:
+    """The definitions on a device that pretends."""
+    gpu = Gpu(torch.device(device), INTERPRETER, True, runtime)
+    return GpuOps(gpu, tuple(f"{name}=reference" for name in OPS))
+
+
+def arrays_of(sizes: Sizes, runtime: FakeRuntime, own: dict[str, torch.Tensor] | None = None) -> DeviceArrays:
+    return DeviceArrays(sizes, ops_on(runtime), own or {})
+
+
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6, groups=2), {}, runtime, torch.device("cpu"))
+    arrays = arrays_of(Sizes(8, 4, 6, groups=2), runtime)
     seen: list[tuple[list[int], list[list[list[int]]]]] = []
     expected = []
     for step in range(7):
@@ -60,7 +73,7 @@ def test_a_step_reads_its_own_arrays_whenever_copies_happen(eager: str) -> None:
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6, cross=True), {}, runtime, torch.device("cpu"))
+    arrays = arrays_of(Sizes(8, 4, 6, cross=True), runtime)
     seen, expected = list[tuple[list[int], list[int], list[int]]](), []
     for step in range(5):
         seqs, tokens = 1 + step % 4, 2 + step
@@ -84,7 +97,7 @@ def test_rows_see_their_encoder_s_part_whenever_copies_happen(eager: str) -> Non
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_tokens_that_were_drawn_in_pieces_are_found_by_their_places(eager: str) -> None:
     runtime = FakeRuntime(eager)
-    arrays = DeviceArrays(Sizes(8, 4, 6), {}, runtime, torch.device("cpu"))
+    arrays = arrays_of(Sizes(8, 4, 6), runtime)
     arrays.keep_drawn([np.array([50, 60], np.int32), np.array([70], np.int32)])
     arrays.begin()
     arrays.tokens[:4] = -1, 9, -3, -2
@@ -97,7 +110,7 @@ def test_tokens_that_were_drawn_in_pieces_are_found_by_their_places(eager: str) 
 
 
 def test_arrays_stay_where_graphs_read_them() -> None:
-    arrays = DeviceArrays(Sizes(8, 4, 6), {}, FakeRuntime(), torch.device("cpu"))
+    arrays = arrays_of(Sizes(8, 4, 6), FakeRuntime())
     places = []
     for _ in range(3):
         arrays.begin()
@@ -111,7 +124,7 @@ def test_arrays_stay_where_graphs_read_them() -> None:
 def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     rows = torch.full((8,), -1, dtype=torch.int32)
     runtime = FakeRuntime()
-    arrays = DeviceArrays(Sizes(8, 4, 6), {"adapters": rows}, runtime, torch.device("cpu"))
+    arrays = arrays_of(Sizes(8, 4, 6), runtime, {"adapters": rows})
     arrays.begin()
     arrays.adapters[:] = np.arange(8)
     arrays.send(1, 1)
@@ -184,7 +197,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
     half, matrix = found[1], found[1].decoder.layers[0].o.weight  # type: ignore[attr-defined]
     assert half.dtype == "float16" and not half.notes
     assert {t.dtype for t in (half.decoder.embed.table, matrix.buffers[0])} == {torch.float16}  # type: ignore[attr-defined]
-    assert str(half.layouts[0].dtype) == "torch.float16", "as its keys and values"
+    assert half.layouts[0].dtype == F16, "as its keys and values"
     assert numbers[1] == pytest.approx(numbers[0], abs=2e-2) and len(numbers[0]) == 12
 
 
@@ -256,13 +269,13 @@ def request(index: int, prompt: tuple[int, ...], logprobs: int | None = None) ->
 def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:
     engine = Engine(flat_config(**(OPTIONS | {"model": str(folder), "enable_lora": True})))
     decoder = engine.model.decoder
-    moved = placed(decoder, torch.device("meta"))
+    moved = ops_on(FakeRuntime(), "meta").place(decoder)
 
-    def tensors(value: object, seen: set[int]) -> list[torch.Tensor]:
+    def tensors(value: object, seen: set[int]) -> list[Any]:
         if id(value) in seen:
             return []
         seen.add(id(value))
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, np.ndarray)):
             return [value]
         if isinstance(value, (tuple, list)):
             return [t for v in value for t in tensors(v, seen)]
@@ -272,4 +285,5 @@ def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:
     after = [*tensors(moved.layers, set()), moved.embed.table]
     assert len(after) == len(before) > 10, "what was one tensor stays one"
     assert all(t.device.type == "meta" for t in after)
-    assert placed(decoder, torch.device("cpu")) is decoder
+    there = ops_on(FakeRuntime()).place(decoder)
+    assert ops_on(FakeRuntime()).place(there) is there

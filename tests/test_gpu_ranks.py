@@ -15,8 +15,7 @@ from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops import gpu
-from quire.ops.backend import select
-from quire.run import gpu_ranks
+from quire.ops.select import select
 from quire.run.ranks import of_a_rank
 from test_gloo import each as on_each
 from test_gpu_frame import MISSING, SMALL, request
@@ -102,8 +101,9 @@ def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = flat_config(**GPU, tensor_parallel_size=2)
     made = of_a_rank(config)
     assert made.device.enforce_eager and made.scheduler.async_scheduling is False
-    monkeypatch.setattr(gpu_ranks, "interpreting", lambda: False)
+    monkeypatch.setattr(gpu, "interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="each rank needs a GPU, and 1 is there"):
         of_a_rank(replace(config))
+    monkeypatch.undo()
     assert gpu.interpreting()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
-from typer.testing import CliRunner
 
 from head_folders import saved, write_eagle, write_medusa
 from oracle import BACKENDS, write

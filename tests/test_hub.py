@@ -15,6 +15,7 @@ from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.model.disk.hub import Hub, hub_beside, hub_of
+from quire.model.disk.tokenizer import tokenizer_folder
 from tiny_model import OPTIONS, write_tiny
 
 FOLDER = (
@@ -107,3 +108,16 @@ def test_names_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModelError, match=r"link is a symbolic link to .*gone, which is not there"):
         resolve(str(tmp_path / "link"))
     assert resolve("") == resolve("pydoc") == EMBEDDED
+
+
+def test_a_tokenizer_is_the_models_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    named = str(tmp_path / "words")  # no model is in it
+    assert (
+        tokenizer_folder(ModelConfig(), "/model")
+        == tokenizer_folder(ModelConfig(tokenizer=""), "/model")
+        == Path("/model")
+    )
+    assert tokenizer_folder(ModelConfig(tokenizer=named), "/model") == Path(named)
+    with pytest.raises(ModelError, match="neither a folder nor a hub name"):
+        tokenizer_folder(ModelConfig(tokenizer=str(tmp_path / "none")), "/model")

@@ -141,7 +141,7 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_adds_each_row_once(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from quire.cli.app import app
 

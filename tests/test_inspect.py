@@ -27,8 +27,8 @@ from quire.model.build import kv_layout
 from quire.model.describe import compute_dtype, describe, kv_dtype
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.memory import layer_kv_bytes
-from quire.ops.backend import select
 from quire.ops.choice import choose
+from quire.ops.select import select
 from test_encoder import SMALL
 from test_gguf import FAMILIES, WIDE
 from test_mla import VARIANTS as LATENT
@@ -89,6 +89,16 @@ def test_headers_are_read_without_torch(tmp_path: Path) -> None:
 def test_dummy_weights_are_described_without_torch() -> None:
     program = (
         "import sys; from quire.model.describe import describe; describe('', 'dummy'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("form", ["auto", "dummy"])
+def test_tensors_and_rope_tables_are_read_without_torch(form: str) -> None:
+    program = (
+        "import sys; from quire.model.describe import open_model; from quire.model.families.rope import shared_tables; "
+        f"opened = open_model('', '{form}'); sizes = [opened.source.tensor(x).nbytes for x in opened.source.infos]; "
+        "shared_tables(opened.spec.rope, 64); sys.exit('torch' in sys.modules or not all(sizes))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from over_torch import arrays
 from quire.ops.backend import Ops
-from quire.ops.cpu import ACTIVATION_NUMBERS, fuses_mlp
+from quire.ops.cpu.layers import fuses_mlp
+from quire.ops.cpu.matrix import Matrix, take_apart
+from quire.ops.cpu.pack import narrow_bf16
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
+from quire.ops.cpu.state import ACTIVATION_NUMBERS
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
-from quire.ops.matrix import Matrix, take_apart
-from quire.ops.pack import narrow_bf16
-from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
 from quire.ops.weights import Packed
 from test_ops import UNITS_HERE, generator, ops_of
 
@@ -30,7 +32,7 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
         return ops.pack(cases.super_weight(generator(), form, n, k))
     if name == "bf12":
         assert ops.cpu is not None
-        found = narrow_bf16(ops.cpu, cases.random_weight(generator(), "bf16", n, k))
+        found = narrow_bf16(ops.cpu, arrays(cases.random_weight(generator(), "bf16", n, k)))
         assert found is not None
         return found
     if name in SPARSE.values():
@@ -100,10 +102,12 @@ def test_without_the_extension_there_are_none_and_blocks_of_files_are_read() -> 
     code = """
 import sys
 sys.modules["quire._native"] = None
-import torch
+import numpy as np
+from quire.core.dtypes import F32
 from quire.ops.kinds import KINDS
 from quire.quant.gguf import TYPES, Block
-weight = Block(TYPES["Q4_K"]).load({"Q4_K": torch.zeros(16, 144, dtype=torch.uint8)}, torch.float32).weight
+weight = Block(TYPES["Q4_K"]).load({"Q4_K": np.zeros((16, 144), np.uint8)}, F32).weight
 assert not KINDS and weight.shape == (16, 256) and weight.units is not None
+assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,19 +10,22 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.dtypes import F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.model.disk.checkpoint import EMBEDDED
-from quire.ops.backend import Ops, select
-from quire.ops.layout import LARGEST, KVCache, KVLayout, quantize_rows
+from quire.ops.backend import Ops
+from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import Case
+from quire.ops.reference.caches import allocate, logical, quantize_rows, scales, value_codes, write
 
 native = load_native()
 UNITS_HERE: list[str] = native.units() if native else []
-NARROW = (torch.float16, torch.int8, torch.float8_e4m3fn)
+NARROW = (F16, I8, F8)
 SCALED = tuple(LARGEST)
 
 
@@ -52,31 +55,27 @@ def copied(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("dtype", SCALED)
-def test_codes_are_the_nearest_and_scales_reach_the_largest(dtype: torch.dtype) -> None:
+def test_codes_are_the_nearest_and_scales_reach_the_largest(dtype: Dtype) -> None:
     x = cases.normal(generator(), 500, 64) * 10.0 ** torch.arange(-8, 12).repeat(25)[:, None]
-    codes, scales = quantize_rows(x, dtype)
+    codes, scale = quantize_rows(x, dtype)
     assert torch.equal(codes.float().abs().amax(-1), torch.full((500,), LARGEST[dtype]))
-    error = (codes.float() * scales[:, None] - x).abs()
-    step = (
-        0.5001 * scales[:, None]
-        if dtype is torch.int8
-        else torch.maximum(x.abs() / 16, scales[:, None] * 2**-10) * 1.001
-    )
+    error = (codes.float() * scale[:, None] - x).abs()
+    step = 0.5001 * scale[:, None] if dtype == I8 else torch.maximum(x.abs() / 16, scale[:, None] * 2**-10) * 1.001
     assert bool((error <= step).all())
 
 
 @pytest.mark.parametrize("dtype", SCALED)
-def test_zeros_and_numbers_that_are_none(dtype: torch.dtype) -> None:
+def test_zeros_and_numbers_that_are_none(dtype: Dtype) -> None:
     x = torch.zeros(5, 16)
     x[1, 3], x[2, 4], x[3, 5], x[4] = torch.nan, torch.inf, -torch.inf, 1e-38
-    codes, scales = quantize_rows(x, dtype)
+    codes, scale = quantize_rows(x, dtype)
     assert not codes.float().any()
-    assert scales.isnan().tolist() == [False, True, True, True, False] and scales[0] == 0
+    assert scale.isnan().tolist() == [False, True, True, True, False] and scale[0] == 0
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("dtype", NARROW)
-def test_the_native_store_equals_the_reference(dtype: torch.dtype, isa: str) -> None:
+def test_the_native_store_equals_the_reference(dtype: Dtype, isa: str) -> None:
     """Codes may differ by one where the rotation before them was rounded otherwise; scales by an ulp."""
     reference = select(DeviceConfig(device="reference"))
     for number, case in enumerate(cases.rope_and_cache_cases(generator(), (dtype,))):
@@ -88,17 +87,17 @@ def test_the_native_store_equals_the_reference(dtype: torch.dtype, isa: str) -> 
             ops.rope_and_cache(**own)
             caches.append(own["cache"])
         layout, every = caches[0].layout, torch.arange(len(caches[0].keys))
-        for want, found in zip(*(cache.logical(every) for cache in caches), strict=True):
+        for want, found in zip(*(logical(cache, every) for cache in caches), strict=True):
             assert torch.equal(want.isnan(), found.isnan())
-            step = {torch.float16: 2**-10, torch.int8: 1 / 127, torch.float8_e4m3fn: 1 / 8}[dtype]
+            step = {F16: 2**-10, I8: 1 / 127, F8: 1 / 8}[dtype]
             largest = want.nan_to_num(0, 0, 0).abs().amax(-1, keepdim=True)
             error = (want - found).nan_to_num(0, 0, 0).abs()
             assert bool((error <= 1.001 * step * largest + 1e-12).all())
             assert (error > 1e-6 * largest).float().mean() < 0.02
         if layout.scaled:
-            values = [layout.scales(cache.values) for cache in caches]
+            values = [scales(layout, cache.values) for cache in caches]
             assert torch.equal(values[0].nan_to_num(-1), values[1].nan_to_num(-1)), "values are stored as they come"
-            assert torch.equal(*(cache.layout.value_codes(cache.values).float() for cache in caches))
+            assert torch.equal(*(value_codes(layout, cache.values).float() for cache in caches))
 
 
 def rows_of(case: Case, s: int, first: int, last: int) -> Case:
@@ -115,7 +114,7 @@ def rows_of(case: Case, s: int, first: int, last: int) -> Case:
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("block_size", [1, 8, 16, 128])
-def test_a_row_does_not_depend_on_the_batch(block_size: int, dtype: torch.dtype, isa: str) -> None:
+def test_a_row_does_not_depend_on_the_batch(block_size: int, dtype: Dtype, isa: str) -> None:
     ops = ops_of(isa)
     rows = ((130, 700), (1, 1300), (1, 1), (37, 37), (2, 600))
     layout = KVLayout(block_size, 2, 40 if block_size == 8 else 64, dtype)
@@ -134,24 +133,24 @@ def test_a_row_does_not_depend_on_the_batch(block_size: int, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_attention_does_not_depend_on_the_block_size(dtype: torch.dtype) -> None:
+def test_attention_does_not_depend_on_the_block_size(dtype: Dtype) -> None:
     found = []
     k, v, qkv = (cases.normal(generator(6 + i), 700, 2, 32) for i in range(3))
     for block_size in (1, 2, 16, 64):
         case = cases.attention_case(generator(5), KVLayout(block_size, 2, 32, dtype), 4, ((5, 700),))
         at = torch.arange(700)
         slots = case["block_tables"][0, at // block_size].long() * block_size + at % block_size
-        case["cache"].write(slots, k, v)
+        write(case["cache"], slots, k, v)
         case["qkv"] = qkv[:5].repeat(1, 1, 4).flatten(1).contiguous()
         ops_of("auto").begin_step()
         found.append(ops_of("auto").attention(**case).clone())
     assert all(torch.equal(f, found[0]) for f in found)
 
 
-@pytest.mark.parametrize(("dtype", "bytes_per_token"), [(torch.float16, 256), (torch.int8, 136), (torch.float32, 512)])
-def test_what_a_token_takes(dtype: torch.dtype, bytes_per_token: int) -> None:
+@pytest.mark.parametrize(("dtype", "bytes_per_token"), [(F16, 256), (I8, 136), (F32, 512)])
+def test_what_a_token_takes(dtype: Dtype, bytes_per_token: int) -> None:
     layout = KVLayout(16, 1, 64, dtype)
-    cache = layout.allocate(3)
+    cache = allocate(layout, 3)
     assert layout.bytes_per_token == bytes_per_token
     assert sum(t.numel() * t.element_size() for t in (cache.keys, cache.values)) == 3 * 16 * bytes_per_token
 

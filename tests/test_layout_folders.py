@@ -21,6 +21,7 @@ from quire.quant.codebook import NF4
 from quire.quant.registry import QUANTIZERS
 from test_model import Paged, prompt
 from test_quant_formats import load
+from torch_weights import quantize_torch
 
 
 def by_rows(w: Tensor) -> Weight:
@@ -30,10 +31,10 @@ def by_rows(w: Tensor) -> Weight:
 
 
 CHECKPOINTS: dict[str, tuple[Layout, Callable[[Tensor], Weight]]] = {
-    "gptq": (Gptq(), lambda w: QUANTIZERS["int4"].quantize(w, 64).weight),
-    "awq": (LAYOUTS["awq"], lambda w: QUANTIZERS["int4"].quantize(w, 64).weight),
+    "gptq": (Gptq(), lambda w: quantize_torch(QUANTIZERS["int4"], w, 64).weight),
+    "awq": (LAYOUTS["awq"], lambda w: quantize_torch(QUANTIZERS["int4"], w, 64).weight),
     "compressed-tensors": (CompressedTensors(), lambda w: by_rows(w)),
-    "bitsandbytes": (BitsAndBytes(double=False), lambda w: NF4.quantize(w, 64).weight),
+    "bitsandbytes": (BitsAndBytes(double=False), lambda w: quantize_torch(NF4, w, 64).weight),
 }
 
 
@@ -59,13 +60,15 @@ def test_transformers_reads_the_configs() -> None:
     from transformers.quantizers.auto import AutoQuantizationConfig
 
     w, dense = torch.randn(64, 128), {"lm_head": Weight("bf16", torch.ones(2, 2).bfloat16())}
-    four = {"a": QUANTIZERS["int4"].quantize(w, 64).weight} | dense
+    four = {"a": quantize_torch(QUANTIZERS["int4"], w, 64).weight} | dense
     for form in ("gptq", "gptq_v2"):
         gptq = AutoQuantizationConfig.from_dict(LAYOUTS[form].config(four))
         assert (gptq.bits, gptq.group_size, gptq.sym, gptq.desc_act, gptq.format) == (4, 64, True, False, form)
     awq = AutoQuantizationConfig.from_dict(LAYOUTS["awq"].config(four))
     assert (awq.bits, awq.group_size, awq.zero_point, awq.modules_to_not_convert) == (4, 64, True, ["lm_head"])
-    nf4 = AutoQuantizationConfig.from_dict(LAYOUTS["bitsandbytes"].config({"a": NF4.quantize(w, 64).weight} | dense))
+    nf4 = AutoQuantizationConfig.from_dict(
+        LAYOUTS["bitsandbytes"].config({"a": quantize_torch(NF4, w, 64).weight} | dense)
+    )
     assert nf4.load_in_4bit and nf4.bnb_4bit_quant_type == "nf4" and nf4.llm_int8_skip_modules == ["lm_head"]
     eight = AutoQuantizationConfig.from_dict(LAYOUTS["bitsandbytes"].config({"a": by_rows(w)}))
     assert eight.load_in_8bit and not eight.load_in_4bit and eight.llm_int8_threshold == 6.0

@@ -22,6 +22,7 @@ from quire.quant.rules import LONGEST, compiled
 from test_float8_files import float8
 from test_model import Paged, prompt
 from test_quant_formats import BF16, F16, F32, REFUSED, Format, awq, compressed, gptq, load, normal, scheme_of
+from torch_weights import load_torch
 
 Convert = Callable[[Tensor], tuple[foreign.Parts, Tensor]]
 ODD = (2, 3, 5, 6, 7)
@@ -90,7 +91,7 @@ def test_codes_of_any_bits_are_those_that_were_stored(form: Format) -> None:
     parts, values = form.pack(*codes), foreign.dequantize(*codes)
     scheme = scheme_of(form.config)
     assert scheme.shape({s: tuple(t.shape) for s, t in parts.items()}) == (64, 256)
-    weight = scheme.load(parts, F32)
+    weight = load_torch(scheme, parts, F32)
     assert torch.equal(weight.dequantize(), values)
     kind = "int4" if form.bits < 4 else "int8"
     assert weight.weight.kind == kind and scheme.bits_per_number == int(kind[3:]) + weight_overhead(form)
@@ -105,7 +106,7 @@ def test_older_words_that_do_not_fit_their_codes_are_refused() -> None:
     form = odd_packed(3, 32, True)
     parts, _ = form.convert(normal())
     with pytest.raises(ModelError, match=r"weight_shape is \[48, 256\], weight_packed holds"):
-        scheme_of(form.config).load(parts | {"weight_packed": parts["weight_packed"][:, :-1]}, F32)
+        load_torch(scheme_of(form.config), parts | {"weight_packed": parts["weight_packed"][:, :-1]}, F32)
 
 
 def mxfp6(w: Tensor) -> tuple[foreign.Parts, Tensor]:
@@ -141,7 +142,7 @@ def test_micro_scaled_floats(form: str, tmp_path: Path) -> None:
     bits = int(re.sub(r"\D", "", form[:5]))
     config = foreign.compressed_config(form, num_bits=bits, type="float", strategy="group", group_size=32)
     parts, values = convert(normal())
-    assert torch.equal(scheme_of(config).load(parts, F32).dequantize(), values)
+    assert torch.equal(load_torch(scheme_of(config), parts, F32).dequantize(), values)
     oracle = foreign.replace_linears(tmp_path, config, convert)
     for name in BACKENDS:
         (got,) = Paged(load(tmp_path, name, dtype="float32"), [prompt(9, 1)]).run([[9]])

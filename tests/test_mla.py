@@ -11,13 +11,13 @@ import torch
 from op_cases import CASES, of_module
 from op_cases.mla import latent_case
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
-from quire.core.dtypes import BF16
+from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.load.roles import ROLES
 from quire.model.memory import kv_bytes_per_token
 from quire.ops.backend import Ops
-from quire.ops.mla import LatentLayout
+from quire.ops.latents import LatentLayout
 from test_model import CUTS, TOLERANCE, YARN, Paged, assert_left_out, load, ops, prompt
 from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
 
@@ -29,14 +29,14 @@ OPS = of_module("mla")
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:
     for case in CASES[name](generator()):
-        exact = "cache" not in case or case["cache"].layout.dtype == torch.float32
+        exact = "cache" not in case or case["cache"].layout.dtype == F32
         for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
             close(f"{name}/{isa}", found, expected, 2e-5 if exact else 2e-2)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_row_does_not_depend_on_the_batch(dtype: torch.dtype, isa: str) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
     ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
     case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
     ops.begin_step()
@@ -103,7 +103,7 @@ def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
     model = load(tmp_path, backend("reference"))
     assert sum(layout.bytes_per_token for layout in model.layouts) == 3 * (32 + 8) * 4
     assert kv_bytes_per_token(model.spec, BF16) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
-    cache = model.layouts[0].allocate(5)
+    cache = model.decoder.ops.allocate_cache(model.layouts[0], 5)
     assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0].bytes_per_token
     with pytest.raises(ConfigError, match="latents are kept in"):
         load(tmp_path, backend("reference"), kv_cache_dtype="int8")

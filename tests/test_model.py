@@ -20,6 +20,7 @@ from quire.model.describe import describe
 from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES
 from quire.model.net.decoder import Decoder
+from quire.ops.arrays import to_torch
 from quire.ops.backend import Ops
 
 TOLERANCE = 1e-5
@@ -123,7 +124,7 @@ class Paged:
         needed = [-(-len(s) // size) for s in sequences]
         order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
         self.blocks = list(order.split(needed))
-        own = [layout.allocate(sum(needed) + 2) for layout in model.layouts]
+        own = [model.decoder.ops.allocate_cache(layout, sum(needed) + 2) for layout in model.layouts]
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.computed = [0] * len(sequences)
 
@@ -142,7 +143,7 @@ class Paged:
             ends.append(ends[-1] + n)
             context.append(self.computed[s])
             tables.append(self.blocks[s])
-        return Batch(
+        batch = Batch(
             tokens=torch.cat(tokens).int(),
             positions=torch.cat(positions).int(),
             slots=torch.cat(slots),
@@ -151,12 +152,16 @@ class Paged:
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
             logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
         )
+        placed: Batch = self.model.decoder.ops.place(batch)
+        return placed
 
     def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
         """The logits of `batch`."""
-        batch = self.batch(counts, wanted)
-        self.model.decoder.ops.begin_step()
-        return list(self.model.decoder(batch, self.caches).clone().split(counts if wanted is None else [wanted]))
+        ops = self.model.decoder.ops
+        batch = ops.place(self.batch(counts, wanted))
+        ops.begin_step()
+        found = to_torch(self.model.decoder(batch, self.caches)).clone()
+        return list(found.split(counts if wanted is None else [wanted]))
 
     def run(self, cut: list[list[int]]) -> list[Tensor]:
         """Logits [length, vocab] of every sequence after the steps `cut`, each a list of counts."""
@@ -285,6 +290,6 @@ def test_rope_tables_equal_transformers_up_to_131072_positions(kind: str) -> Non
     spec, _, _ = read_spec(json.loads(oracle.config.to_json_string()), "config.json")
     positions = torch.cat((torch.arange(0, 131072, 97), torch.tensor([131071])))
     cos, sin = oracle.model.rotary_emb(torch.zeros(1), positions[None])
-    table = spec.rope[0].table(131072)[positions]
+    table = torch.from_numpy(spec.rope[0].table(131072))[positions]
     want = torch.stack((cos[0, :, :32], sin[0, :, :32]), 1)
     assert float((table - want).abs().max()) <= 2e-7

@@ -10,19 +10,23 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
-from quire.ops.arena import HUGE, Arena, huge_bytes
-from quire.ops.backend import select
-from quire.ops.cpu import ACTIVATION_NUMBERS, Cpu
+from quire.ops.arrays import Host, address, is_tensor, to_torch
+from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
+from quire.ops.cpu.pack import pack
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import Native, load_native
-from quire.ops.pack import pack
+from quire.ops.reference.caches import allocate
+from quire.ops.select import select
 from quire.ops.weights import Weight
 
 module = load_native()
@@ -77,7 +81,7 @@ def test_a_program_checks_calls_when_they_are_added() -> None:
 )
 def test_descriptors_that_no_kernel_serves_are_refused(field: str, value: int, reason: str) -> None:
     native = Native("auto", 1)
-    w = pack(Cpu(native), Weight("int8", torch.ones(16, 768, dtype=torch.int8), torch.ones(16, 6), None, 128))
+    w = pack(Cpu(native), Weight("int8", np.ones((16, 768), np.int8), np.ones((16, 6), np.float32), None, 128))
     x, out = torch.ones(1, 768), torch.empty(1, 16)
     op, args = native.ids["linear"], (out.data_ptr(), x.data_ptr(), w.handle.at, 0, 1)
     native.module.call(op, args)
@@ -142,13 +146,13 @@ def test_the_arena_hands_out_the_same_addresses_again() -> None:
     arena = Arena(Native("portable", 1))
     shapes = ((3, 5), (1, 1), (100, 64), (0, 7))
     first = [arena.empty(*shape) for shape in shapes]
-    assert len({t.data_ptr() for t in first if t.numel()}) == 3
-    assert all(t.data_ptr() % 64 == 0 and t.shape == shape for t, shape in zip(first, shapes, strict=True))
+    assert len({address(t) for t in first if t.size}) == 3
+    assert all(address(t) % 64 == 0 and t.shape == shape for t, shape in zip(first, shapes, strict=True))
     arena.begin()
-    assert [arena.empty(*shape).data_ptr() for shape in shapes] == [t.data_ptr() for t in first]
+    assert [address(arena.empty(*shape)) for shape in shapes] == [address(t) for t in first]
     grown = arena.empty(4 * HUGE, 1)
-    first[0].fill_(1.0)
-    grown.fill_(2.0)
+    first[0].fill(1.0)
+    grown.fill(2.0)
     assert bool((first[0] == 1.0).all())
 
 
@@ -156,18 +160,19 @@ def test_the_arena_hands_out_the_same_addresses_again() -> None:
 @pytest.mark.parametrize("size", [100, HUGE, 3 * HUGE + 5])
 def test_huge_memory_has_the_size_and_the_alignment(size: int) -> None:
     data = huge_bytes(Native("portable", 1), size)
-    assert data.numel() == size and data.data_ptr() % (HUGE if size >= HUGE else 256) == 0
-    data.fill_(7)
+    assert data.size == size and address(data) % (HUGE if size >= HUGE else 256) == 0
+    data.fill(7)
 
 
 @built
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_caches_have_the_layouts_shape_and_are_zero(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
     layout = KVLayout(16, 2, 32, dtype)
     for device in ("cpu", "reference"):
         found = select(DeviceConfig(device=device)).allocate_cache(layout, 5)
-        expected = layout.allocate(5)
-        for have, want in ((found.keys, expected.keys), (found.values, expected.values)):
+        expected = allocate(layout, 5)
+        for made, want in ((found.keys, expected.keys), (found.values, expected.values)):
+            have = made if is_tensor(made) else to_torch(made)
             assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want)
 
 
@@ -183,32 +188,34 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest
 
 def test_layers_take_turns_in_the_arena() -> None:
     arena = Arena(Native("portable", 1))
-    kept = arena.empty(8, 8).fill_(1)
-    rows: list[torch.Tensor] = []
+    kept, rows = arena.empty(8, 8), list[Host]()
+    kept.fill(1)
     for layer in range(6):
         arena.next_layer()
-        rows.append(arena.empty(100, 1000).fill_(layer))
+        rows.append(arena.empty(100, 1000))
+        rows[-1].fill(layer)
         arena.empty(600, 1000)  # outgrows the area: what was handed out stays valid
-        assert float(rows[-1].amin()) == layer == float(rows[-1].amax())
+        assert float(rows[-1].min()) == layer == float(rows[-1].max())
         if layer:
-            assert float(rows[-2].amin()) == layer - 1 == float(rows[-2].amax())
-    assert float(kept.amin()) == 1 and sum(b.numel() for b in arena.buffers) < 40 * HUGE
-    assert rows[-1].data_ptr() == rows[-3].data_ptr()
+            assert float(rows[-2].min()) == layer - 1 == float(rows[-2].max())
+    assert float(kept.min()) == 1 and sum(b.size for b in arena.buffers) < 40 * HUGE
+    assert address(rows[-1]) == address(rows[-3])
 
 
 CHANGED_THREADS = """
-import threading, torch
+import threading
+import numpy as np
 from quire.core.config import DeviceConfig
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import select
+from quire.ops.select import select
 from quire.ops.layout import KVLayout
 
-ops, g, length = select(DeviceConfig(device="cpu")), torch.Generator().manual_seed(0), 8192
-cache = ops.allocate_cache(KVLayout(16, 2, 64, torch.float32), length // 16)
+ops, g, length = select(DeviceConfig(device="cpu")), np.random.default_rng(0), 8192
+cache = ops.allocate_cache(KVLayout(16, 2, 64, np.dtype(np.float32)), length // 16)
 for part in (cache.keys, cache.values):
-    part.normal_(generator=g)
-qkv, tables = torch.randn(48, 8 * 64, generator=g), torch.arange(length // 16, dtype=torch.int32)[None]
-rows = torch.tensor([0, 48], dtype=torch.int32), torch.tensor([length], dtype=torch.int32), tables
+    part[:] = g.standard_normal(part.shape)
+qkv, tables = g.standard_normal((48, 8 * 64), np.float32), np.arange(length // 16, dtype=np.int32)[None]
+rows = np.array([0, 48], np.int32), np.array([length], np.int32), tables
 module, ended = ops.cpu.native.module, threading.Event()
 
 def run():
@@ -220,12 +227,12 @@ def change():
         for threads in (2, 12):
             module.set_threads(threads)
 
-want = run().clone()
+want = run().copy()
 other = threading.Thread(target=change)
 other.start()
 try:
     for i in range(120):
-        assert torch.equal(run(), want), i
+        assert np.array_equal(run(), want), i
 finally:
     ended.set()
     other.join()

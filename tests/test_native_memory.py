@@ -15,17 +15,19 @@ pytestmark = pytest.mark.skipif(
 
 # Two threads, the second awake; then no more memory from the system, and none left within the allocator.
 SCRIPT = """
-import ctypes, resource, torch
-from quire.ops.cpu import Cpu
+import ctypes, resource
+import numpy as np
+from quire.ops.arrays import address
+from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native
-from quire.ops.pack import pack
+from quire.ops.cpu.pack import pack
 from quire.ops.weights import Weight
 
 native = Native("{isa}", 2)
-w = pack(Cpu(native), Weight("f32", torch.ones(512, 4096)))
-x, out = torch.ones(96, 4096), torch.empty(96, 512)
-few = native.ids["linear"], (out.data_ptr(), x.data_ptr(), w.handle.at, 0, 1)
-many = native.ids["linear"], (out.data_ptr(), x.data_ptr(), w.handle.at, 0, 96)
+w = pack(Cpu(native), Weight("f32", np.ones((512, 4096), np.float32)))
+x, out = np.ones((96, 4096), np.float32), np.empty((96, 512), np.float32)
+few = native.ids["linear"], (address(out), address(x), w.handle.at, 0, 1)
+many = native.ids["linear"], (address(out), address(x), w.handle.at, 0, 96)
 native.module.call(*few)
 spare = [bytearray(400) for _ in range(4000)]
 malloc = ctypes.CDLL(None).malloc
@@ -45,7 +47,7 @@ for _ in range(200):
         found.add("MemoryError")
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 native.module.call(*many)
-print(*found, bool(out.eq(4096).all()))
+print(*found, bool((out == 4096).all()))
 """
 
 

@@ -21,7 +21,7 @@ from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.model.offload.streamed import Streamed
-from quire.ops.backend import select
+from quire.ops.select import select
 from test_lora import TARGETS, write_adapter
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

@@ -15,7 +15,7 @@ from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream
-from quire.ops.backend import select
+from quire.ops.select import select
 from test_mla import GROUPS, SIZES
 from test_offload import OPTIONS, answers, least_gib, offloaded
 

@@ -12,14 +12,18 @@ from torch import Tensor
 
 from op_cases import CASES, of_module
 from op_cases import reference as cases
+from over_torch import arrays, select
+from over_torch import tensors as tensors_of
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.cpu.pack import pack
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import UNITS, load_native
 from quire.ops.op import REGISTRY, Case
-from quire.ops.pack import pack
+from quire.ops.reference.caches import allocate, write
 from quire.ops.weights import Weight, plain_packed
 
 native = load_native()
@@ -99,7 +103,7 @@ def test_equals_the_reference(name: str, isa: str) -> None:
         found = run(ops_of(isa), name, case)
         assert len(found) == len(expected)
         # bf16 caches may round to the neighbour
-        cached = name == "rope_and_cache" and case["cache"].layout.dtype == torch.bfloat16
+        cached = name == "rope_and_cache" and case["cache"].layout.dtype == BF16
         for f, e in zip(found, expected, strict=True):
             close(f"{name}/{isa}", f, e, 2**-8 if cached and f.dim() > 2 else definition.tolerance)
 
@@ -126,7 +130,7 @@ def test_a_row_of_linear_does_not_depend_on_the_batch(kind: str, isa: str) -> No
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_attention_over_f32_caches_is_as_exact_as_f32(isa: str) -> None:
-    for case in cases.attention_extra_cases(generator(), torch.float32):
+    for case in cases.attention_extra_cases(generator(), F32):
         expected, found = (run(ops, "attention", case)[0] for ops in (reference(), ops_of(isa)))
         close(f"attention/{isa}", found, expected, 2e-6)
 
@@ -145,10 +149,10 @@ def one_sequence(case: Case, s: int, first: int, last: int) -> Case:
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize(("window", "extras"), [(0, ""), (150, ""), (0, "sinks alibi bias"), (150, "softcap sinks")])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 128])
 def test_a_row_of_attention_does_not_depend_on_the_batch(
-    block_size: int, dtype: torch.dtype, window: int, extras: str, isa: str
+    block_size: int, dtype: Dtype, window: int, extras: str, isa: str
 ) -> None:
     ops = ops_of(isa)
     rows = ((130, 700), (1, 1300), (1, 1), (37, 37), (2, 600))
@@ -169,7 +173,7 @@ def test_a_row_of_attention_does_not_depend_on_the_batch(
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     g = generator(2)
-    attention = cases.attention_case(g, KVLayout(16, 2, 64, torch.bfloat16), 4, ((1, 2000), (100, 300), (1, 40)))
+    attention = cases.attention_case(g, KVLayout(16, 2, 64, BF16), 4, ((1, 2000), (100, 300), (1, 40)))
     linear = {"x": cases.normal(g, 33, 256), "w": cases.random_weight(g, "int4", 100, 256), "bias": None}
     expected = [run(ops_of("auto"), "attention", attention)[0], run(ops_of("auto"), "linear", linear)[0]]
     assert native is not None
@@ -182,8 +186,8 @@ def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
         native.set_threads(2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_does_not_depend_on_the_block_size(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_attention_does_not_depend_on_the_block_size(dtype: Dtype) -> None:
     found = []
     for block_size in (1, 2, 16, 64):
         g = generator(5)
@@ -192,7 +196,7 @@ def test_attention_does_not_depend_on_the_block_size(dtype: torch.dtype) -> None
         for s, context in enumerate(case["context"].tolist()):
             at = torch.arange(context)
             slots = case["block_tables"][s, at // block_size].long() * block_size + at % block_size
-            case["cache"].write(slots, k[:context], v[:context])
+            write(case["cache"], slots, k[:context], v[:context])
         case["qkv"] = q[:6].repeat(1, 1, 4).flatten(1).contiguous()
         found.append(run(ops_of("auto"), "attention", case)[0])
     assert all(torch.equal(f, found[0]) for f in found)
@@ -208,7 +212,7 @@ def small_step(ops: Ops, x: Tensor, case: Case, w: Any) -> Tensor:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_replay_equals_the_eager_step_on_new_inputs(device: str) -> None:
     g = generator(4)
-    layout = KVLayout(16, 2, 32, torch.bfloat16)
+    layout = KVLayout(16, 2, 32, BF16)
     case = cases.attention_case(g, layout, 4, ((1, 100), (1, 30)), garbage=False)
     ops = ops_of("auto") if device == "cpu" else reference()
     w = ops.pack(cases.random_weight(g, "int4", 8 * 32, 64))
@@ -254,7 +258,7 @@ def unpack(data: Tensor, kind: str, n: int, k: int) -> Tensor:
 def test_packing_keeps_every_value(kind: str, n: int) -> None:
     k = 192 if kind.startswith("int") else 193
     weight = cases.random_weight(generator(), kind, n, k, 64, zeros=True)
-    packed = ops_of("auto").pack(weight)
+    packed = tensors_of(ops_of("auto").pack(weight))
     assert torch.equal(unpack(packed.buffers[0], kind, n, k), weight.codes)
     assert packed.nbytes == sum(b.numel() for b in packed.buffers)
     if weight.scales is not None and weight.zeros is not None:
@@ -294,7 +298,7 @@ def test_a_weight_that_cannot_be_packed_is_refused(change: dict[str, Any], messa
     with pytest.raises(ConfigError, match=message):
         cpu = ops_of("auto").cpu
         assert cpu is not None
-        pack(cpu, Weight(**(fields | change)))
+        pack(cpu, arrays(Weight(**(fields | change))))
 
 
 def test_nan_activations_stay_visible() -> None:
@@ -309,7 +313,7 @@ def test_nan_activations_stay_visible() -> None:
 
 
 def attention_arguments() -> Case:
-    return cases.attention_case(generator(), KVLayout(16, 1, 32, torch.bfloat16), 2, ((2, 40), (1, 5)))
+    return cases.attention_case(generator(), KVLayout(16, 1, 32, BF16), 2, ((2, 40), (1, 5)))
 
 
 @pytest.mark.parametrize(
@@ -344,8 +348,8 @@ def test_ops_refuse_indices_outside_their_tables() -> None:
             ops.take_rows(table, table, index)
         with pytest.raises(ValueError, match="outside the batch"):
             ops.pick_rows(table, index)
-    layout = KVLayout(16, 1, 8, torch.float32)
-    cache = layout.allocate(2)
+    layout = KVLayout(16, 1, 8, F32)
+    cache = allocate(layout, 2)
     with pytest.raises(ValueError, match="outside the cache"):
         ops.copy_blocks([cache], ((0, 2),))
     with pytest.raises(ValueError, match="outside the cache"):

@@ -20,12 +20,12 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
-from quire.ops.backend import select
+from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
+from quire.ops.cpu.pack import PLAIN, pack
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
 from quire.ops.kinds import KINDS
-from quire.ops.matrix import assemble, part_sizes, take_apart
 from quire.ops.native import load_native
-from quire.ops.pack import PLAIN, pack
-from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR
+from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
 from test_model import Paged, prompt
 
@@ -279,7 +279,7 @@ def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: 
 
         with monkeypatch.context() as patched:
             sparse = kind in (*SPARSE.values(), *TWO_OF_FOUR.values())
-            patched.setattr(f"quire.ops.pack{'_sparse' if sparse else ''}.assemble", otherwise)
+            patched.setattr(f"quire.ops.cpu.pack{'_sparse' if sparse else ''}.assemble", otherwise)
             assert packed_cache._layout(cpu, None) != before
         assert packed_cache._layout(cpu, None) == before
 

@@ -24,8 +24,8 @@ from quire.core.machine import cache_folder
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file, packed_folder, packed_writing
 from quire.model.load.packed_folder import NoRoom, make_room
-from quire.ops.backend import select
 from quire.ops.native import load_native
+from quire.ops.select import select
 from test_packed_cache import made_anew
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
@@ -201,7 +201,7 @@ import os, sys
 from quire.core.config import flat_config
 from quire.model.build import load_model
 from quire.model.load import packed_cache
-from quire.ops.backend import select
+from quire.ops.select import select
 packed_cache.SMALLEST = 0
 config = flat_config(model=sys.argv[1], quantization="int4", device="cpu")
 load_model(config, select(config.device))

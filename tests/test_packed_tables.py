@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from op_cases.weights import TABLES, random_weight
 from oracle import BACKENDS, backend, write
+from over_torch import over_torch
 from quire.core.config import flat_config
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops
-from quire.ops.random_weights import TABLES, random_weight
 from quire.ops.weights import PackedTable, Weight
 from test_model import Paged, prompt
 
@@ -50,7 +51,7 @@ def test_rows_are_those_of_the_widened_table(form: str, rounded: bool) -> None:
     table = weight.dequantize()
     table = table.bfloat16() if rounded else table
     for name in BACKENDS:
-        ops: Ops = backend(name)
+        ops: Ops = over_torch(backend(name))
         ops.begin_step()
         found = ops.embedding(tokens, PackedTable(ops.pack(weight), rounded))
         assert torch.equal(found, ops.embedding(tokens, table)), name
@@ -59,7 +60,7 @@ def test_rows_are_those_of_the_widened_table(form: str, rounded: bool) -> None:
 def test_odd_columns_and_no_rows() -> None:
     g = torch.Generator().manual_seed(1)
     for name in BACKENDS:
-        ops = backend(name)
+        ops = over_torch(backend(name))
         weight = random_weight(g, "bf16", 17, 33)
         table = PackedTable(ops.pack(weight), False)
         ops.begin_step()
@@ -71,7 +72,7 @@ def test_odd_columns_and_no_rows() -> None:
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built")
 def test_tokens_outside_the_table_are_refused() -> None:
-    ops = backend("cpu")
+    ops = over_torch(backend("cpu"))
     table = PackedTable(ops.pack(weight_of("int4")), True)
     for bad in (-1, 75):
         with pytest.raises(ValueError, match="outside the table"):

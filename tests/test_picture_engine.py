@@ -17,18 +17,19 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, sighted, write_text
-from oracle import BACKENDS
+from oracle import BACKENDS, backend
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.pictures import Picture
 from quire.core.request import Output, Request
-from quire.engine.client import Stats
 from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
 from quire.engine.record.recording import without_content
+from quire.engine.stats import Stats
 from quire.model.net.mutual import divided, put
 from quire.model.net.seeing import Given, axes, turned
 from quire.model.spec import Sight
+from quire.ops.arrays import to_torch
 from test_bit_equality import Answer, run
 from turns import reports
 
@@ -307,27 +308,34 @@ def test_axes_of_sections() -> None:
     assert axes(Sight(sections=(4, 3, 1), interleaved=True)).tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
 
 
-def test_a_device_is_given_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_backend_is_given_the_same_numbers() -> None:
     g = torch.Generator().manual_seed(0)
     base, x, values = (torch.randn(*size, generator=g) for size in ((30, 2, 6), (9, 5), (3, 5)))
     rows, grid = np.array([2, 3, 7]), np.array([[4, 4, 4], [4, 5, 9], [4, 5, 6]])
-    given, positions = Given(rows, values, grid), torch.arange(9, dtype=torch.int32) + 11
     axis, found = axes(Sight(sections=(2, 1, 3))), []
-    for host in (True, False):
-        monkeypatch.setattr("quire.model.net.mutual.on_host", lambda x, host=host: host)
-        monkeypatch.setattr("quire.model.net.seeing.on_host", lambda x, host=host: host)
-        set_, added = x.clone(), x.clone()
-        put(set_, rows, values)
-        put(added, rows, values, add=True)
-        found.append((turned(base, positions, given, axis), set_, added))
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    for ops in map(backend, BACKENDS):
+        given, positions = Given(rows, values, grid), ops.put(torch.arange(9, dtype=torch.int32) + 11)
+        set_, added = ops.put(x.clone()), ops.put(x.clone())
+        put(ops, set_, rows, values)
+        put(ops, added, rows, values, add=True)
+        found.append(
+            [to_torch(ops.host(each)) for each in (turned(ops.put(base), positions, given, axis), set_, added)]
+        )
+    for each in found:
+        assert all(torch.equal(*pair) for pair in zip(each, found[0], strict=True))
     table, set_, added = found[0]
     assert (
         torch.equal(table[0], base[11]) and torch.equal(set_[7], values[2]) and torch.equal(added[2], x[2] + values[0])
     )
     assert torch.equal(table[7, :, :2], base[4, :, :2]) and torch.equal(table[7, :, 2], base[9, :, 2])
     assert torch.equal(table[7, :, 3:], base[6, :, 3:])
+
+
+def test_rows_are_given_in_the_dtype_of_the_stream() -> None:
+    x, values = torch.ones(4, 3, dtype=torch.bfloat16), torch.tensor([[1 / 3] * 3])
+    put(backend("reference"), x, np.array([2]), values.numpy())
+    put(backend("reference"), x, np.array([1]), values, add=True)
+    assert torch.equal(x[2], values[0].bfloat16()) and torch.equal(x[1], 1 + values[0].bfloat16())
 
 
 def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.core.media import USUAL_IMAGES, MediaConfig
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
+from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.prompting import PromptReader
 from quire.engine.requests import Encoded, Seeds, make_request
@@ -33,8 +35,9 @@ def stubbed(**options: Any) -> LLM:
     """An `LLM` over an engine that pretends."""
     llm = LLM.__new__(LLM)
     stub: Any = StubEngine(pictured_info())
+    stub.run, stub._running, stub._closed = MethodType(LocalEngine.run, stub), False, False
     llm.config, llm.info, llm._engine = flat_config(model=str(folder()), **options), stub.info, stub
-    llm._seeds, llm._reader, llm._busy = Seeds(0), PromptReader(llm.config, llm.info), False
+    llm._seeds, llm._reader = Seeds(0), PromptReader(llm.config, llm.info)
     return llm
 
 

@@ -18,7 +18,9 @@ from torch import Tensor
 from live_server import live
 from oracle import BACKENDS
 from quire.core.params import SamplingParams
+from quire.core.plan import Chunk
 from quire.core.request import Request
+from quire.core.sequence import Sequence
 from quire.engine.local import LocalEngine
 from quire.sample.sampler import Sampler
 from quire.server.api.logprobs import LogprobWriter
@@ -188,3 +190,14 @@ def test_large_replies_are_written_off_the_loop_in_pieces(
         assert len(data.content) > 1_500_000 and max(encoded) < 300_000, "64 tokens of the prompt at once"
         assert writers and server.thread not in writers
         assert answered > 3 and len(turns) > 5 and max(turns) < 0.04
+
+
+def test_rows_that_want_logits_score_the_prompt_or_draw() -> None:
+    request = Request(id="a", prompt=(1, 2, 3), params=SamplingParams(), seed=0, arrival=0.0)
+    seq = Sequence(request)
+    assert Chunk(seq, 0, 2, 0).wanted() == [] and Chunk(seq, 0, 3, 1).wanted() == [(2, None)]
+    assert Chunk(seq, 0, 3, 3).wanted() == [(0, 2), (1, 3), (2, None)]
+    seq.tokens += [4, 5]  # and computed again
+    assert Chunk(seq, 0, 5, 5).wanted() == [(0, 2), (1, 3), (4, None)]
+    seq.draft = [6, 7]
+    assert Chunk(seq, 4, 3, 3).wanted() == [(4, None), (5, None), (6, None)]

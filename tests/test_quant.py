@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -22,6 +25,7 @@ from quire.model.families.table import read_spec
 from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, Share, parameter_count, shard
 from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.spec import MLA, Connector, MoE, Patches
+from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.native import load_native
 from quire.ops.routing import Routing
@@ -31,6 +35,7 @@ from quire.quant.dense import Dense
 from quire.quant.registry import QUANTIZERS
 from quire.quant.rtn import INT4, INT8
 from test_model import Paged, prompt
+from torch_weights import load_torch, quantize_torch
 
 SCHEMES = [INT8, INT4]
 native = load_native()
@@ -41,7 +46,7 @@ def normal(n: int, k: int, seed: int = 0) -> Tensor:
 
 
 def dense(w: Tensor) -> QWeight:
-    return Dense().load({"weight": w}, torch.float32)
+    return load_torch(Dense(), {"weight": w}, torch.float32)
 
 
 @pytest.fixture(params=BACKENDS, scope="module")
@@ -53,7 +58,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_number_is_within_half_a_step(scheme: Any, group: int) -> None:
     w = normal(70, 256)
-    q = scheme.quantize(w, group)
+    q = quantize_torch(scheme, w, group)
     codes, scales = q.weight.codes, q.weight.scales.float()
     assert codes.min() == scheme.low and codes.max() == scheme.high
     steps = ((q.dequantize() - w).view(70, -1, group) / scales[..., None]).abs().flatten(1)
@@ -66,15 +71,15 @@ def test_every_number_is_within_half_a_step(scheme: Any, group: int) -> None:
 @pytest.mark.parametrize(("scheme", "bound"), [(INT8, 0.0054), (INT4, 0.084)])
 def test_error_on_normal_weights_of_group_32(scheme: Any, bound: float) -> None:
     w = normal(512, 1024)
-    error = float((scheme.quantize(w, 32).dequantize() - w).norm() / w.norm())
+    error = float((quantize_torch(scheme, w, 32).dequantize() - w).norm() / w.norm())
     assert 0.97 * bound < error < bound
 
 
 def test_best_of_several_scales_beats_each_alone() -> None:
     w = normal(512, 1024)
-    best = float((INT4.quantize(w, 32).dequantize() - w).square().sum())
+    best = float((quantize_torch(INT4, w, 32).dequantize() - w).square().sum())
     for divisor in INT4.divisors:
-        alone = replace(INT4, divisors=(divisor,)).quantize(w, 32)
+        alone = quantize_torch(replace(INT4, divisors=(divisor,)), w, 32)
         assert best < 0.95 * float((alone.dequantize() - w).square().sum())
 
 
@@ -86,24 +91,24 @@ def test_outlier_channel_costs_only_its_own_group(ops: Ops) -> None:
     rest[96:128] = 0
     want = (x * rest) @ w.t()
     ops.begin_step()
-    whole = ops.linear(x, INT8.quantize(w, 32).pack(ops), None).clone()
-    alone = ops.linear((x * (1 - rest)).contiguous(), INT8.quantize(w, 32).pack(ops), None).clone()
+    whole = ops.linear(x, quantize_torch(INT8, w, 32).pack(ops), None).clone()
+    alone = ops.linear((x * (1 - rest)).contiguous(), quantize_torch(INT8, w, 32).pack(ops), None).clone()
     assert float((whole - alone - want).norm() / want.norm()) < 0.02
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_special_values(scheme: Any) -> None:
-    zeros = scheme.quantize(torch.zeros(3, 64), 32)
+    zeros = quantize_torch(scheme, torch.zeros(3, 64), 32)
     assert torch.equal(zeros.dequantize(), torch.zeros(3, 64))
-    tiny = scheme.quantize(torch.full((3, 64), 1e-12), 32)
+    tiny = quantize_torch(scheme, torch.full((3, 64), 1e-12), 32)
     assert bool(torch.isfinite(tiny.dequantize()).all())
     for bad in (float("nan"), float("inf"), 3e9):
         w = normal(3, 64)
         w[1, 40] = bad
         with pytest.raises(ModelError, match="nan, inf"):
-            scheme.quantize(w, 32)
+            quantize_torch(scheme, w, 32)
     with pytest.raises(ConfigError, match="704 columns"):
-        scheme.quantize(torch.zeros(2, 704), 128)
+        quantize_torch(scheme, torch.zeros(2, 704), 128)
 
 
 @pytest.mark.skipif(native is None, reason="quire._native is not built")
@@ -118,14 +123,14 @@ def test_native_rounding_is_the_definition_to_the_bit(
     w[3, :64], w[4, 5], w[5], w[6] = 0, 2e-9, w[5] * 1e-7, w[6] * 1e6
     w[7, 32:64], w[8] = 0.25 * (-1) ** torch.arange(32), w[8].round(decimals=1)  # extremes of both signs
     w = w.to(dtype)
-    want = torch.empty(40, 512, dtype=torch.int8), torch.empty(40, 8, dtype=torch.float16)
-    assert scheme._reference(w, 64, *want)
+    codes, scales = np.empty((40, 512), np.int8), np.empty((40, 8), np.float16)
+    assert scheme._reference(to_numpy(w), 64, codes, scales)
     monkeypatch.setattr("quire.quant.rtn.best_ops", lambda: native.ops(unit))
-    got = scheme.quantize(w, 64).weight
-    assert torch.equal(got.codes, want[0]) and torch.equal(got.scales, want[1])
+    got = scheme.quantize(to_numpy(w), 64).weight
+    assert np.array_equal(got.codes, codes) and np.array_equal(got.scales, scales)
 
 
-@pytest.mark.parametrize("make", [dense, lambda w: INT8.quantize(w, 32), lambda w: INT4.quantize(w, 64)])
+@pytest.mark.parametrize("make", [dense, lambda w: quantize_torch(INT8, w, 32), lambda w: quantize_torch(INT4, w, 64)])
 def test_layout_operations_agree_with_the_dense_matrix(make: Any) -> None:
     a, b = make(normal(8, 128, 1)), make(normal(5, 128, 2))
     whole = QWeight.cat_rows([a, b])
@@ -158,7 +163,7 @@ SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64), mla=MLA(64, 6
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
 
 
-@pytest.mark.parametrize("make", [dense, lambda w: INT8.quantize(w, 32)])
+@pytest.mark.parametrize("make", [dense, lambda w: quantize_torch(INT8, w, 32)])
 @pytest.mark.parametrize("role", [name for name, role in ROLES.items() if role.kind == "linear"])
 def test_shards_of_every_linear_role_make_the_whole(role: str, make: Any) -> None:
     shape = ROLES[role].shape(SPEC)
@@ -237,3 +242,25 @@ def test_eight_bits_in_the_head_pay() -> None:
 def test_every_quantizer_names_itself() -> None:
     assert {name: q.name for name, q in QUANTIZERS.items()} == {n: n for n in ("int8", "int4", "nf4", "mxfp4", "fp8")}
     assert INT4.head is INT8 and INT8.head is INT8
+
+
+def test_formats_are_read_and_made_without_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from quire.core.dtypes import BF16
+from quire.quant.base import QWeight
+from quire.quant.gptq import Gptq
+from quire.quant.registry import DENSE, QUANTIZERS, load
+w = np.random.default_rng(0).standard_normal((32, 256), np.float32)
+dense = load(DENSE, {"weight": w}, BF16, 0)
+words, zeros = np.zeros((32, 32), np.int32), np.zeros((2, 4), np.int32)
+parts = {"qweight": words, "qzeros": zeros, "scales": np.ones((2, 32), np.float16)}
+made = [q.quantize(w, 64) for q in QUANTIZERS.values()] + [dense, load(Gptq(4, 128, True, True), parts, BF16, 0)]
+for weight in made:
+    rows = QWeight.cat_rows([weight.take_rows(np.array([3, 1])), weight.take_rows(slice(4, 6))])
+    found = rows.slice_cols(0, 128).dequantize()
+    assert np.array_equal(found, weight.dequantize()[[3, 1, 4, 5], :128]), weight.label
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,15 +12,17 @@ from oracle import backend
 from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.quantize.grid import Integers
 from quire.compress.quantize.rtn import rtn
+from quire.core.dtypes import F8, I8
 from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8, RoundToNearest
+from torch_weights import quantize_torch
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "weights int4": lambda x: straight_through(x, rtn(x, Integers(4), 32).dequantize()),
     "activations int8": lambda x: fake_int8(x, 32),
     "activations fp8": lambda x: fake_fp8(x, 32),
-    "cache int8": lambda x: fake_cache(x, torch.int8),
-    "cache fp8": lambda x: fake_cache(x, torch.float8_e4m3fn),
+    "cache int8": lambda x: fake_cache(x, I8),
+    "cache fp8": lambda x: fake_cache(x, F8),
 }
 
 
@@ -42,7 +44,7 @@ def test_gradients_go_straight_through(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scheme", [INT4, INT8])
 def test_weights_are_those_that_are_served(scheme: RoundToNearest) -> None:
     w = normal(8, 128)
-    assert torch.equal(rtn(w, Integers(scheme.bits), 64).dequantize(), scheme.quantize(w, 64).dequantize())
+    assert torch.equal(rtn(w, Integers(scheme.bits), 64).dequantize(), quantize_torch(scheme, w, 64).dequantize())
 
 
 def test_activations_are_rounded_as_the_reference_does() -> None:
@@ -56,7 +58,7 @@ def test_activations_are_rounded_as_the_reference_does() -> None:
 @pytest.mark.parametrize(("name", "largest", "bound"), [("int8", 127.0, 0.5 / 127), ("fp8", 448.0, 2.0**-4)])
 def test_tokens_and_heads_have_scales_of_their_own(name: str, largest: float, bound: float) -> None:
     x = normal(3, 2, 16) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
-    y = fake_cache(x, torch.int8 if name == "int8" else torch.float8_e4m3fn)
+    y = fake_cache(x, I8 if name == "int8" else F8)
     top = x.abs().amax(-1, keepdim=True)
     assert bool(((y - x).abs() <= bound * top * 1.001).all())
     codes = y / (top / largest)

@@ -18,6 +18,7 @@ from quire.compress.quantize.outliers import llm_int8
 from quire.compress.quantize.rtn import rtn
 from quire.compress.quantize.smoothquant import product, smooth_scales, smoothquant
 from quire.compress.stats import Inputs
+from quire.core.dtypes import I8
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.weights import Weight
 
@@ -182,6 +183,6 @@ def test_scales_of_keys_and_values() -> None:
     peaks.add(torch.tensor([448.0]), torch.tensor([-127.0, 3.0]))
     key, value = peaks.scales()
     assert key.shape == (1,) and float(key) == 2.0 and float(value) == pytest.approx(127 / 448)
-    assert float(peaks.scales(torch.int8)[1]) == 1.0
+    assert float(peaks.scales(I8)[1]) == 1.0
     with pytest.raises(ModelError, match="nan or inf"):
         peaks.add(torch.tensor([torch.nan]), torch.tensor([0.0]))

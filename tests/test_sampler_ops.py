@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_cases import CASES
+from over_torch import select
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.op import REGISTRY
 from quire.ops.philox import noise, philox4x32
 from quire.ops.sampling import DRAW, NOT_FINITE, NOTHING_ALLOWED, QUERY, RowEdits, draw_record

@@ -13,13 +13,13 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.client import EngineClient, Stats, StepReport
+from quire.engine.client import EngineClient, StepReport
 from quire.engine.edge import streams
 from quire.engine.edge.async_engine import PORTION, AsyncEngine
 from quire.engine.edge.metrics import buckets_125
-from quire.engine.edge.streams import _merge
 from quire.engine.edge.turns import AT_ONCE, SECONDS, Turns
 from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.stats import Stats
 from stub_engine import StubEngine, expected, stub_info
 
 
@@ -140,8 +140,8 @@ def test_a_request_that_nobody_reads_is_paused_and_goes_on_behind_what_came(monk
 
 def test_merge_keeps_everything() -> None:
     old = Output(request_id="a", tokens=[1], cached_tokens=5)
-    _merge(old, Output(request_id="a", tokens=[2], drafted=4, accepted=1))
-    _merge(old, Output(request_id="a", tokens=[3], finish_reason="stop", stop_token=3))
+    old.merge(Output(request_id="a", tokens=[2], drafted=4, accepted=1))
+    old.merge(Output(request_id="a", tokens=[3], finish_reason="stop", stop_token=3))
     assert (old.drafted, old.accepted) == (4, 1)
     assert old.tokens == [1, 2, 3] and old.finish_reason == "stop" and old.stop_token == 3 and old.cached_tokens == 5
 

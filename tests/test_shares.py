@@ -16,9 +16,9 @@ from quire.core.errors import ConfigError
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
 from quire.model.load.roles import Share
-from quire.ops.backend import select
-from quire.ops.mla import LatentLayout
+from quire.ops.latents import LatentLayout
 from quire.ops.native import load_native
+from quire.ops.select import select
 from quire.parallel.comm import Comm
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.dtypes import BF16, F32, I8, Dtype
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.layout import KV_FORMATS, KVCache, KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import Case
+from quire.ops.reference.caches import allocate, write
 from turns import reports
 
 native = load_native()
@@ -51,7 +54,7 @@ def forks(layout: KVLayout, heads: int, branches: Sequence[Branch], window: int 
     g, size = torch.Generator().manual_seed(7), layout.block_size
     entries = max(-(-context // size) for context, _, _ in branches) + 1
     free = torch.randperm(len(branches) * entries, generator=g).tolist()
-    cache, tables = layout.allocate(len(free)), torch.full((len(branches), entries), -1, dtype=torch.int32)
+    cache, tables = allocate(layout, len(free)), torch.full((len(branches), entries), -1, dtype=torch.int32)
     cache.keys.view(torch.uint8).fill_(255)
     cache.values.view(torch.uint8).fill_(255)
     for s, (context, parent, upto) in enumerate(branches):
@@ -65,7 +68,7 @@ def forks(layout: KVLayout, heads: int, branches: Sequence[Branch], window: int 
             cache.values[tables[s, whole]] = cache.values[tables[parent, whole]]
         at = torch.arange(upto, context)
         slots = tables[s, at // size].long() * size + at % size
-        cache.write(slots, *(cases.normal(g, len(at), layout.kv_heads, layout.head_dim) for _ in range(2)))
+        write(cache, slots, *(cases.normal(g, len(at), layout.kv_heads, layout.head_dim) for _ in range(2)))
     for s, (context, _, _) in enumerate(branches):
         tables[s, : max(0, context - window) // size if window else 0] = -1
     n = len(branches)
@@ -119,23 +122,23 @@ THREE_GROUPS: tuple[Branch, ...] = (
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("dtype", KV_FORMATS)
 @pytest.mark.parametrize("block_size", [1, 4, 16, 128])
-def test_every_kind_of_cache(block_size: int, dtype: torch.dtype, isa: str) -> None:
+def test_every_kind_of_cache(block_size: int, dtype: Dtype, isa: str) -> None:
     layout = KVLayout(block_size, 2, 40 if block_size == 4 else 64, dtype)
     check(ops_of(isa), forks(layout, 6, FOUR), 2)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize(("window", "extras"), [(0, "softcap sinks alibi bias"), (150, ""), (600, "softcap alibi")])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
-def test_windows_and_everything_that_scores_may_have(dtype: torch.dtype, window: int, extras: str, isa: str) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32, I8])
+def test_windows_and_everything_that_scores_may_have(dtype: Dtype, window: int, extras: str, isa: str) -> None:
     branches = ((700, None, 0), (690, 0, 680), (640, 0, 630), (695, 0, 680), (1200, 0, 680), (685, 0, 680))
     check(ops_of(isa), forks(KVLayout(16, 2, 32, dtype), 4, branches, window, extras), 2 if window != 150 else 1.2)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("window", [0, 400])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_groups_of_sharers_and_forks_of_forks(dtype: torch.dtype, window: int, isa: str) -> None:
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_groups_of_sharers_and_forks_of_forks(dtype: Dtype, window: int, isa: str) -> None:
     for block_size in (1, 16):
         check(ops_of(isa), forks(KVLayout(block_size, 2, 32, dtype), 4, THREE_GROUPS, window), 1.3)
 
@@ -143,14 +146,14 @@ def test_groups_of_sharers_and_forks_of_forks(dtype: torch.dtype, window: int, i
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (5, 1), (32, 1), (40, 1)])
 def test_heads(heads: int, kv_heads: int) -> None:
     """From MHA to more heads than a pass has room for twice; a single one of keys leaves pieces for pairs only."""
-    case = forks(KVLayout(16, kv_heads, 64, torch.bfloat16), heads, FOUR)
+    case = forks(KVLayout(16, kv_heads, 64, BF16), heads, FOUR)
     check(ops_of("auto"), case, 1 if heads == 40 else 1.5 if kv_heads == 1 else 2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_any_number_of_threads(threads: int) -> None:
     assert native is not None
-    case = forks(KVLayout(16, 2, 64, torch.bfloat16), 4, THREE_GROUPS)
+    case = forks(KVLayout(16, 2, 64, BF16), 4, THREE_GROUPS)
     expected = attend(ops_of("auto"), case)[0]
     native.set_threads(threads)
     found = attend(ops_of("auto"), case)[0]
@@ -160,7 +163,7 @@ def test_any_number_of_threads(threads: int) -> None:
 
 def test_beside_chunks_drafts_and_empty_sequences() -> None:
     """Sharers next to a prompt's chunk of the same blocks, a branching draft, and a sequence without rows."""
-    layout = KVLayout(16, 2, 64, torch.bfloat16)
+    layout = KVLayout(16, 2, 64, BF16)
     case = forks(layout, 4, ((700, None, 0), (650, 0, 600), (720, 0, 600), (660, 0, 600), (640, 0, 600), (690, 0, 600)))
     counts = torch.tensor([0, 1, 1, 100, 3, 0, 2])
     cu_q = counts.cumsum(0).int()
@@ -187,13 +190,13 @@ def test_beside_chunks_drafts_and_empty_sequences() -> None:
 
 def test_sixteen_sequences_read_what_they_share_once() -> None:
     branches = ((4160, None, 0), *((4100 + i, 0, 4096) for i in range(15)))
-    _, read = attend(ops_of("auto"), forks(KVLayout(16, 2, 16, torch.bfloat16), 8, branches))
+    _, read = attend(ops_of("auto"), forks(KVLayout(16, 2, 16, BF16), 8, branches))
     assert read == 2 * (4096 // TILE + 16)
 
 
 def test_equal_numbers_in_blocks_of_their_own_are_not_shared() -> None:
     """Only addresses say what is the same; the bits do not depend on them."""
-    case = forks(KVLayout(16, 2, 32, torch.bfloat16), 4, FOUR)
+    case = forks(KVLayout(16, 2, 32, BF16), 4, FOUR)
     tables, cache = case["block_tables"], case["cache"]
     used = tables[tables >= 0].long()
     keys, values = (torch.cat([t[used], t[:1]]) for t in (cache.keys, cache.values))

@@ -19,6 +19,7 @@ from quire.quant.dense import Dense
 from quire.quant.sparse import Sparse
 from test_model import Paged, prompt
 from test_quant_formats import load
+from torch_weights import load_torch
 
 NUMBERS = ("dense", "float8", "int8")
 FORMATS = {True: "sparse-24-bitmask", False: "sparse-bitmask"}
@@ -86,7 +87,7 @@ def test_damaged_parts_are_refused() -> None:
     w = torch.randn(8, 16)
     scheme: QuantScheme = Sparse(Dense(), True)
     parts = packed(w, True)
-    assert torch.equal(scheme.load(parts, torch.float32).dequantize(), w * pruned(w, True))
+    assert torch.equal(load_torch(scheme, parts, torch.float32).dequantize(), w * pruned(w, True))
     uneven, fewer = parts["bitmask"].clone(), parts["bitmask"].clone()
     uneven[0, 0] = 0b00010111  # three of the first four, one of the next
     fewer[0, 0] &= 0b11110000
@@ -97,4 +98,4 @@ def test_damaged_parts_are_refused() -> None:
         ({"bitmask": parts["bitmask"].int()}, "bitmask is int32"),
     ):
         with pytest.raises(ModelError, match=message):
-            scheme.load({**parts, **change}, torch.float32)
+            load_torch(scheme, {**parts, **change}, torch.float32)

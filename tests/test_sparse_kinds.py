@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from op_cases import reference as cases
+from over_torch import arrays, select
 from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.cpu.matrix import Matrix, take_apart
+from quire.ops.cpu.pack import pack_dense
+from quire.ops.cpu.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
 from quire.ops.kinds import KINDS
-from quire.ops.matrix import Matrix, take_apart
 from quire.ops.native import load_native
-from quire.ops.pack import pack_dense
-from quire.ops.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
 from quire.ops.weights import Packed, PackedTable, Weight
 
 native = load_native()
@@ -64,7 +65,7 @@ def pruned(weight: Weight, mask: str | float, seed: int = 1) -> Weight:
 def both(ops: Ops, weight: Weight) -> tuple[Packed, Packed]:
     """The weight packed with its zeros and without."""
     assert ops.cpu is not None
-    dense, sparse = pack_dense(ops.cpu, weight), ops.pack(weight)
+    dense, sparse = pack_dense(ops.cpu, arrays(weight)), ops.pack(weight)
     assert sparse.kind == SPARSE[dense.kind] == f"sparse_{weight.kind}"
     return dense, sparse
 
@@ -192,7 +193,7 @@ def test_any_matrix_is_what_its_definition_says(kind: str, n: int, chunks: int, 
                 if row < n:
                     assert value == (weight.codes.view(torch.int16) if kind == "bf16" else weight.codes)[row, column]
             at += _bytes(kind, chosen)
-    assert sparse.nbytes <= dense.nbytes + codes.numel()
+    assert sparse.nbytes <= dense.nbytes + codes.size
 
 
 def _place(kind: str, place: int) -> tuple[int, int]:
@@ -234,7 +235,7 @@ def test_half_of_the_numbers_take_what_was_predicted() -> None:
         codes = torch.where(weight.codes == 0, torch.ones_like(weight.codes), weight.codes)
         kept = torch.rand(n, k // 4, 4, generator=generator(1)).argsort(-1).argsort(-1).view(n, k) < 2
         dense, sparse = both(ops, replace(weight, codes=codes * kept))
-        sizes = [take_apart(packed)[1]["codes"].numel() / (n * k) for packed in (dense, sparse)]
+        sizes = [take_apart(packed)[1]["codes"].size / (n * k) for packed in (dense, sparse)]
         assert sizes[0] == dense_bytes and expected <= sizes[1] < 1.03 * expected, (kind, sizes)
 
 
@@ -313,7 +314,8 @@ def halved(ops: Ops, weight: Weight, fewer: bool = True) -> tuple[Packed, Packed
     if fewer:
         kept &= (torch.arange(n) % 3 > 0)[:, None] | (torch.rand(n, k, generator=generator(8)) < 0.5)
     assert ops.cpu is not None
-    dense = pack_dense(ops.cpu, replace(weight, codes=torch.where(kept, weight.codes, torch.zeros_like(weight.codes))))
+    zeroed = replace(weight, codes=torch.where(kept, weight.codes, torch.zeros_like(weight.codes)))
+    dense = pack_dense(ops.cpu, arrays(zeroed))
     found = two_of_four(ops.cpu, dense)
     assert found is not None and found.kind == TWO_OF_FOUR[dense.kind]
     return dense, found
@@ -349,7 +351,7 @@ def test_two_of_four_take_a_half_and_two_bits_each() -> None:
     for kind, expected in (("bf16", 1.125), ("int8", 0.625), ("int4", 0.375)):
         weight = cases.random_weight(generator(), kind, 64, 256, 128)
         dense, sparse = halved(ops, weight, fewer=False)
-        assert take_apart(sparse)[1]["codes"].numel() == 64 * 256 * expected
+        assert take_apart(sparse)[1]["codes"].size == 64 * 256 * expected
         codes = torch.where(torch.arange(256) % 4 < 3, torch.ones_like(weight.codes), torch.zeros_like(weight.codes))
-        assert two_of_four(ops.cpu, pack_dense(ops.cpu, replace(weight, codes=codes))) is None
+        assert two_of_four(ops.cpu, pack_dense(ops.cpu, arrays(replace(weight, codes=codes)))) is None
         assert dense.nbytes > sparse.nbytes

@@ -11,11 +11,12 @@ import torch
 from gguf_models import random_blocks
 from op_cases import reference as cases
 from quire.core.errors import ConfigError
-from quire.ops.moe import padded_rows
+from quire.ops.experts import padded_rows
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
 from test_ops import UNITS_HERE, generator, native, ops_of
+from torch_weights import load_torch
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
@@ -26,7 +27,7 @@ KINDS = {
 
 def weight_of(name: str, n: int, k: int, seed: int = 0) -> Weight:
     blocks = torch.from_numpy(random_blocks((n, k), gguf.GGMLQuantizationType[name], seed))
-    return Block(TYPES[name]).load({name: blocks}, torch.float32).weight
+    return load_torch(Block(TYPES[name]), {name: blocks}, torch.float32).weight
 
 
 def widened(weight: Weight) -> Weight:

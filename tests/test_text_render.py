@@ -283,15 +283,20 @@ if child:
     subprocess.run([sys.executable, "-W", "error::ResourceWarning", "-c", script], check=True, timeout=60)
 
 
-def renderers(parent: int) -> list[int]:
-    """Process ids of the renderers that `parent` started."""
-    found = []
+def children(parent: int) -> dict[int, bytes]:
+    """Process ids and command lines of what `parent` started."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             started_by = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(started_by) == parent and b"sandbox.py" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+            if int(started_by) == parent:
+                found[int(folder.name)] = (folder / "cmdline").read_bytes()
     return found
+
+
+def renderers(parent: int) -> list[int]:
+    """Process ids of the renderers that `parent` started."""
+    return [pid for pid, command in children(parent).items() if b"sandbox.py" in command]
 
 
 def alive(pid: int) -> bool:

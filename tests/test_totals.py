@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.engine.client import EngineKilled, ReplicaStats, Stats, StepReport, StoreStats
+from quire.engine.client import EngineInfo, EngineKilled, StepReport
 from quire.engine.life.supervised import SupervisedEngine
-from quire.engine.life.totals import total
+from quire.engine.statistic import Adding, Metric, annotated, over_replicas
+from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from test_supervised import FOREVER, LIMITS, Engine, request
 
 SUMS = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "step_tokens", "restarts")
@@ -45,7 +46,7 @@ EVERY = [name for name in Stats.__struct_fields__ if name != "replicas"]
 
 @pytest.mark.parametrize("name", EVERY)
 def test_over_replicas(name: str) -> None:
-    found = getattr(total([Stats(**FIRST), Stats(**SECOND)]), name)
+    found = getattr(over_replicas([Stats(**FIRST), Stats(**SECOND)]), name)
     assert found == (pytest.approx(SIDE_BY_SIDE[name]) if isinstance(found, float) else SIDE_BY_SIDE[name])
 
 
@@ -100,8 +101,16 @@ def test_an_engine_that_is_gone_has_totals_and_no_gauges() -> None:
 def test_no_statistic_is_without_a_rule() -> None:
     assert set(SIDE_BY_SIDE) == set(EVERY) and set(STORES) | {"blocks", "bytes"} == set(StoreStats.__struct_fields__)
     assert set(ReplicaStats.__struct_fields__) - {"up"} <= set(EVERY)
+    for kind in (Stats, StoreStats):
+        assert set(annotated(kind, Adding)) == set(kind.__struct_fields__)
+
+
+def test_what_metrics_need_there_is() -> None:
+    known = {*Stats.__struct_fields__, *EngineInfo.__struct_fields__}
+    assert {metric.needs for metric in annotated(Stats, Metric).values()} <= {"", *known}
 
 
 def test_numbers_are_those_of_all() -> None:
-    both = total([Stats(running=2, steps=3, waste=0.5, accepted_per_pos=(4, 1)), Stats(running=1, steps=4, waste=0.1)])
+    ones = Stats(running=2, steps=3, waste=0.5, accepted_per_pos=(4, 1)), Stats(running=1, steps=4, waste=0.1)
+    both = over_replicas(ones)
     assert (both.running, both.steps, both.accepted_per_pos) == (3, 7, (4, 1)) and both.waste == pytest.approx(0.3)

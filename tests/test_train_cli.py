@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner, Result
 
 from oracle import BACKENDS
 from quire import LLM, LoRARequest, SamplingParams

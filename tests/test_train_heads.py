@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
 
 from oracle import BACKENDS
 from quire.cli.app import app

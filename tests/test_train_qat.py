@@ -19,6 +19,7 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.compress.train.text import Row, batch_of
 from quire.compress.write import write_folder
 from quire.core.config import flat_config
+from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
@@ -26,9 +27,10 @@ from quire.quant.registry import QUANTIZERS
 from test_learn import Plan
 from test_model import Paged, prompt
 from test_train_adapt import logits_of
+from torch_weights import quantize_torch
 
 ROWS = [Row(prompt(24, seed)) for seed in range(4)]
-KEPT = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KEPT = {"int8": I8, "fp8": F8}
 
 
 def net_of(folder: Path, scheme: str, dtype: torch.dtype, kept: str = "") -> SeenNet:
@@ -61,7 +63,7 @@ def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, 
     for m in matrices(plain.opened):
         w = plain.opened.source.tensor(m.name).detach()
         form = QUANTIZERS[scheme].head if m.role == "head" else QUANTIZERS[scheme]
-        again = form.quantize(w.t().contiguous() if m.transposed else w, 32).dequantize()
+        again = quantize_torch(form, w.t().contiguous() if m.transposed else w, 32).dequantize()
         seen = net.seen.tensor(m.name).detach()
         assert torch.equal(again, seen.t() if m.transposed else seen), m.name
     for name in ("model.norm.weight", "transformer.ln_f.weight"):

@@ -10,11 +10,14 @@ import torch
 
 from often import one_of
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.core.dtypes import BF16, F32, Dtype
+from quire.ops.backend import Ops
 from quire.ops.layout import KV_FORMATS, KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import Case
+from quire.ops.reference.caches import allocate, key_codes, scales, value_codes
 
 native = load_native()
 UNITS_HERE: list[str] = native.units() if native else []
@@ -60,10 +63,10 @@ def branch(case: Case, masks: list[list[int]], s: int, row: int) -> Case:
         else [*range(context - (end - begin) + row + 1)]
     )
     slots = [int(case["block_tables"][s, p // size]) * size + p % size for p in seen]
-    own = cache.layout.allocate(-(-len(seen) // size))
+    own = allocate(cache.layout, -(-len(seen) // size))
     for kind in ("keys", "values"):
         source, to = getattr(cache, kind), getattr(own, kind)
-        views = [(getattr(cache.layout, f"{kind[:-1]}_codes")(t)) for t in (source, to)]
+        views = [(key_codes if kind == "keys" else value_codes)(cache.layout, t) for t in (source, to)]
         side = cache.layout.lanes if kind == "keys" else cache.layout.vpair
         for position, slot in enumerate(slots):
             at, of = slot % size, position % size
@@ -71,7 +74,7 @@ def branch(case: Case, masks: list[list[int]], s: int, row: int) -> Case:
             placed = views[1][position // size, :, of // side]
             placed[:, :, of % side] = picked[:, :, at % side]
             if cache.layout.scaled:
-                cache.layout.scales(to)[position // size, :, of] = cache.layout.scales(source)[slot // size, :, at]
+                scales(cache.layout, to)[position // size, :, of] = scales(cache.layout, source)[slot // size, :, at]
     return {
         "qkv": case["qkv"][begin + row : begin + row + 1].contiguous(),
         "cache": own,
@@ -100,7 +103,7 @@ CASES = [
 
 @pytest.mark.parametrize(("block_size", "d", "window", "extras", "dtype", "isa"), CASES)
 def test_a_branch_equals_the_same_tokens_alone(
-    block_size: int, d: int, window: int, extras: str, dtype: torch.dtype, isa: str
+    block_size: int, d: int, window: int, extras: str, dtype: Dtype, isa: str
 ) -> None:
     ops = ops_of(isa)
     case, masks = tree_case(KVLayout(block_size, 2, d, dtype), 6, window, extras)
@@ -115,18 +118,18 @@ def test_a_branch_equals_the_same_tokens_alone(
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("dtype", one_of(2, KV_FORMATS))
-def test_equals_the_reference(dtype: torch.dtype, isa: str) -> None:
+def test_equals_the_reference(dtype: Dtype, isa: str) -> None:
     for block_size, d, window, extras in ((16, 64, 0, ""), (1, 40, 70, "softcap"), (32, 32, 0, "sinks alibi")):
         case, _ = tree_case(KVLayout(block_size, 1, d, dtype), 3, window, extras, seed=3)
         want = ops_of("reference").attention(**case)
         ops_of(isa).begin_step()
         found = ops_of(isa).attention(**case)
-        assert (want - found).abs().max() <= (2e-6 if dtype is torch.float32 else 2e-2) * want.abs().max()
+        assert (want - found).abs().max() <= (2e-6 if dtype == F32 else 2e-2) * want.abs().max()
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_a_chain_is_a_draft_without_branches(isa: str) -> None:
-    case = cases.attention_case(torch.Generator().manual_seed(1), KVLayout(16, 2, 64, torch.bfloat16), 4, ((64, 600),))
+    case = cases.attention_case(torch.Generator().manual_seed(1), KVLayout(16, 2, 64, BF16), 4, ((64, 600),))
     ops = ops_of(isa)
     ops.begin_step()
     plain = ops.attention(**case).clone()
@@ -144,12 +147,12 @@ def test_a_chain_is_a_draft_without_branches(isa: str) -> None:
     ],
 )
 def test_masks_that_are_no_tree_are_refused(masks: list[int], message: str) -> None:
-    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, torch.float32), 1, ((3, 9),))
+    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, F32), 1, ((3, 9),))
     with pytest.raises(ValueError, match=message):
         ops_of("auto").attention(**case, tree=torch.tensor(masks))
 
 
 def test_a_draft_has_at_most_64_tokens() -> None:
-    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, torch.float32), 1, ((65, 70),))
+    case = cases.attention_case(torch.Generator().manual_seed(0), KVLayout(16, 1, 16, F32), 1, ((65, 70),))
     with pytest.raises(ValueError, match="more than 64"):
         ops_of("auto").attention(**case, tree=torch.ones(65, dtype=torch.int64))

@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 
 from fake_runner import request
 from oracle import BACKENDS, write
+from over_torch import select
 from quire.core.config import DeviceConfig
+from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm, parse_speculation
-from quire.ops.backend import Ops, select
-from quire.ops.layout import KVCache, KVLayout
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.ops.reference.caches import allocate
+from quire.ops.reference.caches import write as write_cache
 from quire.run.builder import ancestors
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
@@ -34,7 +38,7 @@ from test_mla import GROUPS, SIZES
 from test_speculation import PYDOC, write_words
 from turns import working
 
-KV_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
+KV_TYPES = (F32, F16, BF16, I8, F8)
 
 
 def drafted(tokens: list[int], parents: list[int]) -> Sequence:
@@ -192,18 +196,18 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 
 @pytest.mark.parametrize("dtype", KV_TYPES, ids=str)
 @pytest.mark.parametrize("block_size", [1, 4, 16, 32])
-def test_a_moved_token_lies_as_if_it_were_written_there(ops: Ops, block_size: int, dtype: torch.dtype) -> None:
-    layout = (ops.layout or KVLayout)(block_size, 2, 16, dtype)
+def test_a_moved_token_lies_as_if_it_were_written_there(ops: Ops, block_size: int, dtype: Dtype) -> None:
+    layout = ops.layout(block_size, 2, 16, dtype)
     count = 4 * block_size
     k, v = (torch.randn((count, 2, 16), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     scattered = torch.arange(count) if block_size > 1 else torch.arange(4)
     nodes = [node for node in range(count // 2, count) if node % 3 != 1]
-    moved, plain = layout.allocate(5), layout.allocate(5)
-    moved.write(scattered, k, v)
-    plain.write(scattered, k, v)
+    moved, plain = allocate(layout, 5), allocate(layout, 5)
+    write_cache(moved, scattered, k, v)
+    write_cache(plain, scattered, k, v)
     ops.begin_step()
     ops.move_slots([moved], tuple(zip(nodes, range(len(nodes)), strict=True)))
-    plain.write(torch.arange(len(nodes)), k[nodes], v[nodes])
+    write_cache(plain, torch.arange(len(nodes)), k[nodes], v[nodes])
     assert same(moved, plain)
     with pytest.raises((ValueError, IndexError)):
         ops.move_slots([moved], ((0, 5 * block_size),))

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from quire.core.errors import EngineFailure
-from quire.engine.client import Stats
 from quire.engine.life.supervised import Patience
 from quire.engine.life.trial import TRIED
 from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
+from quire.engine.stats import Stats
 from test_supervised import Edge, request
 from turns import turns
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from op_cases import CASES
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
 from quire.ops.choice import HOST, OPS, OTHERS
 from quire.ops.gpu import choose_row, load_kernels
-from quire.ops.op import REGISTRY
+from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_modules
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
 OFTEN = {"attention": 12, "expert_mlp": 4, "latent_attention": 2, "linear": 3, "route": 3, "sample": 3}
@@ -43,7 +44,7 @@ def equals_the_reference(name: str, every: int) -> None:
         found, expected = run_gpu(name, case), run_reference(name, case)
         assert len(found) == len(expected)
         # 16-bit caches may round to the neighbour
-        cached = "cache" in name and case["cache"].layout.dtype != torch.float32
+        cached = "cache" in name and case["cache"].layout.dtype != F32
         for f, e in zip(found, expected, strict=True):
             close(name, f, e, 2**-8 if cached and f.dim() > 2 else definition.tolerance)
 
@@ -61,9 +62,14 @@ def test_nothing_imports_triton_before_it_is_chosen() -> None:
 def test_the_table_of_ops_is_the_registry(backend: str) -> None:
     if backend == "triton":
         load_kernels()
+    else:
+        load_modules("quire.ops.cpu")
     assert set(OPS) == set(REGISTRY)
-    assert all(backend in REGISTRY[op].impls for op in OPS if backend == "cpu" or op not in HOST)
-    named = {op: tuple(w.partition(":")[2] for w in REGISTRY[op].impls if w.startswith(f"{backend}:")) for op in OPS}
+    assert all(backend in IMPLEMENTATIONS[op] for op in OPS if backend == "cpu" or op not in HOST)
+    named = {
+        op: tuple(w.partition(":")[2] for w in fns if w.startswith(f"{backend}:"))
+        for op, fns in IMPLEMENTATIONS.items()
+    }
     assert {op: others for op, others in named.items() if others} == OTHERS.get(backend, {})
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from often import one_of
 from op_cases import CASES
 from op_cases import reference as cases
+from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
@@ -27,7 +28,6 @@ ROWWISE = ("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "norm_spans",
            "softcap", "clip", "scale", "add", "join_columns", "place_columns", "take_columns", "take_rows", "pick_rows",
            "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
            "lora_scale", "latent_rope_and_cache")  # fmt: skip
-BF16, F32 = torch.bfloat16, torch.float32
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -48,14 +48,14 @@ def parts_of(rows: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]
     ("dtype", "block_size", "window", "extras"),
     [
         (BF16, 1, 150, "softcap sinks"),
-        (torch.int8, 16, 0, "alibi bias"),
+        (I8, 16, 0, "alibi bias"),
         pytest.param(BF16, 16, 0, "", marks=pytest.mark.slow),
         pytest.param(F32, 32, 100, "sinks alibi", marks=pytest.mark.slow),
-        pytest.param(torch.float8_e4m3fn, 64, 0, "softcap", marks=pytest.mark.slow),
+        pytest.param(F8, 64, 0, "softcap", marks=pytest.mark.slow),
     ],
 )
 def test_a_row_of_attention_does_not_depend_on_the_batch(
-    dtype: torch.dtype, block_size: int, window: int, extras: str
+    dtype: Dtype, block_size: int, window: int, extras: str
 ) -> None:
     rows = ((130, 600), (1, 1100), (1, 1), (37, 37), (2, 600))
     case = cases.attention_case(generator(1), KVLayout(block_size, 2, 64, dtype), 6, rows, window, extras=extras)
@@ -89,7 +89,7 @@ def test_a_bias_by_distance_needs_one_row_per_head() -> None:
 
 def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
     from op_cases.mla import latent_case
-    from quire.ops.mla import LatentLayout
+    from quire.ops.latents import LatentLayout
 
     rows = ((100, 700), (1, 600), (37, 37))
     case = latent_case(generator(1), LatentLayout(16, 1, 8, BF16, rank=32), 4, 16, rows)
@@ -111,31 +111,31 @@ def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
     [
         (BF16, 16, 0, "bias", 100),
         pytest.param(F32, 4, 70, "softcap alibi", 1, marks=pytest.mark.slow),
-        pytest.param(torch.int8, 64, 530, "sinks", 1, marks=pytest.mark.slow),
+        pytest.param(I8, 64, 530, "sinks", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_branch_of_a_draft_equals_the_same_tokens_alone(
-    dtype: torch.dtype, block_size: int, window: int, extras: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+    dtype: Dtype, block_size: int, window: int, extras: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "CHUNK_ROWS", chunk_rows)
     case, masks = tree_case(KVLayout(block_size, 1, 64, dtype), 3, window, extras)
     whole = attend(case)
     want = run_reference("attention", case)[0]
-    close("attention", whole, want, 1e-5 if dtype is F32 else 2e-2)
+    close("attention", whole, want, 1e-5 if dtype == F32 else 2e-2)
     for s, own in enumerate(masks):
         for row in range(0, len(own), 6 if len(own) < 20 else 30):
             assert torch.equal(attend(branch(case, masks, s, row))[0], whole[int(case["cu_q"][s]) + row]), (s, row)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fn])
-def test_narrow_caches_hold_what_the_definition_stores(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [F16, I8, F8])
+def test_narrow_caches_hold_what_the_definition_stores(dtype: Dtype) -> None:
     """Codes may differ by one where the rotation before them was rounded otherwise; values are stored as they come."""
     for number, case in enumerate(cases.rope_and_cache_cases(generator(), (dtype,))):
         if number == 1:
             case["qkv"][2, :] = torch.tensor([torch.nan, torch.inf, 1e-38, 0.0]).repeat(50)
         (*_, k, v), (*_, want_k, want_v) = (keys_and_values(run, case) for run in (run_gpu, run_reference))
         for found, want in ((k, want_k), (v, want_v)):
-            step = {torch.float16: 2**-10, torch.int8: 1 / 127, torch.float8_e4m3fn: 1 / 8}[dtype]
+            step = {F16: 2**-10, I8: 1 / 127, F8: 1 / 8}[dtype]
             largest = want.nan_to_num(0, 0, 0).abs().amax(-1, keepdim=True)
             assert torch.equal(found.isnan(), want.isnan())
             error = (found - want).nan_to_num(0, 0, 0).abs()
@@ -154,7 +154,7 @@ def test_bf16_activations_are_rounded_once(name: str) -> None:
     for case in CASES[name](generator()):
         if name == "add_layernorm" and case["x"].sum() > 50 * case["x"].numel():
             continue  # the sum is rounded to steps of 0.5, and the mean taken away
-        found, expected = run_gpu(name, case, BF16), run_reference(name, case, BF16)
+        found, expected = run_gpu(name, case, torch.bfloat16), run_reference(name, case, torch.bfloat16)
         for f, e in zip(found, expected, strict=True):
             close(name, f, e, 2**-7)
 

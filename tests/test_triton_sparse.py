@@ -12,16 +12,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from op_cases.mla import head_matrices
+from op_cases.weights import normal
 from oracle import write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
 from quire.ops.gpu import interpreting
 from quire.ops.op import REGISTRY
-from quire.ops.random_weights import normal
+from quire.ops.select import select
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 from turns import working
@@ -58,11 +59,11 @@ def test_rows_are_those_of_the_dense_matrix_alone_and_in_a_batch(ops: Ops, kind:
     g = torch.Generator().manual_seed(1)
     weight = Weight(kind, two_of_four(normal(g, n, k)).to(DTYPES[kind]))
     packed, plain = pair(ops, weight)
-    x, bias = normal(g, 19, k).to(DTYPES[kind]).to(ops.device), normal(g, n)
-    found = ops.linear(x, packed, bias.to(ops.device))
+    x, bias = normal(g, 19, k).to(DTYPES[kind]).to(ops.gpu.device), normal(g, n)
+    found = ops.linear(x, packed, bias.to(ops.gpu.device))
     close("linear", found.float().cpu(), reference().linear(x.float().cpu(), plain, bias), 2**-7)
     for rows in (slice(0, 1), slice(7, 12), slice(18, 19)):
-        assert torch.equal(ops.linear(x[rows].contiguous(), packed, bias.to(ops.device)), found[rows])
+        assert torch.equal(ops.linear(x[rows].contiguous(), packed, bias.to(ops.gpu.device)), found[rows])
 
 
 def test_a_matrix_for_each_head_and_for_each_expert(ops: Ops) -> None:
@@ -71,14 +72,14 @@ def test_a_matrix_for_each_head_and_for_each_expert(ops: Ops) -> None:
     weight = replace(heads, codes=two_of_four(heads.codes))
     packed, plain = pair(ops, weight)
     x = normal(g, 5, 3 * 258)
-    found = ops.head_linear(x.to(ops.device), packed, 3, 64)
+    found = ops.head_linear(x.to(ops.gpu.device), packed, 3, 64)
     close("head_linear", found.cpu(), reference().head_linear(x, plain, 3, 64), 1e-4)
 
     weight = Weight("bf16", two_of_four(normal(g, 4 * 32, 256)).bfloat16())
     x, offsets = normal(g, 9, 256), torch.tensor([[0, 2, 2, 8, 9]], dtype=torch.int32)
     made = [each.group(p, 4, 32, None) for each, p in zip((ops, reference()), pair(ops, weight), strict=True)]
     expected = reference().grouped_linear(x, made[1], None, offsets)
-    found = ops.grouped_linear(x.to(ops.device), made[0], None, offsets.to(ops.device))
+    found = ops.grouped_linear(x.to(ops.gpu.device), made[0], None, offsets.to(ops.gpu.device))
     close("grouped_linear", found.cpu(), expected, 1e-4)
 
 
@@ -101,7 +102,7 @@ def test_torch_multiplies_prompts_where_it_has_sparse_units() -> None:
     packed, x = ops.pack(weight), normal(g, 100, 512).bfloat16()
     expected = reference().linear(x.float(), plain_packed(weight), None)
     assert packed.handle.units is not None
-    close("linear", ops.linear(x.to(ops.device), packed, None).float().cpu(), expected, 2**-7)
+    close("linear", ops.linear(x.to(ops.gpu.device), packed, None).float().cpu(), expected, 2**-7)
     with pytest.raises(ConfigError, match="--sparse on"):
         select(DeviceConfig(device="cuda", ops=("linear=cusparselt",)))
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from over_torch import select
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.ops.backend import select
 from quire.ops.native import load_native
 from quire.ops.tuning import FILE, NEVER, Tuning, keep, parse, recall
 from quire.run import tune

@@ -14,7 +14,8 @@ from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.model.families.pictured import PICTURED
 from quire.model.spec import Sight
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from test_model import Paged
 from vision_models import FAMILIES, family_of
 from vision_oracle import CASES, SHAPES, Made, any_size, picture, see
@@ -68,6 +69,7 @@ def test_pieces_and_blocks_change_no_bit(
         monkeypatch.setattr("quire.model.vision.tower.PIECE", 7)
         monkeypatch.setattr("quire.model.vision.attention.BLOCK", 16)
         monkeypatch.setattr("quire.model.vision.attention.PIECE", 5)
+        monkeypatch.setattr("quire.model.vision.whole_attention.PIECE", 5)
         got = see(model, shown)
         assert torch.equal(got, want) if device == "cpu" else relative_error(got, want) < 1e-6
         monkeypatch.undo()

@@ -15,6 +15,7 @@ from fake_runner import FakeEngine, request
 from oracle import BACKENDS, write
 from quire.cache.groups import LayerGroups, TableSizes, group_layers
 from quire.core.config import flat_config
+from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.ops.layout import KVLayout
@@ -160,7 +161,7 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
     layers, full, kv_heads, head_dim, window = GEMMA3[size]
     windows = {i: 0 if i % 6 == 5 else window for i in range(layers)}
     assert sum(w == 0 for w in windows.values()) == full
-    layout = KVLayout(16, kv_heads, head_dim, torch.bfloat16)
+    layout = KVLayout(16, kv_heads, head_dim, BF16)
     kv = shape_kv(flat_config(), windows, dict.fromkeys(windows, layout), 32768)
     before = 32768 * layers * 2 * kv_heads * head_dim * 2
     print(
@@ -172,7 +173,7 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
 def gemma3(size: str, first: int = 0) -> tuple[dict[int, int], dict[int, KVLayout]]:
     """Windows and layouts of the layers of a published size, by numbers from `first` on."""
     layers, _, kv_heads, head_dim, window = GEMMA3[size]
-    layout = KVLayout(16, kv_heads, head_dim, torch.bfloat16)
+    layout = KVLayout(16, kv_heads, head_dim, BF16)
     windows = {first + i: 0 if i % 6 == 5 else window for i in range(layers)}
     return windows, dict.fromkeys(windows, layout)
 
@@ -186,7 +187,7 @@ def test_a_draft_model_of_another_layout_leaves_the_windows_alone(size: str, dra
     its_windows, its_layouts = gemma3("1b", first)
     if drafts == "llama-3.2-1b":
         its_windows = dict.fromkeys(range(first, first + 16), 0)
-        its_layouts = dict.fromkeys(its_windows, KVLayout(16, 8, 64, torch.bfloat16))
+        its_layouts = dict.fromkeys(its_windows, KVLayout(16, 8, 64, BF16))
     both = shape_kv(flat_config(), windows | its_windows, layouts | its_layouts, 32768)
     least = sum(
         its_layouts[layer].bytes_per_token * min(32768, window or 32768) for layer, window in its_windows.items()

@@ -29,6 +29,7 @@ from quire.text.gguf import PRE
 from quire.text.tokenizer import Tokenizer as Ours
 from test_model import Paged, prompt
 from test_quant_formats import load
+from torch_weights import quantize_torch
 
 VOCAB = 400
 SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "eos_token_id": 2, "bos_token_id": 1}
@@ -211,8 +212,8 @@ def test_weights_keep_their_codes(tmp_path: Path) -> None:
     base, other = "model.layers.0.mlp.up_proj", "model.layers.1.mlp.down_proj"
     w = model.state_dict()[f"{base}.weight"]
     for kind, quantizer, group in (("Q4_0", INT4, 32), ("Q8_0", INT8, 64)):
-        weight = quantizer.quantize(w, group).weight
-        loose = INT8.quantize(model.state_dict()[f"{other}.weight"], 128).weight
+        weight = quantize_torch(quantizer, w, group).weight
+        loose = quantize_torch(INT8, model.state_dict()[f"{other}.weight"], 128).weight
         order = torch.randperm(512).int()
         given = {base: weight, other: replace(loose, order=order)}
         write_gguf(tmp_path, tmp_path / "model.gguf", kind, given)
@@ -236,10 +237,10 @@ def test_folders_in_other_layouts(layout: Layout, tmp_path: Path) -> None:
 
     def convert(w: torch.Tensor) -> tuple[foreign.Parts, torch.Tensor]:
         plain = Weight("f32", w * (w > 0))
-        weight = INT4.quantize(w, 64).weight if isinstance(layout, Gptq) else plain
+        weight = quantize_torch(INT4, w, 64).weight if isinstance(layout, Gptq) else plain
         return {n.removeprefix("x."): t for n, t in layout.tensors("x", weight).items()}, weight.dequantize()
 
-    example = {"x": INT4.quantize(torch.randn(64, 128), 64).weight if isinstance(layout, Gptq) else
+    example = {"x": quantize_torch(INT4, torch.randn(64, 128), 64).weight if isinstance(layout, Gptq) else
                Weight("f32", torch.eye(64))}  # fmt: skip
     model = foreign.replace_linears(tmp_path, layout.config(example), convert)
     (tmp_path / "tokenizer.json").unlink(missing_ok=True)

@@ -12,26 +12,30 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.experts import Grouped
 from quire.ops.gpu import load_kernels, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
-from quire.ops.moe import Grouped
-from quire.ops.op import REGISTRY, Case
+from quire.ops.op import IMPLEMENTATIONS, REGISTRY, Case, load_definitions
+from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes
+from quire.ops.select import select
 from quire.ops.triton.pack import keeps_activations
 from quire.ops.weights import Weight
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed (pip install 'quire[gpu]')")
+load_definitions()
 if HAS_TRITON:
     load_kernels()
-TRITON_OPS = sorted(name for name, definition in REGISTRY.items() if "triton" in definition.impls)
+    from quire.ops.triton.backend import GpuOps
+TRITON_OPS = sorted(name for name in REGISTRY if "triton" in IMPLEMENTATIONS.get(name, {}))
 
 
 @functools.cache
 def gpu_ops() -> Ops:
     """The GPU backend; ops it has no kernel for run their reference."""
     missing = tuple(f"{name}=reference" for name in REGISTRY if name not in TRITON_OPS)
-    return Ops("triton", open_gpu(), missing)
+    return GpuOps(open_gpu(), missing)
 
 
 @functools.cache
@@ -60,19 +64,19 @@ def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
         return ops.pack(for_gpu(value))
     if isinstance(value, Grouped):
         assert value.packed.plain is not None
-        bias = None if value.bias is None else value.bias.to(ops.device)
+        bias = None if value.bias is None else value.bias.to(ops.gpu.device)
         return ops.group(ops.pack(for_gpu(value.packed.plain)), value.experts, value.n, bias)
     if isinstance(value, Tensor):
         narrow = value.dtype is torch.float32 and value.dim() == 2
-        return value.to(ops.device, dtype if narrow else value.dtype, copy=True)
+        return value.to(ops.gpu.device, dtype if narrow else value.dtype, copy=True)
     if isinstance(value, KVCache):
         layout = plain(value.layout)
-        found = layout.allocate(len(value.keys))
+        found = allocate(layout, len(value.keys))
         if layout is value.layout:
             found = KVCache(layout, value.keys.clone(), value.values.clone())
         else:
             copy_cache(value, found)
-        return KVCache(layout, found.keys.to(ops.device), found.values.to(ops.device))
+        return KVCache(layout, found.keys.to(ops.gpu.device), found.values.to(ops.gpu.device))
     if isinstance(value, (tuple, list)):
         return type(value)(on_gpu(v, ops, dtype) for v in value)
     return value
@@ -82,13 +86,13 @@ def copy_cache(source: KVCache, target: KVCache) -> None:
     """Bits of `source` into the layout of `target`, codes and scales."""
     at, to = source.layout, target.layout
     shape = (len(source.keys), at.kv_heads, at.block_size, at.head_dim)
-    keys = at.key_codes(source.keys).permute(0, 1, 2, 4, 3, 5).reshape(shape)
-    values = at.value_codes(source.values).permute(0, 1, 2, 4, 3).reshape(shape)
-    to.key_codes(target.keys).copy_(keys.view(to.key_codes(target.keys).shape))
-    to.value_codes(target.values).copy_(values.view(to.value_codes(target.values).shape))
+    keys = key_codes(at, source.keys).permute(0, 1, 2, 4, 3, 5).reshape(shape)
+    values = value_codes(at, source.values).permute(0, 1, 2, 4, 3).reshape(shape)
+    key_codes(to, target.keys).copy_(keys.view(key_codes(to, target.keys).shape))
+    value_codes(to, target.values).copy_(values.view(value_codes(to, target.values).shape))
     if at.scaled:
-        to.scales(target.keys).copy_(at.scales(source.keys))
-        to.scales(target.values).copy_(at.scales(source.values))
+        scales(to, target.keys).copy_(scales(at, source.keys))
+        scales(to, target.values).copy_(scales(at, source.values))
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -97,7 +101,7 @@ def tensors(value: Any) -> list[Tensor]:
         return [] if value.dim() == 1 and value.dtype is torch.uint8 else [value]
     if isinstance(value, KVCache):
         if type(value.layout) in (KVLayout, PlainLayout):
-            return list(value.logical(torch.arange(len(value.keys), device=value.keys.device)))
+            return list(logical(value, torch.arange(len(value.keys), device=value.keys.device)))
         return [value.keys, value.values]
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in tensors(v)]

@@ -15,6 +15,7 @@ from oracle import backend
 from quire.core.config import flat_config
 from quire.core.pictures import Picture
 from quire.model.build import Model, load_model
+from quire.ops.arrays import to_torch
 from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
 
 TILE = 32
@@ -110,5 +111,6 @@ class Made:
 
 
 def see(model: Model, shown: Picture) -> Tensor:
+    """The tower's features, as torch has them."""
     assert model.vision is not None
-    return model.vision(shown)
+    return to_torch(model.vision.tower.ops.host(model.vision(shown)))

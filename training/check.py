@@ -5,10 +5,10 @@ import random
 import sys
 import zlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import click
 import torch
-import typer
 from rich.progress import track
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -89,12 +89,12 @@ def report_heldout(model: Any, tokenizer: Tokenizer) -> None:
     print(f"held-out: {loss / math.log(2) / size:.3f} bits per byte (zlib -9: {8 * packed / size:.3f})")
 
 
-def main(
-    folder: Annotated[Path, typer.Option(help="The model's folder.")] = ASSETS,
-    sample: Annotated[int, typer.Option(help="Questions to ask through generate().")] = 300,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
-    least: Annotated[float, typer.Option(help="Smallest share of exact answers that passes, in percent.")] = 90.0,
-) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--folder", type=click.Path(path_type=Path), default=ASSETS, help="The model's folder.")
+@click.option("--sample", default=300, help="Questions to ask through generate().")
+@click.option("--threads", default=2, help="CPU threads.")
+@click.option("--least", default=90.0, help="Smallest share of exact answers that passes, in percent.")
+def main(folder: Path, sample: int, threads: int, least: float) -> None:
     """Print the model's figures; exit with 1 if too few answers are exact."""
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -120,4 +120,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

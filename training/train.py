@@ -6,10 +6,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
+import click
 import torch
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -164,13 +163,13 @@ def prepare() -> tuple[Tokenizer, list[str]]:
     return Tokenizer.from_file(str(ASSETS / "tokenizer.json")), texts
 
 
-def main(
-    minutes: Annotated[float, typer.Option(help="Time to train, resumed runs counted in.")] = 60,
-    code_share: Annotated[float, typer.Option(help="Share of the time for code before questions begin.")] = 0.23,
-    resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint.")] = False,
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of every order.")] = 1,
-) -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--minutes", default=60.0, help="Time to train, resumed runs counted in.")
+@click.option("--code-share", default=0.23, help="Share of the time for code before questions begin.")
+@click.option("--resume/--no-resume", help="Continue from the last checkpoint.")
+@click.option("--threads", default=2, help="CPU threads.")
+@click.option("--seed", default=1, help="Seed of the weights and of every order.")
+def main(minutes: float, code_share: float, resume: bool, threads: int, seed: int) -> None:
     """Train within a time budget; the learning rate reaches zero when the time is up."""
     torch.set_num_threads(threads)
     run = Run(minutes, code_share, seed)
@@ -200,4 +199,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -40,7 +40,7 @@ inline int64_t row_of_token(int64_t token, int64_t first, int64_t rows) {
     return here ? row : -1;
 }
 
-enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };  // of a table; TABLES of ops/cpu.py
+enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };  // of a table; TABLES of ops/cpu/layers.py
 
 // Numbers at .. at + n of a table, n up to 16.
 QUIRE_INLINE F load_numbers(const void* table, int64_t at, int n, int64_t numbers) {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import msgspec
-from typer.main import get_command
 
 from quire.cli.app import app
 from quire.cli.flags import ENGINE, SERVER
@@ -25,16 +25,19 @@ SHARED: dict[str, frozenset[str]] = {
 
 def every_command() -> str:
     """A section for each."""
-    return "\n".join(section(name, command) for name, command in walk("", get_command(app)))
+    return "\n".join(section(name, command) for name, command in walk("", app))
 
 
-def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """(name, command) of those that do something: groups are walked into."""
-    children = getattr(command, "commands", {})
-    if not children:
+    if not isinstance(command, click.Group):
         yield name, command
-    for child, sub in children.items():
-        yield from walk(f"{name} {child}".strip(), sub)
+        return
+    context = click.Context(command)
+    for child in command.list_commands(context):
+        found = command.get_command(context, child)
+        assert found is not None
+        yield from walk(f"{name} {child}".strip(), found)
 
 
 def section(name: str, command: Any) -> str:
@@ -81,7 +84,8 @@ def default(param: Any) -> str:
         return f"`{param.help.rpartition(' [')[2].rstrip(']')}`"
     if getattr(param, "required", False):
         return "required"
-    return "" if param.default in (None, (), "", False) else f"`{param.default}`"
+    plain = isinstance(param.default, str | int | float) and param.default
+    return f"`{param.default}`" if plain else ""
 
 
 def default_in_help(param: Any) -> bool:

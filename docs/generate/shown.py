@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import msgspec
 from prometheus_client import CollectorRegistry, Metric
 
-from quire.engine.client import EngineInfo, Stats, StoreStats
+from quire.engine.client import EngineInfo
 from quire.engine.edge.metrics import EngineMetrics
+from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
 from quire.figures.rows import fields
 from quire.server.http.http_metrics import HttpMetrics
@@ -17,7 +18,12 @@ from words import escaped, table
 
 PROCESS = "process_"
 EVERYTHING = Stats(
-    bubbles=(0.0,), kv_store=StoreStats(), expert_pairs=(0,), accepted_per_pos=(0,), running_adapters=("a",)
+    bubbles=(0.0,),
+    kv_store=StoreStats(),
+    expert_pairs=(0,),
+    accepted_per_pos=(0,),
+    running_adapters=("a",),
+    replicas=(ReplicaStats(),),
 )
 """Of an engine that has all that metrics are shown of."""
 

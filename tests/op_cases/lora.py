@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.lora`."""
+"""Cases of the ops of `quire.ops.reference.lora`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Generator
 
 from op_cases.registry import cases
+from op_cases.weights import normal
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
 
 
 @cases("lora")

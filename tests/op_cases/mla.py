@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.mla`."""
+"""Cases of the ops of `quire.ops.reference.latents`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from torch import Generator
 
 from op_cases.reference import rope_table
 from op_cases.registry import cases
-from quire.ops.mla import Heads, LatentLayout
-from quire.ops.moe import padded_rows
+from op_cases.weights import normal
+from quire.core.dtypes import BF16, F32
+from quire.ops.experts import padded_rows
+from quire.ops.latents import Heads, LatentLayout
+from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from quire.ops.reference.caches import allocate
 from quire.ops.weights import Weight
 
 
@@ -33,7 +36,7 @@ def head_linear_cases(g: Generator) -> Iterator[Case]:
 @cases("latent_rope_and_cache")
 def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
     for t, heads, width, rank, r, size in ((1, 2, 24, 16, 8, 16), (9, 3, 12, 32, 12, 1), (40, 16, 192, 512, 64, 16)):
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (BF16, F32):
             layout = LatentLayout(size, 1, r, dtype, rank=rank)
             blocks = -(-t // size) + 2
             yield {
@@ -42,7 +45,7 @@ def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
                 "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
                 "table": rope_table(500, r // 2),
                 "slots": torch.randperm(blocks * size, generator=g)[:t],
-                "cache": layout.allocate(blocks),
+                "cache": allocate(layout, blocks),
                 "heads": Heads(heads, normal(g, rank)),
             }
 
@@ -50,7 +53,7 @@ def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
 def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows: tuple[tuple[int, int], ...]) -> Case:
     """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
-    cache = layout.allocate(sum(blocks) + 2)
+    cache = allocate(layout, sum(blocks) + 2)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     order = torch.randperm(sum(blocks) + 2, generator=g)
@@ -61,8 +64,8 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
         used += blocks[s]
         at = torch.arange(context)
         where = tables[s, at // size].long(), at % size
-        cache.keys[where] = normal(g, context, layout.head_dim).to(layout.dtype)
-        cache.values[where] = normal(g, context, layout.rank).to(layout.dtype)
+        cache.keys[where] = normal(g, context, layout.head_dim).to(torch_dtype(layout.dtype))
+        cache.values[where] = normal(g, context, layout.rank).to(torch_dtype(layout.dtype))
     counts = torch.tensor([0, *(new for new, _ in rows)])
     t = int(counts.sum())
     return {
@@ -79,7 +82,7 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
 @cases("latent_attention")
 def latent_attention_cases(g: Generator) -> Iterator[Case]:
     mixed = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (BF16, F32):
         for size, heads, rank, r in ((1, 4, 16, 8), (16, 4, 32, 8), (16, 40, 64, 32), (128, 1, 16, 6)):
             yield latent_case(g, LatentLayout(size, 1, r, dtype, rank=rank), heads, r + 8, mixed)
         layout = LatentLayout(16, 1, 64, dtype, rank=512)

@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.moe`."""
+"""Cases of the ops of `quire.ops.reference.experts`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 from torch import Generator, Tensor
 
 from op_cases.registry import cases
-from quire.ops.moe import Between, Choices, Grouped, padded_rows, sort_by_expert
+from op_cases.weights import normal, random_weight
+from quire.ops.activations import ACTIVATIONS
+from quire.ops.experts import Between, Choices, Grouped, padded_rows
 from quire.ops.op import Case
-from quire.ops.random_weights import normal, random_weight
-from quire.ops.reference import ACTIVATIONS
+from quire.ops.reference.experts import sort_by_expert
 from quire.ops.routing import Routing
 from quire.ops.weights import plain_packed
 

@@ -12,12 +12,14 @@ import torch
 from torch import Generator, Tensor
 
 from op_cases.registry import cases
+from op_cases.weights import CODES, TABLES, normal, random_weight
+from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
+from quire.ops.activations import ACTIVATIONS
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import CODES, TABLES, normal, random_weight
-from quire.ops.reference import ACTIVATIONS
+from quire.ops.reference.caches import allocate, write
 from quire.ops.weights import SUPER, Weight
 
 
@@ -139,9 +141,7 @@ def rope_table(positions: int, half: int, base: float = 10000.0) -> Tensor:
 
 
 @cases("rope_and_cache")
-def rope_and_cache_cases(
-    g: Generator, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
-) -> Iterator[Case]:
+def rope_and_cache_cases(g: Generator, dtypes: tuple[Dtype, ...] = (BF16, F32)) -> Iterator[Case]:
     """Of caches that hold plain numbers: those of the others are compared by what they mean, not by their bytes."""
     shapes = (
         (1, 4, 2, 64, 32, 16),
@@ -161,7 +161,7 @@ def rope_and_cache_cases(
                 "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
                 "table": rope_table(500, half),
                 "slots": slots,
-                "cache": layout.allocate(blocks),
+                "cache": allocate(layout, blocks),
                 "norms": norms,
                 "eps": 1e-6,
             }
@@ -193,7 +193,7 @@ def attention_case(
     `extras` names what else the scores have: any of "softcap", "sinks", "alibi", "bias", joined by spaces.
     """
     size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
-    cache = layout.allocate(sum(blocks) + 2)
+    cache = allocate(layout, sum(blocks) + 2)
     if garbage:
         cache.keys.view(torch.uint8).fill_(255)
         cache.values.view(torch.uint8).fill_(255)
@@ -206,7 +206,7 @@ def attention_case(
         at = torch.arange(context)
         slots = tables[s, at // size].long() * size + at % size
         k, v = (normal(g, context, layout.kv_heads, layout.head_dim) for _ in range(2))
-        cache.write(slots, k, v)
+        write(cache, slots, k, v)
     counts = torch.tensor([0, *(new for new, _ in rows)])
     return {
         "qkv": normal(g, int(counts.sum()), (heads + 2 * layout.kv_heads) * layout.head_dim),
@@ -221,7 +221,7 @@ def attention_case(
 @cases("attention")
 def attention_cases(g: Generator) -> Iterator[Case]:
     mixed = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (BF16, F32):
         for block_size in (1, 2, 4, 8, 16, 32, 64, 128):
             yield attention_case(g, KVLayout(block_size, 2, 32, dtype), 4, mixed)
         for heads, kv_heads in ((4, 4), (6, 2), (5, 1), (40, 1)):  # MHA, GQA, MQA, more heads than a tile has rows
@@ -236,11 +236,11 @@ def attention_cases(g: Generator) -> Iterator[Case]:
         large["qkv"] *= 1e4
         yield large
         yield from attention_extra_cases(g, dtype)
-    for dtype in (torch.float16, torch.int8, torch.float8_e4m3fn):
+    for dtype in (F16, I8, F8):
         yield from attention_narrow_cases(g, dtype)
 
 
-def attention_narrow_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
+def attention_narrow_cases(g: Generator, dtype: Dtype) -> Iterator[Case]:
     """Caches in fewer bits than attention computes in: block sizes, head sizes, windows, all extras."""
     rows = ((1, 1), (5, 5), (0, 40), (17, 90), (1, 600))
     for block_size in (1, 2, 4, 8, 16, 32, 128):
@@ -253,7 +253,7 @@ def attention_narrow_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
     yield attention_case(g, KVLayout(16, 1, 64, dtype), 4, ((64, 1100), (1, 1600)))
 
 
-def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
+def attention_extra_cases(g: Generator, dtype: Dtype) -> Iterator[Case]:
     """Soft cap, sinks, ALiBi and bias, alone and together, with windows, groups and block sizes."""
     rows = ((1, 1), (9, 700), (1, 1030), (40, 40))
     for extras in ("softcap", "sinks", "alibi", "bias", "softcap sinks alibi bias"):
@@ -264,7 +264,7 @@ def attention_extra_cases(g: Generator, dtype: torch.dtype) -> Iterator[Case]:
     for sink in (-1e4, 1e4):
         case = attention_case(g, KVLayout(16, 1, 16, dtype), 2, rows)
         yield case | {"spec": AttentionSpec(0.25, sinks=torch.full((2,), sink))}
-    if dtype == torch.float32:  # a capped score near 0 is steep: queries rounded to bf16 would decide its sign
+    if dtype == F32:  # a capped score near 0 is steep: queries rounded to bf16 would decide its sign
         large = attention_case(g, KVLayout(16, 1, 16, dtype), 2, rows, extras="softcap")
         large["qkv"] *= 1e4
         yield large
@@ -329,9 +329,9 @@ def pick_rows_cases(g: Generator) -> Iterator[Case]:
 @cases("copy_blocks")
 def copy_blocks_cases(g: Generator) -> Iterator[Case]:
     for block_size in (1, 16):
-        for dtype in (torch.bfloat16, torch.float32, torch.int8):
+        for dtype in (BF16, F32, I8):
             layout = KVLayout(block_size, 2, 16, dtype)
-            caches = [layout.allocate(6) for _ in range(3)]
+            caches = [allocate(layout, 6) for _ in range(3)]
             for tensor in (t for cache in caches for t in (cache.keys, cache.values)):
                 tensor.copy_(normal(g, *tensor.shape).abs() * 50)
             yield {"caches": caches, "pairs": ((0, 5), (2, 1), (5, 3), (4, 4))}
@@ -341,9 +341,9 @@ def copy_blocks_cases(g: Generator) -> Iterator[Case]:
 @cases("move_slots")
 def move_slots_cases(g: Generator) -> Iterator[Case]:
     for block_size in (1, 4, 16, 32):
-        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn):
+        for dtype in (BF16, F16, F32, I8, F8):
             layout = KVLayout(block_size, 2, 16, dtype)
-            caches = [layout.allocate(6) for _ in range(2)]
+            caches = [allocate(layout, 6) for _ in range(2)]
             for tensor in (t for cache in caches for t in (cache.keys, cache.values)):
                 tensor.copy_(normal(g, *tensor.shape).abs() * 50)
             end = 6 * block_size - 1

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 
 from torch import Generator
 
-from quire.ops.op import REGISTRY, Case
+from quire.ops.op import REGISTRY, Case, load_definitions
+
+load_definitions()
 
 Cases = Callable[[Generator], Iterator[Case]]
 CASES: dict[str, Cases] = {}

@@ -1,4 +1,4 @@
-"""Cases of the ops of `quire.ops.states`."""
+"""Cases of the ops of `quire.ops.reference.states`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Generator
 
 from op_cases.reference import attention_case
 from op_cases.registry import cases
+from op_cases.weights import normal
+from quire.core.dtypes import F8, F32, I8
 from quire.core.parallel import SPLIT
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
+from quire.ops.reference.caches import allocate
 
 
 def states_case(g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[int, int], ...], lanes: int = 1,
@@ -49,9 +51,9 @@ def fold_states_cases(g: Generator) -> Iterator[Case]:
 
 @cases("cache_rows")
 def cache_rows_cases(g: Generator) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.int8, torch.float8_e4m3fn):
+    for dtype in (F32, I8, F8):
         for size, kv_heads, d, t in ((16, 2, 64, 40), (1, 1, 24, 3), (64, 3, 8, 9)):
             layout = KVLayout(size, kv_heads, d, dtype)
             slots = torch.randperm(t * size, generator=g)[:t]
             slots[::3] = -1
-            yield {"kv": normal(g, t, 2 * kv_heads * d), "slots": slots, "cache": layout.allocate(t)}
+            yield {"kv": normal(g, t, 2 * kv_heads * d), "slots": slots, "cache": allocate(layout, t)}

@@ -1,22 +1,22 @@
-"""Cases of the ops of `quire.ops.whole`."""
+"""Cases of the ops of `quire.ops.reference.whole`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Generator
 
 from op_cases.reference import attention_case
 from op_cases.registry import cases
+from op_cases.weights import normal
+from quire.core.dtypes import BF16, F32
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from quire.ops.random_weights import normal
 
 
 @cases("whole_attention")
 def whole_attention_cases(g: Generator) -> Iterator[Case]:
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (BF16, F32):
         for block_size in (1, 4, 16, 128):
             for heads, d, each, context in ((4, 72, 40, 40), (1, 64, 1, 700), (2, 32, 17, 90), (3, 80, 100, 640)):
                 yield _whole_case(g, KVLayout(block_size, heads, d, dtype), each, (context, context))

@@ -16,10 +16,10 @@ from quire.bench.workload import Item, requests_of
 from quire.core.config import DeviceConfig, flat_config
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
-from quire.ops.arena import huge_bytes
-from quire.ops.backend import Ops, select
-from quire.ops.lazy import torch_dtype
-from quire.ops.measure import READ_BYTES, read_rate
+from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import READ_BYTES, read_rate
+from quire.ops.select import select
 from quire.plan import calibrate
 from quire.plan.memory import KEPT, PROCESS
 from quire.plan.rates import Calibration, far_bytes, keep
@@ -57,7 +57,7 @@ def measured(
     attention = found.attention
     if kv not in attention:
         tell(f"calibrating: attention over keys and values in {kv}")
-        attention = attention | {kv: calibrate.attention_rates(ops, torch_dtype(KEPT[kv]), far=far_bytes())}
+        attention = attention | {kv: calibrate.attention_rates(ops, KEPT[kv], far=far_bytes())}
     found = replace(found, kinds=kinds, attention=attention, measured=now())
     keep(found)
     return found
@@ -65,7 +65,8 @@ def measured(
 
 def _basics(ops: Ops, key: str, device: DeviceConfig) -> Calibration:
     assert ops.cpu is not None
-    data = huge_bytes(ops.cpu.native, READ_BYTES).zero_()
+    data = huge_bytes(ops.cpu.native, READ_BYTES)
+    data.fill(0)
     return Calibration(
         machine=key,
         read_bytes_per_s=read_rate(ops.cpu, data),

@@ -16,6 +16,7 @@ import msgspec
 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
+from quire.core.request import longest_prompt
 from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
 
@@ -56,7 +57,7 @@ def windows(length: int, size: int) -> Iterator[Window]:
 def perplexity(llm: LLM, texts: Mapping[str, str]) -> dict[str, float]:
     """Score `texts` with a sliding window of the model's context."""
     tokenizer = llm.get_tokenizer()
-    size = llm.info.max_model_len - 1  # one place is left for the token that every request generates
+    size = longest_prompt(llm.info.max_model_len)
     rows = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in texts.items()}
     jobs = [(ids[w.start : w.stop], w.scored - w.start) for ids in rows.values() for w in windows(len(ids), size)]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True)

@@ -121,6 +121,8 @@ def group_layers(windows: Mapping[int, int], length: int, sizes: Mapping[int, in
         kinds.setdefault(window if window < length else 0, []).append(layer)
     each = dict.fromkeys(windows, 1) if sizes is None or len(set(sizes.values())) == 1 else sizes
     plans = [one_group(windows, length)]
+    if len(kinds) == 1 and len(set(each.values())) == 1:
+        return plans[0]  # narrower groups of layers that are all alike hold as much, or more
     for width in _widths(kinds.values(), each):
         cut = [(window, held) for window, layers in sorted(kinds.items()) for held in _cut(layers, each, width)]
         if len(cut) <= MAX_GROUPS:

@@ -32,6 +32,11 @@ def main() -> None:
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print("quire: this needs PyTorch, which is not installed: pip install 'quire[train]'", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,69 +1,85 @@
-"""All commands under one name."""
+"""All commands under one name. Each is imported when it is called: help lists them without their code."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-import typer
+import click
 
-import quire
-from quire.cli.bench import bench
-from quire.cli.compress import compress
-from quire.cli.dashboard import dashboard
-from quire.cli.demo import demo
-from quire.cli.doctor import doctor
-from quire.cli.evaluate import evaluate
-from quire.cli.inspect import inspect
-from quire.cli.plan import plan
-from quire.cli.replay import replay
-from quire.cli.run_batch import run_batch
-from quire.cli.serve import serve
-from quire.cli.simulate import simulate
-from quire.cli.talk import chat, generate
-from quire.cli.train import train
-from quire.cli.train_heads import train_heads
-from quire.cli.tune import tune
+from quire.cli.group import LazyGroup, Listed
+from quire.core.version import VERSION
 
-app = typer.Typer(
+COMMANDS = {
+    "serve": Listed(
+        "quire.cli.serve:serve",
+        "Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines.",
+    ),
+    "chat": Listed("quire.cli.talk:chat", "Talk with a model. /clear forgets the conversation, /exit ends it."),
+    "generate": Listed(
+        "quire.cli.talk:generate", "Continue texts, printing them as they grow; timings go to standard error."
+    ),
+    "run-batch": Listed(
+        "quire.cli.run_batch:run_batch",
+        "Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error.",
+    ),
+    "replay": Listed(
+        "quire.cli.replay:replay",
+        "Run a recording again and compare every token with those that were recorded; exit code 1 where one differs.",
+    ),
+    "dashboard": Listed("quire.cli.dashboard:dashboard", "Show rows: one page that needs no network, for any browser."),
+    "eval": Listed(
+        "quire.cli.evaluate:evaluate",
+        "Exact answers and perplexity of the embedded model; perplexity on --text of any model; passports.",
+    ),
+    "inspect": Listed(
+        "quire.cli.inspect:inspect",
+        "Facts of a model and what would be decided for it, from its headers alone: no weight is read.",
+    ),
+    "plan": Listed(
+        "quire.cli.plan:plan",
+        "Memory, latency, throughput, devices and cost of a model under a load, and what to change first.",
+    ),
+    "doctor": Listed(
+        "quire.cli.doctor:doctor",
+        "What runs on this machine and why not something else. Exits with 1 when only the slow reference would run.",
+    ),
+    "simulate": Listed(
+        "quire.cli.simulate:simulate",
+        "Predict how a cluster serves a load: the real scheduler, KV blocks, prefix cache and router, and no model.",
+    ),
+    "compress": Listed("quire.cli.compress:compress", "Make SOURCE smaller, and write it to OUT."),
+    "train": Listed("quire.cli.train:train", "Train MODEL, and write an adapter in PEFT's layout or a model to OUT."),
+    "train-heads": Listed(
+        "quire.cli.train_heads:train_heads",
+        "Train heads that draft for MODEL, and write them to OUT in their public layout.",
+    ),
+    "tune": Listed(
+        "quire.cli.tune:tune",
+        "Search for the best configuration under a load: all are predicted, few measured; options that are given stay.",
+    ),
+    "demo": Listed(
+        "quire.cli.demo:demo",
+        "Serve the embedded model on a free port, stream several answers at once, and shut it down cleanly.",
+    ),
+    "bench": Listed("quire.cli.bench:bench", "Measure latency, throughput, or a server under load."),
+}
+
+
+class App(LazyGroup):
+    """The command `quire`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that is asked for; Ctrl-C ends it with exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # which click would call an abortion, with exit code 1
+            raise click.exceptions.Exit(130) from None
+
+
+app = App(
+    COMMANDS,
     name="quire",
     help="An LLM inference engine, server and workbench.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables cut long flags off
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"quire {quire.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def top(
-    version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """An LLM inference engine, server and workbench."""
-
-
-app.command("serve")(serve)
-app.command("chat")(chat)
-app.command("generate")(generate)
-app.command("run-batch")(run_batch)
-app.command("replay")(replay)
-app.add_typer(bench, name="bench")
-app.command("dashboard")(dashboard)
-app.command("eval")(evaluate)
-app.command("inspect")(inspect)
-app.command("plan")(plan)
-app.command("doctor")(doctor)
-app.command("simulate")(simulate)
-app.command("compress")(compress)
-app.command("train")(train)
-app.command("train-heads")(train_heads)
-app.command("tune")(tune)
-app.command("demo")(demo)
+click.version_option(VERSION, "--version", "-V", prog_name="quire", message="%(prog)s %(version)s")(app)

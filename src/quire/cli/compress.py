@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
 from quire.cli.flags import pick, with_flags
+from quire.cli.params import PATH, argument, command
 from quire.core.errors import ConfigError
 from quire.core.option import about
 
@@ -44,12 +44,11 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     restart: Annotated[bool, about("Begin anew where another run was stopped.")] = False
 
 
+@command("compress")
+@argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")
+@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on.")
 @with_flags({"Compression": Flags}, model_argument=False)
-def compress(
-    options: dict[str, Any],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on.")],
-) -> None:
+def compress(options: dict[str, Any], source: str, out: Path) -> None:
     """Make SOURCE smaller, and write it to OUT."""
     from quire.compress.progress import units_bar
     from quire.compress.recipe import read_recipe

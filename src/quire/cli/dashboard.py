@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from quire.cli.params import PATH, argument, command, option
 from quire.cli.show import size
 from quire.core.errors import ConfigError
 
 DEFAULT = Path("dashboard.html")
 
 
-def dashboard(
-    results: Annotated[
-        list[Path], typer.Argument(metavar="RESULTS...", help="Files of rows (.jsonl, .parquet), or folders of them.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=f"Write the page here [{DEFAULT}].", show_default=False)
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the page on this machine, anew whenever the files change.")
-    ] = False,
-    port: Annotated[int, typer.Option("--port", help="Port of --serve; 0 = a free one.")] = 8001,
-) -> None:
+@command("dashboard")
+@argument(
+    "results",
+    metavar="RESULTS...",
+    type=PATH,
+    nargs=-1,
+    required=True,
+    help="Files of rows (.jsonl, .parquet), or folders of them.",
+)
+@option("--output", "-o", type=PATH, help=f"Write the page here [{DEFAULT}].")
+@option("--serve", is_flag=True, help="Serve the page on this machine, anew whenever the files change.")
+@option("--port", type=int, default=8001, help="Port of --serve; 0 = a free one.")
+def dashboard(results: tuple[Path, ...], output: Path | None, serve: bool, port: int) -> None:
     """Show rows: one page that needs no network, for any browser."""
     if serve and output is not None:
         raise ConfigError("--serve and -o: a page is served or written; give one", param="serve")
     if serve:
-        _serve(results, port)
+        _serve(list(results), port)
     else:
-        _write(results, output)
+        _write(list(results), output)
 
 
 def _write(results: list[Path], output: Path | None) -> None:

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-import quire
+from quire.cli.params import command, option
 from quire.cli.show import Rows, show, size
 from quire.core.config import DEVICES, DeviceConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory, cores
+from quire.core.version import VERSION
 
 if TYPE_CHECKING:
     from quire.ops.backend import Ops
 
 
-def doctor(
-    device: Annotated[str, typer.Option(help=f"Backend to ask for: {', '.join(DEVICES)}.")] = "auto",
-    isa: Annotated[str, typer.Option(help="Instruction set to ask for.")] = "auto",
-) -> None:
+@command("doctor")
+@option("--device", default="auto", help=f"Backend to ask for: {', '.join(DEVICES)}.")
+@option("--isa", default="auto", help="Instruction set to ask for.")
+def doctor(device: str, isa: str) -> None:
     """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
     import torch
 
     show(
         "versions",
         [
-            ("quire", quire.__version__),
+            ("quire", VERSION),
             ("python", f"{platform.python_version()} ({sys.executable})"),
             ("torch", torch.__version__),
         ],
@@ -42,13 +43,13 @@ def doctor(
         show("threads", _thread_rows(ops))
     if ops.name == "reference" and device == "auto":
         print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _select(device: DeviceConfig) -> Ops:
     import warnings
 
-    from quire.ops.backend import select
+    from quire.ops.select import select
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
@@ -72,7 +73,7 @@ def _unit_rows() -> Rows:
 
 def _thread_rows(ops: Ops) -> Rows:
     """What 1 .. n threads do here, and why so many are taken."""
-    from quire.ops.measure import enough_threads, thread_rates
+    from quire.ops.cpu.measure import enough_threads, thread_rates
 
     rates = thread_rates(ops.isa, ops.threads)
     rows = [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.cli.params import PATH, command, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,29 +18,29 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM
 
 
+@command("eval")
+@option("--text", type=PATH, multiple=True, help="Text file to score; may be given several times.")
+@option("--limit", type=click.IntRange(min=0), default=0, help="Questions and held-out modules at most; 0 = all.")
+@option("--output", "-o", type=PATH, help="Write the results to this JSON file; a passport: or folder.")
+@option("--against", metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed.")
+@option("--rounds", type=click.IntRange(min=0), default=5, help="Rounds of timing with --against; 0 = none.")
+@option("--also", metavar="QUANTIZATION", multiple=True, help="Timed with this --quantization as well.")
 @with_flags(ENGINE)
 def evaluate(
     options: dict[str, Any],
-    text: Annotated[list[Path] | None, typer.Option(help="Text file to score; may be given several times.")] = None,
-    limit: Annotated[int, typer.Option(help="Questions and held-out modules at most; 0 = all.", min=0)] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the results to this JSON file; a passport: or folder.")
-    ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed."),
-    ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of timing with --against; 0 = none.", min=0)] = 5,
-    also: Annotated[
-        list[str] | None, typer.Option(metavar="QUANTIZATION", help="Timed with this --quantization as well.")
-    ] = None,
+    text: tuple[Path, ...],
+    limit: int,
+    output: Path | None,
+    against: str | None,
+    rounds: int,
+    also: tuple[str, ...],
 ) -> None:
     """Exact answers and perplexity of the embedded model; perplexity on --text of any model; passports."""
     config = to_engine(options)
-    texts = {str(path): _read(path) for path in text or ()}
+    texts = {str(path): _read(path) for path in text}
     if against is not None:
         _check_output(output)
-        passport = _passport(config, against, texts, limit, rounds, also or ())
+        passport = _passport(config, against, texts, limit, rounds, also)
         if output is not None:
             from quire.compress.passport import write_passport
 

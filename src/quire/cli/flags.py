@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
+import click
 import msgspec
-import typer
 
+from quire.cli.params import Argument, Option
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.engine.options import KNOWN, UNBUILT, engine_config
@@ -32,76 +32,73 @@ ARGUMENT = "model_argument"
 def with_flags(
     groups: Mapping[str, Struct], model_argument: bool = True, several: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command a flag for every field of `groups` (help panel -> struct), and the argument [MODEL].
+    """Give a command a flag for every field of `groups` (heading -> struct), and the argument [MODEL].
 
-    The command gets those that were given as one mapping, its first argument; its own parameters stay as they are.
-    `several`: --model may be given several times, and is a list then.
+    The command gets those that were given as one mapping, its first argument. This decorator stands next to the
+    function: help lists parameters of the decorators above it first. `several`: --model may be given several times,
+    and is a list then.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        flags = [_repeated(flag) if several and flag.name == "model" else flag for flag in _flags(groups)]
+        flags = _flags(groups, several)
+        names = [str(flag.name) for flag in flags]
         if model_argument:
             kind = next(f.type for f in msgspec.structs.fields(SECTIONS["model"]) if f.name == "model")
-            argument = typer.Argument(metavar="MODEL", help=_unfolded(kind)[1].description)
-            flags.insert(0, _parameter(ARGUMENT, str | None, argument))
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+            argument = Argument([ARGUMENT], metavar="MODEL", required=False, help=_unfolded(kind)[1].description or "")
+            flags.insert(0, argument)
 
         @functools.wraps(function)
         def command(**given: Any) -> Any:
-            options = {f.name: v for f in flags if (v := given.pop(f.name)) is not None}
+            options = {
+                n: list(v) if isinstance(v, tuple) else v for n in names if (v := given.pop(n)) not in (None, ())
+            }
             if several and len(options.get("model", ())) == 1:
                 [options["model"]] = options["model"]
-            if (model := options.pop(ARGUMENT, None)) is not None:
+            if (model := given.pop(ARGUMENT, None)) is not None:
                 set_model(options, model)
             return function(options, **given)
 
-        vars(command)["__signature__"] = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *flags)])
-        command.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+        vars(command)["__click_params__"] = flags[::-1]  # in the order of decorators, from below
         return command
 
     return decorate
 
 
-def _flags(groups: Mapping[str, Struct]) -> list[inspect.Parameter]:
-    flags: dict[str, inspect.Parameter] = {}
-    for panel, struct in groups.items():
+def _flags(groups: Mapping[str, Struct], several: bool) -> list[click.Parameter]:
+    flags: dict[str, click.Parameter] = {}
+    for struct in groups.values():
         for field in msgspec.structs.fields(struct):
-            flags.setdefault(field.name, _flag(field, panel))
+            if field.name not in flags:
+                flags[field.name] = _flag(field, several and field.name == "model")
     if "block_size" in flags:
         for alias in ("ctk", "ctv"):
-            flags[alias] = _parameter(alias, str | None, typer.Option(f"-{alias}", hidden=True))
+            flags[alias] = Option([alias, f"-{alias}"], hidden=True)
         for name, (neutral, _) in UNBUILT.items():
             kind = next((type(v) for v in neutral if v is not None), str)
             spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
-            flags[name] = _parameter(name, kind | None, typer.Option(spelling, hidden=True))
+            flags[name] = Option([name, spelling], type=kind, default=None, hidden=True)
     return list(flags.values())
 
 
-def _repeated(flag: inspect.Parameter) -> inspect.Parameter:
-    """The same flag, which may be given several times."""
-    return _parameter(flag.name, list[str] | None, get_args(flag.annotation)[1])
-
-
-def _flag(field: msgspec.structs.FieldInfo, panel: str) -> inspect.Parameter:
+def _flag(field: msgspec.structs.FieldInfo, several: bool) -> Option:
+    """The flag of a field; None, or () where it may be given `several` times, is what it is if it is not given."""
     name, (kind, meta) = field.name, _unfolded(field.type)
     default = None if field.default is msgspec.NODEFAULT else field.default
     if default == ():
-        kind, default = list[str], None
+        kind, several = str, True
     elif name == "max_model_len":
         kind, default = str, "auto"
-    elif kind == bool | None:
-        kind = bool
-    spellings = [_long(name), *([SHORT[name]] if name in SHORT else [])]
-    if kind is bool:
-        spellings[0] += f"/{_long(f'no_{name}')}"
-    option = typer.Option(
-        *spellings,
+    else:
+        kind = next((each for each in get_args(kind) if each is not type(None)), kind)
+    spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
+    return Option(
+        [name, spelling, *([SHORT[name]] if name in SHORT else [])],
+        type=kind,
+        multiple=several,
+        default=None,
         help=(meta.description or "") + _shown(default),
         metavar="|".join((meta.extra or {}).get("choices", ())) or None,
-        show_default=False,
-        rich_help_panel=panel,
     )
-    return _parameter(name, kind | None, option)
 
 
 def _unfolded(kind: Any) -> tuple[Any, msgspec.Meta]:
@@ -111,7 +108,7 @@ def _unfolded(kind: Any) -> tuple[Any, msgspec.Meta]:
 
 
 def _shown(default: object) -> str:
-    """The default as a part of the help text (typer would put quotes or brackets around it)."""
+    """The default as a part of the help text."""
     if default in (None, "", ()):
         return ""
     return f" [{'on' if default is True else 'off' if default is False else default}]"
@@ -119,11 +116,6 @@ def _shown(default: object) -> str:
 
 def _long(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def text_of(argument: str) -> str:

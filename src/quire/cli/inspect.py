@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.cli.params import command
 from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from quire.run.budget import KVPlan
 
 
+@command("inspect")
 @with_flags(ENGINE)
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
 from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.params import PATH, command, option
 from quire.cli.show import Rows, show
 from quire.cli.show import size as as_bytes
 from quire.core.option import about
@@ -46,19 +46,12 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Annotated[bool, about("Measure this machine anew (some 30 s) instead of recalling it.")] = False
 
 
+@command("plan")
+@option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@option("--output", "-o", type=PATH, help="Write the plan, for quire serve --plan.")
+@option("--rows", type=PATH, help="Append what is predicted to a .jsonl file of figures.")
 @with_flags({"Plan": PlanOptions, **ENGINE})
-def plan(
-    options: dict[str, Any],
-    as_json: Annotated[bool, typer.Option("--json", rich_help_panel="Plan", help="Print the plan as JSON.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", rich_help_panel="Plan", help="Write the plan, for quire serve --plan."),
-    ] = None,
-    rows: Annotated[
-        Path | None,
-        typer.Option("--rows", rich_help_panel="Plan", help="Append what is predicted to a .jsonl file of figures."),
-    ] = None,
-) -> None:
+def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None) -> None:
     """Memory, latency, throughput, devices and cost of a model under a load, and what to change first."""
     wanted = pick(options, PlanOptions)
     from quire.figures.files import Appending

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from quire.bench.loads import ReplayLoad
-from quire.cli.bench import Output, facts
 from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.measure import facts, output_option
+from quire.cli.params import PATH, argument, command
 from quire.engine.options import KNOWN
 
 if TYPE_CHECKING:
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
 
 
+@command("replay")
+@argument("folder", type=PATH, help="What `quire serve --record` wrote.")
+@output_option
 @with_flags({"Replay": ReplayLoad} | ENGINE, model_argument=False)
-def replay(
-    options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="What `quire serve --record` wrote.")],
-    output: Output = None,
-) -> None:
+def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     """Run a recording again and compare every token with those that were recorded; exit code 1 where one differs.
 
     The engine has the recorded options; those given here take their place, and most must not change a bit.
@@ -77,4 +77,4 @@ def _judge(run: Run, outcome: Outcome) -> None:
         same = outcome.compared - len(outcome.differences)
         print(f"{same} of {outcome.compared} sequences are the same, bit for bit ({outcome.tokens} tokens)")
     if outcome.differences or (outcome.errors and not run.began.prompts):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

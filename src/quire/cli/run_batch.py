@@ -7,22 +7,20 @@ import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from quire.cli.flags import ENGINE, to_engine, with_flags
+from quire.cli.params import PATH, command, option
 from quire.core.errors import ConfigError
 
 
+@command("run-batch")
+@option("--input-file", "-i", type=PATH, required=True, help="File of requests, one JSON object a line.")
+@option("--output-file", "-o", type=PATH, required=True, help="File of answers; those that it has are not asked again.")
 @with_flags(ENGINE)
-def run_batch(
-    options: dict[str, Any],
-    input_file: Annotated[Path, typer.Option("--input-file", "-i", help="File of requests, one JSON object a line.")],
-    output_file: Annotated[
-        Path, typer.Option("--output-file", "-o", help="File of answers; those that it has are not asked again.")
-    ],
-) -> None:
+def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> None:
     """Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error."""
     config = to_engine(options)
     if not input_file.is_file():
@@ -48,4 +46,4 @@ def run_batch(
             made, errors = asyncio.run(run(app, input_file, output_file, most, lambda well: count()))
     print(f"{made} of {total} requests were answered now, {errors} with an error; answers are in {output_file}")
     if errors:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

@@ -8,13 +8,14 @@ import sys
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from quire.cli.config_file import with_config
 from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 from quire.cli.models import listed_models
+from quire.cli.params import PATH, command, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,28 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.cli")
 
 
+@command("serve")
+@option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    help="TOML file of flags by their long names; those of the command line win.",
+)
+@option(
+    "--plan", "plan_file", metavar="FILE", type=PATH, help="Keep to a plan that quire plan -o wrote, or do not start."
+)
 @with_flags(ENGINE | SERVER, several=True)
-def serve(
-    options: dict[str, Any],
-    config_file: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            rich_help_panel="Server",
-            help="TOML file of flags by their long names; those of the command line win.",
-        ),
-    ] = None,
-    plan_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            rich_help_panel="Server",
-            help="Keep to a plan that quire plan -o wrote, or do not start.",
-        ),
-    ] = None,
-) -> None:
+def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | None) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)
     server = to_server(options)
@@ -61,11 +52,11 @@ def serve(
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
     if plan_file is not None:
-        raise typer.Exit(_serve_planned(plan_file, options, server))
+        raise click.exceptions.Exit(_serve_planned(plan_file, options, server))
     if listed := listed_models(options):
         from quire.server.several.run import serve_several
 
-        raise typer.Exit(serve_several(listed, server, partial(start_engines, server)))
+        raise click.exceptions.Exit(serve_several(listed, server, partial(start_engines, server)))
     config = to_engine(options)
     if config.cluster.node_rank and config.cluster.by_ray:
         raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
@@ -75,7 +66,7 @@ def serve(
         run_agent(config)
     with ExitStack() as until:
         code = run.serve(config, server, partial(start_engines, server, until))
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)
 
 
 def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -> int:

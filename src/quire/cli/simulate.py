@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 from msgspec import Struct
 
 from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
+from quire.cli.params import PATH, argument, command, option
 from quire.simulate.options import ClusterOptions, Load
 
 if TYPE_CHECKING:
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
 OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load}
 FLAGS = OWN | {name: ENGINE[name] for name in PANELS}
-Trace = Annotated[
-    str,
-    typer.Argument(metavar="[TRACE]", help="File of requests (Mooncake, Azure, BurstGPT), or a recording's folder."),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Write results and curves to this JSON file, or append rows to a .jsonl file."),
-]
 
 
+@command("simulate")
+@argument(
+    "trace",
+    metavar="[TRACE]",
+    default="",
+    help="File of requests (Mooncake, Azure, BurstGPT), or a recording's folder.",
+)
+@option(
+    "--output", "-o", type=PATH, help="Write results and curves to this JSON file, or append rows to a .jsonl file."
+)
 @with_flags(FLAGS, model_argument=False)
-def simulate(options: dict[str, Any], trace: Trace = "", output: Output = None) -> None:
+def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     """Predict how a cluster serves a load: the real scheduler, KV blocks, prefix cache and router, and no model.
 
     Steps take as long as quire plan predicts for --device, or as --step-times says. --slo with --search replicas finds
@@ -104,6 +107,6 @@ def _search(
     _report(made, asked, config, best, count or cluster.replicas, output, command)
     if count is None:
         print(f"{cluster.replicas} replicas do not hold {cluster.slo} ({cluster.slo_percentile}); raise --replicas")
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
     below = f", {count - 1} do not" if count > 1 else ""
     print(f"{count} replicas hold {cluster.slo} ({cluster.slo_percentile}){below}; {len(tried)} simulations")

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
+import click
 
+from quire.cli.params import PATH, argument, command, option
 from quire.core.errors import ConfigError
 
-Out = Annotated[Path, typer.Option("--output", "-o", help="File of rows, JSON lines; it is appended to.")]
+rows_option = option("--output", "-o", type=PATH, required=True, help="File of rows, JSON lines; it is appended to.")
 
 
-def suite(
-    file: Annotated[Path, typer.Argument(metavar="SUITE.toml", help="What to measure: see benchmarks/suites/.")],
-    output: Out,
-    only: Annotated[str, typer.Option(metavar="KEY", help="One row, by the beginning of its key.")] = "",
-    retry: Annotated[bool, typer.Option("--retry", help="Measure rows again that failed.")] = False,
-    make_peers: Annotated[
-        bool, typer.Option("--make-peers", help="Make the environments of other engines that are missing (minutes).")
-    ] = False,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Folder of other engines' environments and model files; among the user's caches."),
-    ] = None,
-) -> None:
+@command("suite")
+@argument("file", metavar="SUITE.toml", type=PATH, help="What to measure: see benchmarks/suites/.")
+@rows_option
+@option("--only", metavar="KEY", default="", show_default=False, help="One row, by the beginning of its key.")
+@option("--retry", is_flag=True, help="Measure rows again that failed.")
+@option("--make-peers", is_flag=True, help="Make the environments of other engines that are missing (minutes).")
+@option("--work", type=PATH, help="Folder of other engines' environments and model files; among the user's caches.")
+def suite(file: Path, output: Path, only: str, retry: bool, make_peers: bool, work: Path | None) -> None:
     """Measure models, formats, techniques, loads and engines in turns; run again, it goes on where it was."""
     from quire.bench.suite.spec import read_suite
 
@@ -39,12 +33,13 @@ def suite(
     for line in lines(rows):
         print(line)
     if rows and not any(row.metrics for row in rows):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def imported(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="What another tool wrote.")], output: Out
-) -> None:
+@command("import")
+@argument("files", metavar="FILES...", type=PATH, nargs=-1, required=True, help="What another tool wrote.")
+@rows_option
+def imported(files: tuple[Path, ...], output: Path) -> None:
     """Rows from files of LLM-Inference-Bench, vLLM's benchmarks, GuideLLM, llama-bench or AIPerf."""
     from quire.bench.suite.imports.read import read_foreign
     from quire.figures.files import Appending
@@ -58,10 +53,10 @@ def imported(
     print(f"{len(rows)} rows of {len(files)} files, {len(new)} of them new to {output}")
 
 
-def export(
-    file: Annotated[Path, typer.Argument(metavar="ROWS", help="A .jsonl or .parquet file of rows.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The other: .parquet or .jsonl.")],
-) -> None:
+@command("export")
+@argument("file", metavar="ROWS", type=PATH, help="A .jsonl or .parquet file of rows.")
+@option("--output", "-o", type=PATH, required=True, help="The other: .parquet or .jsonl.")
+def export(file: Path, output: Path) -> None:
     """Rows as a Parquet file for other tools, or back as JSON lines."""
     from quire.figures.files import read_rows, write_rows
 
@@ -71,7 +66,3 @@ def export(
     rows = read_rows(file)
     write_rows(output, rows)
     print(f"{len(rows)} rows in {output}")
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"suite": suite, "import": imported, "export": export}
-"""Of `quire bench`."""

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-import typer
+import click
 
 from quire.cli.flags import ENGINE, set_model, text_of, to_engine, with_flags
+from quire.cli.params import argument, command, option
 from quire.core.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -21,33 +22,35 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM, Delta
     from quire.engine.loop.outputs import RequestOutput
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Tokens to write at most.", min=1)]
-Temperature = Annotated[float | None, typer.Option(help="0 = always the likeliest token.", min=0.0)]
-TopP = Annotated[float | None, typer.Option(help="Choose among the likeliest tokens of this total probability.")]
-TopK = Annotated[int | None, typer.Option(help="Choose among this many likeliest tokens.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")]
-System = Annotated[str | None, typer.Option(help="A system message.")]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
+def sampling_options(function: F) -> F:
+    """Flags of how tokens are chosen, which `sampling` takes by their names."""
+    for flag in (
+        option("--stop", multiple=True, help="End at this text; may be given several times."),
+        option("--top-k", type=int, help="Choose among this many likeliest tokens."),
+        option("--top-p", type=float, help="Choose among the likeliest tokens of this total probability."),
+        option("--temperature", type=click.FloatRange(min=0.0), help="0 = always the likeliest token."),
+        option("--max-tokens", "-n", type=click.IntRange(min=1), help="Tokens to write at most."),
+    ):
+        function = flag(function)
+    return function
+
+
+@command("generate")
+@argument(
+    "words",
+    metavar="[MODEL] PROMPT...",
+    nargs=-1,
+    help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, or "
+    "of a GGUF file, is the model.",
+)
+@sampling_options
 @with_flags(ENGINE, model_argument=False)
-def generate(
-    options: dict[str, Any],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL] PROMPT...",
-            help="Texts to continue, read from standard input if there are none. A first one that is the path of a "
-            "folder, or of a GGUF file, is the model.",
-        ),
-    ] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    stop: Stop = None,
-) -> None:
+def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
-    prompts = list(words or [])
+    prompts = list(words)
     if prompts and "model" not in options and _is_model(*prompts[:2]):
         set_model(options, prompts.pop(0))
     prompts = [text_of(prompt) for prompt in prompts]
@@ -64,25 +67,20 @@ def generate(
     if not all(prompts):
         raise BadRequest("prompt: is empty; give a text", param="prompt")
     with open_llm(config) as llm:
-        params = sampling(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop)
+        params = sampling(llm, **asked)
         with closing(llm.stream(prompts, params)) as deltas:
             outputs = print_in_order(deltas, prompts)
     print(timings(outputs), file=sys.stderr)
 
 
+@command("chat")
+@option("--system", help="A system message.")
+@sampling_options
 @with_flags(ENGINE)
-def chat(
-    options: dict[str, Any],
-    system: System = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    stop: Stop = None,
-) -> None:
+def chat(options: dict[str, Any], system: str | None, **asked: Any) -> None:
     """Talk with a model. /clear forgets the conversation, /exit ends it."""
     with open_llm(to_engine(options)) as llm:
-        params = sampling(llm, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop)
+        params = sampling(llm, **asked)
         first = [{"role": "system", "content": text_of(system)}] if system else []
         history = list(first)
         for line in _lines():
@@ -111,7 +109,7 @@ def sampling(llm: LLM, **asked: Any) -> SamplingParams:
     from quire.core.params import SamplingParams
     from quire.engine.requests import sampling_defaults
 
-    asked["stop"] = asked["stop"] and [text_of(word) for word in asked["stop"]]
+    asked["stop"] = [text_of(word) for word in asked["stop"]] or None
     defaults = sampling_defaults(llm.config, llm.info)
     return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
 

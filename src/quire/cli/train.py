@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import pick, with_flags
+from quire.cli.params import PATH, argument, command
 from quire.compress.train.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -19,12 +18,11 @@ LAST = 20
 """Steps whose mean loss is told at the end."""
 
 
+@command("train")
+@argument("model", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")
+@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there.")
 @with_flags({"Training": TrainOptions}, model_argument=False)
-def train(
-    options: dict[str, Any],
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on there.")],
-) -> None:
+def train(options: dict[str, Any], model: str, out: Path) -> None:
     """Train MODEL, and write an adapter in PEFT's layout or a model to OUT."""
     given = pick(options, TrainOptions)
     given.validate()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
+from quire.cli.params import PATH, argument, command, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,16 +25,24 @@ BATCH, RATE = 4, 1e-3
 METHODS = ("eagle3", "medusa")
 
 
+@command("train-heads")
+@argument("target", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")
+@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there.")
+@option("--data", type=PATH, multiple=True, required=True, help="Text file to learn from; may be given several times.")
+@option("--method", default=METHODS[0], help=f"One of {', '.join(METHODS)}.")
+@option("--steps", type=click.IntRange(min=1), default=1000, help="Steps of training, of four rows each.")
+@option("--length", type=click.IntRange(min=16), default=256, help="Tokens of a row.")
+@option("--heads", type=click.IntRange(1, 16), default=4, help="Tokens to guess ahead.")
 @with_flags(ENGINE, model_argument=False)
 def train_heads(
     options: dict[str, Any],
-    target: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a run that stopped goes on there.")],
-    data: Annotated[list[Path], typer.Option(help="Text file to learn from; may be given several times.")],
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = METHODS[0],
-    steps: Annotated[int, typer.Option(help="Steps of training, of four rows each.", min=1)] = 1000,
-    length: Annotated[int, typer.Option(help="Tokens of a row.", min=16)] = 256,
-    heads: Annotated[int, typer.Option(help="Tokens to guess ahead.", min=1, max=16)] = 4,
+    target: str,
+    out: Path,
+    data: tuple[Path, ...],
+    method: str,
+    steps: int,
+    length: int,
+    heads: int,
 ) -> None:
     """Train heads that draft for MODEL, and write them to OUT in their public layout."""
     if method not in METHODS:
@@ -53,7 +63,7 @@ def train_heads(
     _measure(config, method, out, held, heads)
 
 
-def _run(config: EngineConfig, plan: Plan, data: list[Path], out: Path) -> tuple[Run, list[list[int]]]:
+def _run(config: EngineConfig, plan: Plan, data: Sequence[Path], out: Path) -> tuple[Run, list[list[int]]]:
     """The run, and the rows it does not learn from."""
     import torch
 

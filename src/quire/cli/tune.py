@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.params import command
 from quire.core.whole import write_whole
 from quire.engine.options import KNOWN
 from quire.tune.options import TuneOptions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quire.tune.session import Session
 
 
+@command("tune")
 @with_flags({"Tuning": TuneOptions} | ENGINE)
 def tune(options: dict[str, Any]) -> None:
     """Search for the best configuration under a load: all are predicted, few measured; options that are given stay.
@@ -46,7 +48,7 @@ def tune(options: dict[str, Any]) -> None:
         words = asked.load + (f" within {asked.slo} ({asked.slo_at})" if asked.slo else "")
         write_whole(Path(asked.output), config_text(outcome, given, words).encode())
         console.print(f"{asked.output}: for quire serve --config; rows in {session.rows}", markup=False)
-    raise typer.Exit(_ended(session, outcome, console))
+    raise click.exceptions.Exit(_ended(session, outcome, console))
 
 
 def _ended(session: Session, outcome: Outcome, console: Console) -> int:

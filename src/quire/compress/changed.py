@@ -18,6 +18,7 @@ from quire.compress.quantize.kv_scales import CachePeaks
 from quire.compress.stages import Stage
 from quire.compress.tensors import Described
 from quire.compress.write import copy_beside, whole_folder, with_dtype, write_json, write_tensors
+from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.model.load.roles import DISK_ROLES, FUSED
 from quire.ops.lazy import torch_dtype
@@ -51,7 +52,7 @@ class Layers:
         """What was kept beside matrices under such names, by their base names."""
         return {name.removesuffix(suffix): t for name, t in self.tensors.items() if name.endswith(suffix)}
 
-    def cache_scales(self, layout: CompressedTensors, dtype: torch.dtype) -> dict[str, Tensor]:
+    def cache_scales(self, layout: CompressedTensors, dtype: Dtype) -> dict[str, Tensor]:
         """The scales of each layer's keys and values in a cache of `dtype`, by their names on disk."""
         found: dict[str, Tensor] = {}
         for layer in range(self._net.spec.layers):

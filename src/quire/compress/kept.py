@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.ops.weights import Weight
+from quire.ops.weights import ARRAYS, Weight
 
-TENSORS = ("codes", "scales", "zeros", "mins", "table", "order", "units", "min_units")
-FACTS = tuple(f.name for f in fields(Weight) if f.name not in TENSORS)
+FACTS = tuple(f.name for f in fields(Weight) if f.name not in ARRAYS)
 
 
 def to_tensors(weights: Mapping[str, Weight]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -19,7 +18,7 @@ def to_tensors(weights: Mapping[str, Weight]) -> tuple[dict[str, Tensor], dict[s
     tensors = {
         f"{name}/{part}": tensor
         for name, weight in weights.items()
-        for part in TENSORS
+        for part in ARRAYS
         if (tensor := getattr(weight, part)) is not None
     }
     return tensors, {name: {fact: getattr(weight, fact) for fact in FACTS} for name, weight in weights.items()}

@@ -15,6 +15,7 @@ from quire.compress.net import Net
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.claim import Place
 from quire.model.load.roles import DISK_ROLES, FUSED
+from quire.ops.arrays import to_torch
 
 SAME_INPUT = {part: parts[0] for parts in FUSED.values() for part in parts}
 """Roles that read the same rows -> the first of them, which is observed."""
@@ -65,7 +66,7 @@ class Matrix:
 
     def of(self, net: Net) -> Tensor:
         """Its numbers now, f32 [n, k], rows as the file has them."""
-        found = net.opened.source.tensor(self.name).float()
+        found = to_torch(net.opened.source.tensor(self.name)).float()
         return found.t() if self._turned(net) else found
 
     def columns(self, net: Net) -> int:
@@ -75,7 +76,7 @@ class Matrix:
     def check(self, net: Net) -> None:
         """`ModelError` where a number is nan or inf, of which every method would make something else."""
         with self.named():
-            if not all(math.isfinite(x) for x in torch.aminmax(net.opened.source.tensor(self.name).float())):
+            if not all(math.isfinite(x) for x in torch.aminmax(to_torch(net.opened.source.tensor(self.name)).float())):
                 raise ModelError("a weight holds nan or inf; use another checkpoint")
 
     def put(self, net: Net, value: Tensor) -> None:

@@ -33,6 +33,7 @@ from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
 from quire.model.describe import ModelFacts, describe
 from quire.model.disk.hub import hub_of
+from quire.model.disk.tokenizer import tokenizer_folder
 from quire.model.net.tapped import Taps
 from quire.speculate.train.target import Target
 from quire.text.tokenizer import Tokenizer
@@ -182,7 +183,7 @@ def _jobs(
 ) -> list[Job]:
     """Windows over all texts; those that are kept are spread evenly over them, within `KEPT` bytes."""
     before, after = (
-        Tokenizer.from_folder(config.model.tokenizer or facts.folder)
+        Tokenizer.from_folder(tokenizer_folder(config.model, facts.folder))
         for config, facts in zip((source, made), models, strict=True)
     )
     cut: list[tuple[list[int], int]] = []

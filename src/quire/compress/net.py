@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.compress.plain import Plain, as_plain
 from quire.compress.tensors import Current, Tensors
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.found import find_borrowed
@@ -29,10 +30,11 @@ from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.linear import Linear
+from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
-from quire.ops.mla import LatentLayout
 from quire.quant.base import QWeight
 
 IGNORED = -100
@@ -46,7 +48,7 @@ class _Sited(Reader):
 
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
-    ) -> tuple[QWeight, Tensor | None]:
+    ) -> tuple[QWeight, AnyArray | None]:
         """As of `Reader`. The table of tokens is a matrix of products where it is the head."""
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
@@ -86,7 +88,8 @@ class Net:
         self.config = plain.config
         self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
         self.ops = differentiable()
-        self._ropes = shared_tables(self.spec.rope, self.spec.max_position)
+        tables = shared_tables(self.spec.rope, self.spec.max_position)
+        self._ropes = {rope: to_torch(table) for rope, table in tables.items()}
         self._watching: list[Callable[[Tensor, Tensor], None]] = []
 
     @classmethod
@@ -132,7 +135,7 @@ class Net:
 
     def reader(self, share: Share | None = None) -> Reader:
         """The reader of the current values, in f32."""
-        made = _Sited(self.opened, self.ops, Form(torch.float32), share or Share(), None)
+        made = _Sited(self.opened, self.ops, Form(F32), share or Share(), None)
         made.streams = self.streams
         return made
 
@@ -165,11 +168,13 @@ class Net:
         own = {i: self._cache() for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
-            return decoder(self._turned(flat(tokens, rows)), caches)
+            alone: Tensor = decoder(self._turned(flat(tokens, rows)), caches)
+            return alone
         encoder, width = self.encoder(decoder), tokens.shape[1] + encoded.shape[1]
         for s, row in enumerate(encoded):
             encoder(row.int(), torch.arange(len(row)) + s * width, caches)
-        return decoder(beside(tokens, encoded.shape[1], rows), caches)
+        both: Tensor = decoder(beside(tokens, encoded.shape[1], rows), caches)
+        return both
 
     def encoder(self, decoder: Decoder) -> Encoder:
         """The encoder beside `decoder`, for models that have one."""
@@ -192,8 +197,8 @@ class Net:
     def _cache(self) -> Held:
         spec = self.spec
         if spec.mla.rank:
-            return Held.of(LatentLayout(1, 1, spec.mla.rope, torch.float32, rank=spec.mla.rank))
-        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, torch.float32))
+            return Held.of(LatentLayout(1, 1, spec.mla.rope, F32, rank=spec.mla.rank))
+        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, F32))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""
@@ -211,7 +216,8 @@ class Net:
         """
         self._check_length(tokens.shape[1] if lengths is None else int(lengths.max()))
         part = self.before_layers() if part is None else part
-        return part.enter(self._turned(_batch(tokens, lengths))).view(*tokens.shape, -1)
+        found: Tensor = part.enter(self._turned(_batch(tokens, lengths)))
+        return found.view(*tokens.shape, -1)
 
     def reads(self, index: int) -> str:
         """What makes keys and values that layer `index` reads beside its own: an encoder or another layer, "" = nothing
@@ -228,7 +234,7 @@ class Net:
             raise ModelError(f"{self.name}: layer {index} reads what {found} made; run the model as a whole")
         reader = self.reader()
         with reader.part(index):
-            return load_layer(reader, index, self._ropes[self.spec.rope[index]], None)
+            return reader.place(load_layer(reader, index, self._ropes[self.spec.rope[index]], None))
 
     def run_layer(
         self,
@@ -263,7 +269,8 @@ class Net:
         """
         part = self.after_layers() if part is None else part
         batch = flat(torch.zeros(x.shape[:2], dtype=torch.int32))
-        return part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None).view(*x.shape[:2], -1)
+        found: Tensor = part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None)
+        return found.view(*x.shape[:2], -1)
 
     @contextmanager
     def observe(self, callback: Observer) -> Iterator[None]:

@@ -26,6 +26,7 @@ from quire.model.families.table import read_spec
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.differentiable import differentiable
 from quire.quant.registry import DENSE
 
@@ -94,7 +95,7 @@ class Dequantized:
     """A `Source` of f32 tensors named and laid out as `spec` and `family` have them, from those of `opened`."""
 
     def __init__(self, opened: Opened, spec: ModelSpec, family: Family) -> None:
-        self._reader = Reader(opened, differentiable(), Form(torch.float32), Share(), None)
+        self._reader = Reader(opened, differentiable(), Form(F32), Share(), None)
         self._spec, self._family = spec, family
         self.infos: dict[str, TensorInfo] = {}
         self.present = set[str]()
@@ -127,15 +128,16 @@ class Dequantized:
             return self._matrix(slot)
         names = self._reader.opened.claim.get(slot.holder, *slot.place)
         if role.kind == "dense":
-            return self._reader.read(names[slot.part]).float()
-        return self._reader.table(slot.holder)
+            return to_torch(self._reader.read(names[slot.part])).float()
+        return to_torch(self._reader.table(slot.holder))
 
     def _vector(self, slot: _Slot) -> Tensor:
         if slot.part == "bias":
             names = self._reader.opened.claim.get(slot.holder, *slot.place)
-            return self._reader.read(names["bias"]).float()
+            return to_torch(self._reader.read(names["bias"])).float()
         weight = self._reader.vector(slot.holder, slot.place.layer)
         assert weight is not None
+        weight = to_torch(weight)
         return weight - 1.0 if self._spec.norm.endswith("1p") else weight
 
     def _matrix(self, slot: _Slot) -> Tensor:
@@ -144,6 +146,7 @@ class Dequantized:
         for role in FUSED.get(slot.holder, (slot.holder,)):
             weight, bias = self._reader.matrix((role,), layer, slot.place.expert)
             numbers = weight.dequantize() if slot.part == "weight" else bias
+            numbers = None if numbers is None else to_torch(numbers)
             rows = None
             if layer is not None:
                 rotated = spec.rope[layer].dim if spec.interleaved_rope else 0

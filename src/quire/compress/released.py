@@ -10,6 +10,7 @@ import torch
 
 from quire.model.disk.checkpoint import Source, TensorInfo
 from quire.model.disk.rewrite import Rewrite, Rewritten
+from quire.ops.arrays import to_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +54,8 @@ class Released:
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`, put together anew each time."""
         if not self._members[name]:
-            return self._source.tensor(name)
-        parts = {member: self._source.tensor(member) for member in self._members[name]}
+            return to_torch(self._source.tensor(name))
+        parts = {member: to_torch(self._source.tensor(member)) for member in self._members[name]}
         whole = torch.empty(self.infos[name].shape, dtype=next(iter(parts.values())).dtype)
         for member, tensor in parts.items():
             self._cut.part(member, whole).copy_(tensor)

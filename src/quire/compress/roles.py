@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.compress.net import Net
@@ -52,7 +54,7 @@ def set_role(net: Net, role: str, layer: int | None, expert: int | None, matrix:
         turned[slice(None) if rows is None else rows] = matrix.to(whole.dtype)
 
 
-def _where(net: Net, role: str, layer: int | None, expert: int | None) -> tuple[str, Tensor | None]:
+def _where(net: Net, role: str, layer: int | None, expert: int | None) -> tuple[str, NDArray[np.int64] | None]:
     """The tensor that holds a role, and its rows there in our order."""
     claim = net.opened.claim
     holder = claim.holder(role, layer, expert)

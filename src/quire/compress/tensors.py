@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch_dtype
 
 
@@ -43,7 +44,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
             return self._set[name]
         if name not in self.source.infos:
             raise KeyError(name)
-        tensor = self.source.tensor(name)
+        tensor = to_torch(self.source.tensor(name))
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:

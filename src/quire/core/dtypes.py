@@ -25,6 +25,12 @@ U8: Dtype = np.dtype(np.uint8)
 BOOL: Dtype = np.dtype(np.bool_)
 
 
+def named(name: str) -> Dtype:
+    """The dtype of that name: "float32", "bfloat16"."""
+    found: Dtype = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
+    return found
+
+
 def is_float(dtype: Dtype) -> bool:
     """Whether `dtype` is of floating-point numbers; those of ml_dtypes are none to numpy."""
     return dtype.kind == "f" or dtype in (BF16, F8)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,12 @@ def random_id() -> str:
     thread that works, 32 requests that came at once waited 100 ms, most of it here.
     """
     return f"{_NAMES.getrandbits(128):032x}"
+
+
+def longest_prompt(context: int, pooled: bool = False) -> int:
+    """Tokens that a prompt may have where a sequence holds `context`: one must be left to generate, unless the prompt's
+    vector is all that is wanted (`pooled`)."""
+    return context if pooled else context - 1
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -114,14 +121,44 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SequenceStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the engine says of a sequence beside its tokens: with each `Output`, or in all so far.
+
+    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
+    it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
+    `miss` with the first token where that was asked for.
+    """
+
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    restarts: int = 0
+    miss: Miss | None = None
+    timing: Timing | None = None
+
+    def note(self, later: SequenceStats) -> None:
+        """Take up what was said later of the same sequence."""
+        self.finish_reason = later.finish_reason
+        if later.cached_tokens > self.cached_tokens:
+            self.cached_tokens = later.cached_tokens
+        if later.drafted > self.drafted:  # an output of a step without a draft says nothing of drafts
+            self.drafted = later.drafted
+        if later.accepted > self.accepted:
+            self.accepted = later.accepted
+        self.preemptions, self.restarts = later.preemptions, later.restarts
+        if self.miss is None:
+            self.miss = later.miss
+        if later.timing is not None:
+            self.timing = later.timing
+
+
+class Output(SequenceStats, kw_only=True, omit_defaults=True):
     """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
 
     `complete`: what ended it is that its grammar has no more; the last token is part of the text then, and no end.
-    `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
-    it so far, and `restarts` of engines since it was submitted. `timing` comes with the first token and with the end,
-    `miss` with the first token where that was asked for. `pooled`: the vector of a pooled request, f32 bytes.
-    `error_kind` names the class of an error
+    `pooled`: the vector of a pooled request, f32 bytes. `error_kind` names the class of an error
     (`core.errors.told_error`): a request that cannot be served is no failure of the engine; `error_param` the field
     that is to blame.
     """
@@ -131,20 +168,23 @@ class Output(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = None
     stop_token: int | None = None
     complete: bool = False
-    cached_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    preemptions: int = 0
-    restarts: int = 0
-    miss: Miss | None = None
     error: str | None = None
     error_kind: str = ""
     error_param: str = ""
     pooled: bytes = b""
-    timing: Timing | None = None
+
+    def merge(self, later: Output) -> None:
+        """Append a later output of the same sequence."""
+        self.note(later)
+        self.tokens.extend(later.tokens)
+        self.logprobs.extend(later.logprobs)
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = [*(self.prompt_logprobs or ()), *later.prompt_logprobs]
+        self.stop_token, self.complete = later.stop_token, later.complete
+        self.error = later.error
+        self.pooled = self.pooled or later.pooled
 
     def fail(self, error: QuireError) -> Output:
         """End the sequence with `error`; returns itself."""
@@ -160,3 +200,21 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     scheduled: float
     first_token: float
     last_token: float
+
+
+class Span(NamedTuple):
+    """Of several sequences the earliest `scheduled` and `first_token` and the latest `last_token`; 0: never."""
+
+    scheduled: float
+    first_token: float
+    last_token: float
+
+
+def span(sequences: Iterable[SequenceStats]) -> Span:
+    """When sequences that were received together began and ended."""
+    told = [each.timing for each in sequences if each.timing is not None]
+    return Span(
+        min((each.scheduled for each in told if each.scheduled), default=0.0),
+        min((each.first_token for each in told if each.first_token), default=0.0),
+        max((each.last_token for each in told), default=0.0),
+    )

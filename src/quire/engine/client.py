@@ -14,6 +14,7 @@ from quire.core.errors import EngineFailure
 from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
 from quire.core.request import Opening, Output, Request
+from quire.engine.stats import Stats
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,74 +52,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling = Pooling()
     pictures: bool = False
     picture_limits: PictureLimits = PictureLimits()
-
-
-class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store behind the KV cache holds, `blocks` and `bytes`, and of blocks since the start: `written` to it,
-    come back (`hits`), looked for and not there any more (`misses`), `bad` ones, `dropped` for want of time or room."""
-
-    blocks: int = 0
-    bytes: int = 0
-    written: int = 0
-    hits: int = 0
-    misses: int = 0
-    bad: int = 0
-    dropped: int = 0
-
-
-class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several engines of a model. `up`: false while it is started again, or is gone for good."""
-
-    up: bool = True
-    running: int = 0
-    waiting: int = 0
-    used_blocks: int = 0
-    total_blocks: int = 0
-    generation_tokens: int = 0
-    restarts: int = 0
-
-
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and running totals after a step. `waste` is the share of reserved KV slots that hold no token.
-
-    `drafts` were verified, `draft_tokens` in all, of which `accepted_tokens` were kept, by their place in the draft.
-    `picture_queries`: pictures that prompts came to, `picture_hits` of them were encoded already.
-    `expert_pairs`: pairs (token, choice) that each rank computed, where experts are divided over ranks;
-    `expert_imbalance`: those of the rank that had most, over the mean of ranks, of all layers' steps.
-    `running_adapters`, `waiting_adapters`: names of LoRA adapters that sequences in the batch and in the queue use.
-    `bubbles`: share of the time of steps that each rank of a pipeline waited for others. `replicas`: each of several
-    engines; none where there is one.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    used_blocks: int = 0
-    total_blocks: int = 0
-    cached_blocks: int = 0
-    waste: float = 0.0
-    steps: int = 0
-    step_tokens: int = 0
-    step_seconds: float = 0.0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    restarts: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    picture_queries: int = 0
-    picture_hits: int = 0
-    numeric_errors: int = 0
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_pos: tuple[int, ...] = ()
-    expert_pairs: tuple[int, ...] = ()
-    expert_imbalance: float = 1.0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
-    bubbles: tuple[float, ...] = ()
-    replicas: tuple[ReplicaStats, ...] = ()
-    kv_store: StoreStats | None = None
 
 
 RANK_KILLED = "rank_killed"

@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening, Output, Request
-from quire.engine.client import EngineInfo, Stats
+from quire.engine.client import EngineInfo
 from quire.engine.failures import told_plainly
 from quire.engine.loop.account import Account
 from quire.engine.loop.adapting import Adapting
@@ -29,10 +29,12 @@ from quire.engine.loop.pooled import check_kind, classify
 from quire.engine.loop.portable import Portable
 from quire.engine.loop.tiering import tiering_of
 from quire.engine.loop.under_way import UnderWay
+from quire.engine.stats import Stats
 from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from quire.run.caches import kept_layers
 from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from quire.core.config import EngineConfig
-from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
+from quire.core.errors import BadRequest, ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
@@ -31,7 +32,6 @@ from quire.engine.requests import (
 )
 from quire.text.detokenizer import continuation
 from quire.text.structured.checks import checks_of
-from quire.text.structured.refused import REFUSED
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -82,7 +82,6 @@ class LLM(PoolingCalls):
         self.info: EngineInfo = self._engine.info
         self._seeds = Seeds(self.config.model.seed)
         self._reader = PromptReader(self.config, self.info)
-        self._busy = False
 
     @property
     def engine(self) -> LocalEngine:
@@ -263,34 +262,13 @@ class LLM(PoolingCalls):
 
     def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
         """Drive the engine until all have finished; whatever ends early is aborted."""
-        if self._busy:
-            raise BadRequest("this LLM is in the middle of another call; finish that one, or use the server")
-        self._busy = True
-        live = {b.request.id: (number, b) for number, b in enumerate(builders)}
-        try:
-            for builder in builders:
-                self.engine.submit(builder.request)
-            while live:
-                report = self.engine.poll(0.0)
-                if report is None:
-                    raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
-                for output in report.outputs:
-                    if output.request_id not in live:
-                        continue  # it was under way when its sequence was aborted
-                    number, builder = live[output.request_id]
-                    if output.finish_reason in ("error", "abort"):
-                        reason = output.error or output.finish_reason
-                        error = told_error(output.error_kind, reason, output.error_param)
-                        REFUSED.note(builder.request.tenant, builder.request.grammar, error)
-                        raise told_error(output.error_kind, f"prompt {number}: {reason}", output.error_param)
-                    text = builder.push(output)
-                    if output.finish_reason is None and builder.outputs[output.index].finish_reason is not None:
-                        self.engine.abort(output.request_id, output.index)
-                    if builder.finished:
-                        del live[output.request_id]
-                    yield Delta(number, output.index, text, builder.result() if builder.finished else None)
-        finally:
-            if self._engine is not None:
-                for request_id in live:
-                    self._engine.abort(request_id)
-            self._busy = False
+        engine, live = self.engine, {b.request.id: b.request for b in builders}
+        with closing(engine.run(live)) as outputs:
+            for number, output in outputs:
+                builder = builders[number]
+                text, finished = builder.push(output), builder.finished
+                if output.finish_reason is None and builder.outputs[output.index].finish_reason is not None:
+                    engine.abort(output.request_id, output.index)
+                if finished:
+                    del live[output.request_id]
+                yield Delta(number, output.index, text, builder.result() if finished else None)

@@ -1,9 +1,11 @@
-"""An engine in the caller's own process: `poll` runs a step."""
+"""An engine in the caller's own process: `poll` runs a step, `run` all steps of some requests."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from quire.core.config import EngineConfig
-from quire.core.errors import EngineFailure
+from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import IN_PROCESS
 from quire.core.exclusions.table import check_known
@@ -12,6 +14,7 @@ from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
 from quire.engine.ending import finished_before_the_end
 from quire.engine.engine import Engine
+from quire.text.structured.refused import REFUSED
 
 
 class LocalEngine:
@@ -24,7 +27,7 @@ class LocalEngine:
         self._info = self.engine.info()
         self._refused: list[Output] = []
         self._changes: list[AdapterChanged] = []
-        self._aborted = False
+        self._aborted = self._running = self._closed = False
 
     @property
     def info(self) -> EngineInfo:
@@ -91,8 +94,44 @@ class LocalEngine:
             return None
         return StepReport(outputs, self.engine.stats(), changes)
 
+    def run(self, live: dict[str, Request]) -> Generator[tuple[int, Output], None, None]:
+        """The outputs of the requests `live`, by their ids, each with its request's number. Whoever reads them takes
+        away those that ended; what is left when he leaves is aborted.
+
+        `BadRequest` during another run; the error of the first request that cannot be served, with its number.
+        """
+        if self._running:
+            raise BadRequest("this LLM is in the middle of another call; finish that one, or use the server")
+        self._running = True
+        numbers = {request_id: number for number, request_id in enumerate(live)}
+        try:
+            for request in live.values():
+                self.submit(request)
+            while live:
+                if self._closed:
+                    raise ConfigError("this LLM was closed; make a new one")
+                report = self.poll(0.0)
+                if report is None:
+                    raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
+                for output in report.outputs:
+                    request_id = output.request_id
+                    if request_id not in live:
+                        continue  # it was under way when its sequence was aborted
+                    if output.finish_reason in ("error", "abort"):
+                        reason = output.error or output.finish_reason
+                        error = told_error(output.error_kind, reason, output.error_param)
+                        REFUSED.note(live[request_id].tenant, live[request_id].grammar, error)
+                        message = f"prompt {numbers[request_id]}: {reason}"
+                        raise told_error(output.error_kind, message, output.error_param)
+                    yield numbers[request_id], output
+        finally:
+            self._running = False
+            for request_id in () if self._closed else live:
+                self.abort(request_id)
+
     def close(self) -> None:
         """Nothing outlives the object: a packed cache that is being written is finished first."""
+        self._closed = True
         self.engine.close()
         if self.engine.model.writing is not None:
             self.engine.model.writing.finish()

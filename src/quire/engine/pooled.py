@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import BadRequest, ContextTooLong, EngineFailure, told_error
+from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.pooling import Pooling
-from quire.core.request import Output, Request, random_id
+from quire.core.request import Output, Request, longest_prompt, random_id
 from quire.engine.client import EngineInfo
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def pooled_request(info: EngineInfo, prompt: Sequence[int], param: str = "prompt
         raise BadRequest(f"no vectors can be had of this model here: {pooling.refused}")
     if not prompt:
         raise BadRequest(f"{param}: must have at least one token", param=param)
-    if len(prompt) > info.max_model_len:
+    if len(prompt) > longest_prompt(info.max_model_len, pooled=True):
         raise ContextTooLong(
             f"{param}: has {len(prompt)} tokens, but this model reads {info.max_model_len}", param=param
         )
@@ -153,7 +154,6 @@ class PoolingCalls:
     """What `LLM` can do beside text: vectors, and scores of pairs."""
 
     info: EngineInfo
-    _busy: bool
 
     @property
     def engine(self) -> LocalEngine:
@@ -219,38 +219,13 @@ class PoolingCalls:
     def _pool(self, requests: list[Request], use_tqdm: bool) -> list[tuple[Request, Output]]:
         from quire.engine.life.progress import counting_bar
 
-        found: dict[str, Output] = {}
-        with counting_bar(len(requests), "prompts", use_tqdm) as count:
-            for output in self._outputs(requests):
-                found[output.request_id] = output
+        live, found = {request.id: request for request in requests}, dict[int, Output]()
+        with counting_bar(len(requests), "prompts", use_tqdm) as count, closing(self.engine.run(live)) as outputs:
+            for number, output in outputs:
+                found[number] = output
+                del live[output.request_id]
                 count()
-        return [(request, found[request.id]) for request in requests]
-
-    def _outputs(self, requests: list[Request]) -> Generator[Output, None, None]:
-        """Drive the engine until each request has its vector; whatever ends early is aborted."""
-        if self._busy:
-            raise BadRequest("this LLM is in the middle of another call; finish that one, or use the server")
-        self._busy = True
-        live = {request.id: number for number, request in enumerate(requests)}
-        try:
-            for request in requests:
-                self.engine.submit(request)
-            while live:
-                report = self.engine.poll(0.0)
-                if report is None:
-                    raise EngineFailure(f"the engine stopped with {len(live)} requests unfinished")
-                for output in report.outputs:
-                    number = live.pop(output.request_id, None)
-                    if number is None:
-                        continue
-                    if output.finish_reason != "stop":
-                        message = f"prompt {number}: {output.error or output.finish_reason}"
-                        raise told_error(output.error_kind, message, output.error_param)
-                    yield output
-        finally:
-            for request_id in live:
-                self.engine.abort(request_id)
-            self._busy = False
+        return [(request, found[number]) for number, request in enumerate(requests)]
 
 
 def listed(prompts: Any) -> list[Any]:

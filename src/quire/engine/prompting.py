@@ -12,8 +12,7 @@ from quire.core.errors import BadRequest
 from quire.engine.client import EngineInfo
 from quire.engine.requests import Encoded, check_size
 from quire.engine.sources import Source, scheme_of, source_of
-from quire.model.disk.checkpoint import resolve
-from quire.model.disk.hub import hub_beside
+from quire.model.disk.tokenizer import model_tokenizer
 from quire.text.template import PICTURE, ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -35,11 +34,7 @@ class PromptReader:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's, or that of the `tokenizer` option."""
-        other = self._config.model.tokenizer
-        folder = Path(self._info.folder) if other is None else resolve(other, hub_beside(self._config.model))
-        tokenizer = Tokenizer.from_folder(folder)
-        tokenizer.check_vocab(self._info.vocab_size)
-        return tokenizer
+        return model_tokenizer(self._config.model, self._info.folder, self._info.vocab_size)
 
     @cached_property
     def template(self) -> ChatTemplate:

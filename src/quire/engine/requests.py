@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
 from quire.core.pictures import Picture, placeholders
-from quire.core.request import Request
+from quire.core.request import Request, longest_prompt
 from quire.engine.client import EngineInfo
 from quire.text.structured.reader import READER, Read
 from quire.text.structured.refused import REFUSED
@@ -63,17 +63,20 @@ def continued(info: EngineInfo, prompt: Sequence[int]) -> Sequence[int]:
     return prompt if info.opening is None else ()
 
 
+def too_long(param: str, found: str, limit: int) -> ContextTooLong:
+    """Why a prompt that came as the field `param` is refused; `found`: what it is, or has, as far as it was read."""
+    return ContextTooLong(
+        f"{param}: {found}, but the context holds {limit} and one must be left to generate", param=param
+    )
+
+
 def room(info: EngineInfo, prompt_tokens: int, param: str = "prompt") -> int:
     """How many tokens can follow a prompt, which came as the field `param`; `BadRequest` when none can."""
     if prompt_tokens == 0:
         raise BadRequest(f"{param}: must have at least one token", param=param)
     left = info.max_model_len - held(info, prompt_tokens)
     if left < 1:
-        raise ContextTooLong(
-            f"{param}: has {prompt_tokens} tokens, but the context holds {info.max_model_len} and one must be left to "
-            "generate",
-            param=param,
-        )
+        raise too_long(param, f"has {prompt_tokens} tokens", info.max_model_len)
     return left
 
 
@@ -82,12 +85,8 @@ def check_size(info: EngineInfo, tokenizer: Tokenizer, text: str, param: str = "
     if len(text) < info.max_model_len:
         return
     least = tokenizer.least_tokens(text)
-    if held(info, least) >= info.max_model_len:
-        raise ContextTooLong(
-            f"{param}: {len(text)} characters are at least {least} tokens, but the context holds {info.max_model_len} "
-            "and one must be left to generate",
-            param=param,
-        )
+    if held(info, least) > longest_prompt(info.max_model_len):
+        raise too_long(param, f"{len(text)} characters are at least {least} tokens", info.max_model_len)
     check_tokens(tokenizer, text, info.max_model_len, param)
 
 
@@ -102,11 +101,7 @@ def check_tokens(tokenizer: Tokenizer, text: str, limit: int, param: str = "prom
         count += len(tokenizer.encode(text[at : at + _SLICE], False))
         at += _SLICE
     if count > 2 * limit:
-        raise ContextTooLong(
-            f"{param}: {len(text)} characters are more than {count} tokens, but the context holds {limit} and one must "
-            "be left to generate",
-            param=param,
-        )
+        raise too_long(param, f"{len(text)} characters are more than {count} tokens", limit)
 
 
 def make_request(

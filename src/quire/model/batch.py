@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
 from quire.core.pictures import Picture
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
@@ -26,14 +25,14 @@ class Batch:
     them, each a sequence of one, with the context and the blocks of its encoder's part.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
-    cu_q: Tensor
-    context: Tensor
-    block_tables: Tensor
-    logit_rows: Tensor
-    tree: Tensor | None = None
+    tokens: Array
+    positions: Array
+    slots: Array
+    cu_q: Array
+    context: Array
+    block_tables: Array
+    logit_rows: Array
+    tree: Array | None = None
     cross: Batch | None = None
 
 
@@ -50,7 +49,7 @@ class Forward(Protocol):
         """Whether all of a step is native calls, so that it may be recorded and replayed."""
         ...
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all rows are written to `caches`."""
         ...
 
@@ -76,7 +75,7 @@ class Vision(Protocol):
         """Bytes that encoding a picture of `rows` rows takes beside its features."""
         ...
 
-    def __call__(self, picture: Picture) -> Tensor:
+    def __call__(self, picture: Picture) -> Array:
         """f32 [picture.rows, width], which nothing changes later. A function of the picture alone, to the bit."""
         ...
 
@@ -86,6 +85,6 @@ class Continues(Protocol):
     """A decoder that reads, beside each token, a hidden row that another left: the first of `given` [rows, hidden]."""
 
     @property
-    def given(self) -> Tensor:
+    def given(self) -> Array:
         """f32, at one address."""
         ...

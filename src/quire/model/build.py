@@ -9,9 +9,6 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.exclusion import NOTHING, Known
@@ -19,9 +16,8 @@ from quire.core.exclusions.features import BORROWED, IN_PROCESS
 from quire.core.exclusions.table import check_known
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
-from quire.model.batch import Forward
+from quire.model.batch import Forward, Vision
 from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.borrowed.load import load_borrowed
 from quire.model.describe import compute_dtype, describe, kv_dtype, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
@@ -45,12 +41,11 @@ from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
 from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
-from quire.model.vision.load import load_vision
-from quire.model.vision.vision import Vision
+from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
-from quire.ops.lazy import torch_dtype
-from quire.ops.mla import LatentLayout
+from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
@@ -91,7 +86,7 @@ class Model:
     place: Place = ALONE
     span: range | None = None
     pooling: Pooling = NO_VECTORS
-    classifier: Tensor | None = None
+    classifier: Host | None = None
     vision: Vision | None = None
     known: Known = NOTHING
 
@@ -108,7 +103,7 @@ class Model:
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
     """How a layer's keys and values lie."""
-    kept = torch_dtype(kv_dtype(cache, spec, dtype, ops.name))
+    kept = kv_dtype(cache, spec, dtype, ops.name)
     if spec.mla.rank:
         return LatentLayout(cache.block_size, 1, spec.mla.rope, kept, rank=spec.mla.rank)
     return ops.layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
@@ -133,19 +128,19 @@ def load_model(
     check_known(config.features, known := known_of(config, opened) | _where(config, ops, shards))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
-    dtype, step = torch_dtype(asked), step_of(opened, target, options.group_size)
+    step = step_of(opened, target, options.group_size)
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
     layout = kv_layout(config.cache, local_spec(spec, share), asked, ops)
-    reader = _reader(config, opened, ops, form_of(config, dtype, target), share, progress)
+    reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
     made = joined(own, spec, place, share, config.parallel)
     encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
-    vision = None if place.rank else _vision(reader, dtype)  # other ranks are told what it makes
-    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, dtype, share))
+    vision = None if place.rank else _vision(reader, asked)  # other ranks are told what it makes
+    load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, asked, share))
     _warn(opened.folder, notes := opened.notes + notes)
     generation = read_generation(opened.folder, spec)
     return Model(
@@ -208,22 +203,27 @@ def _reader(
     return Reader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: Reader, decoder: Decoder, still: torch.Tensor) -> Encoder | None:
+def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
-    return load_encoder(reader, decoder.embed, still) if reader.opened.spec.encoder.layers else None
+    if not reader.opened.spec.encoder.layers:
+        return None
+    require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
+    return load_encoder(reader, decoder.embed, still)
 
 
-def _vision(reader: Reader, dtype: torch.dtype) -> Vision | None:
+def _vision(reader: Reader, dtype: Dtype) -> Vision | None:
     """What makes rows of pictures, where the model takes any."""
     opened = reader.opened.vision
     if opened is None:
         return None
+    from quire.model.vision.load import load_vision
+
     vision = load_vision(opened, reader.ops, dtype)
-    reader.count("vision", str(dtype).removeprefix("torch."), vision.nbytes)
+    reader.count("vision", dtype.name, vision.nbytes)
     return vision
 
 
-def _ropes(reader: Reader, length: int) -> dict[Rope, torch.Tensor]:
+def _ropes(reader: Reader, length: int) -> dict[Rope, AnyArray]:
     """The tables of layers' ropes for `length` positions, on the device."""
     tables = shared_tables(reader.opened.spec.rope, length)
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
@@ -236,6 +236,9 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
     name = own_name(options.model, found.folder)
     known = Known(frozenset({BORROWED}), {"model": name, "family": found.spec.family}) | device
     check_known(config.features, known)
+    require_torch(f"{found.spec.family!r}, which runs by the code of transformers,", "transformers")
+    from quire.model.borrowed.load import load_borrowed
+
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
     layout = kv_layout(config.cache, found.spec, dtype, ops)
@@ -271,7 +274,7 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def form_of(config: EngineConfig, dtype: torch.dtype, target: Quantizer | None) -> Form:
+def form_of(config: EngineConfig, dtype: Dtype, target: Quantizer | None) -> Form:
     """What matrices become."""
     options = config.model
     return Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
@@ -293,7 +296,7 @@ def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> A
     if not lora.enable_lora:
         return None
     rows = config.scheduler.rows(max_model_len(config.model.max_model_len, opened.spec))
-    return Adapters(opened, share, lora, rows, ops.device, config.parallel.ranks)
+    return Adapters(opened, share, lora, rows, ops, config.parallel.ranks)
 
 
 def check_groups(opened: Opened, target: Quantizer | None, group: int) -> None:

@@ -6,12 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch
+import numpy as np
 from msgspec.structs import replace
-from torch import Tensor
 
 from quire.core.config import EngineConfig
-from quire.core.dtypes import Dtype
+from quire.core.dtypes import I32, Dtype
 from quire.model.batch import Batch
 from quire.model.borrowed.found import find_borrowed
 from quire.model.build import form_of, kv_layout
@@ -24,9 +23,9 @@ from quire.model.load.builders import BLOCKS, load_layer
 from quire.model.load.reader import Reader
 from quire.model.load.roles import Share, local_spec
 from quire.model.load.stages import Costs, numbers_of, stages_of
+from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
-from quire.ops.lazy import torch_dtype
 from quire.quant.registry import quantizer
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
     spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
-    reader = Reader(opened, ops, form_of(config, torch_dtype(dtype), target), share, None)
+    reader = Reader(opened, ops, form_of(config, dtype, target), share, None)
     kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):
@@ -72,13 +71,13 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
     spec, ops, size = reader.opened.spec, reader.ops, config.cache.block_size
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
     with reader.part(index):
-        layer = load_layer(reader, index, rope, None)
+        layer = reader.place(load_layer(reader, index, rope, None))
     layout = kv_layout(config.cache, local_spec(spec, reader.share), dtype, ops)
     cache = ops.allocate_cache(layout, max(-(-PROMPT // size), ANSWERS))
 
     def seconds(rows: int, batch: Batch) -> float:
-        def run() -> Tensor:
-            x = torch.zeros(rows, spec.hidden)
+        def run() -> Array:
+            x: Array = ops.zeros((rows, spec.hidden))
             return BLOCKS[spec.join](ops, layer, x, layer.attn_norm(ops, x), batch, cache, None)[1]
 
         return _least(lambda: ops.capture(run).run) / rows
@@ -97,20 +96,19 @@ def _least(made: Callable[[], Callable[[], object]]) -> float:
 
 def _prompt(cache: KVCache) -> Batch:
     """One sequence that begins."""
-    at = torch.arange(PROMPT)
-    blocks = torch.arange(-(-PROMPT // cache.layout.block_size), dtype=torch.int32)[None]
-    return _batch(at, at, torch.tensor([0, PROMPT]), blocks)
+    at = np.arange(PROMPT)
+    blocks = np.arange(-(-PROMPT // cache.layout.block_size))[None]
+    return _batch(at, at, np.array([0, PROMPT]), blocks)
 
 
 def _answers(cache: KVCache) -> Batch:
     """A token of each of several sequences."""
-    at = torch.arange(ANSWERS)
-    return _batch(at * 0, at * cache.layout.block_size, torch.arange(ANSWERS + 1), at[:, None].int())
+    at = np.arange(ANSWERS)
+    return _batch(at * 0, at * cache.layout.block_size, np.arange(ANSWERS + 1), at[:, None])
 
 
-def _batch(positions: Tensor, slots: Tensor, ends: Tensor, blocks: Tensor) -> Batch:
-    none = torch.empty(0, dtype=torch.int32)
+def _batch(positions: Host, slots: Host, ends: Host, blocks: Host) -> Batch:
     return Batch(
-        tokens=(positions * 0).int(), positions=positions.int(), slots=slots, cu_q=ends.int(),
-        context=ends.diff().int(), block_tables=blocks.contiguous(), logit_rows=none,
+        tokens=np.zeros(len(positions), I32), positions=positions.astype(I32), slots=slots, cu_q=ends.astype(I32),
+        context=np.diff(ends).astype(I32), block_tables=blocks.astype(I32), logit_rows=np.zeros(0, I32),
     )  # fmt: skip

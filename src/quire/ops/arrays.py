@@ -8,23 +8,29 @@ numpy's index arrays; what they spell differently is here. torch is not imported
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.dtypes import F32, Dtype
+from quire.core.dtypes import F8, F32, Dtype, named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Host = NDArray[Any]
 """An array in the memory of this process."""
+Array = Any
+"""Numpy's array or torch's tensor: whoever reads it knows which, and type checkers are not told."""
 if TYPE_CHECKING:
     AnyArray = Host | Tensor
+else:
+    AnyArray = Any
+Fetched = Callable[[], list[Host]]
+"""Waits for copies to the host, and returns them."""
 A = TypeVar("A", bound="AnyArray")
+_F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 
 
 def is_tensor(x: object) -> bool:
@@ -40,6 +46,34 @@ def concat(parts: Sequence[A], axis: int = 0) -> A:
     return cast(A, np.concatenate(cast("Sequence[Host]", parts), axis))
 
 
+def stack(parts: Sequence[A]) -> A:
+    """`parts` of one shape as the entries of a new first axis."""
+    if is_tensor(parts[0]):
+        return cast(A, sys.modules["torch"].stack(list(parts)))
+    return cast(A, np.stack(cast("Sequence[Host]", parts)))
+
+
+def zeros_of(x: A, *shape: int) -> A:
+    """Zeros of `shape`, of the kind and dtype of `x`."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).new_zeros(shape))
+    return cast(A, np.zeros(shape, cast("Host", x).dtype))
+
+
+def unit_rows(x: A) -> A:
+    """The rows of x [n, k] f32, each divided by its length, or by 1e-12 where that is more."""
+    if is_tensor(x):
+        return cast(A, sys.modules["torch"].nn.functional.normalize(x))
+    rows = cast("Host", x)
+    return cast(A, rows / np.maximum(row_norms(rows), np.float32(1e-12))[:, None])
+
+
+def row_norms(x: Host) -> Host:
+    """Lengths [n] f32 of the rows of x [n, k] f32, summed in float64."""
+    found: Host = np.sqrt(np.einsum("ij,ij->i", x, x, dtype=np.float64)).astype(np.float32)
+    return found
+
+
 def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
     """`x` in `dtype`, rounded to nearest; a copy where `copy` says so or the dtype differs."""
     if is_tensor(x):
@@ -49,7 +83,17 @@ def cast_to(x: A, dtype: Dtype, copy: bool = False) -> A:
 
 def as_f32(x: A) -> A:
     """`x` in float32, itself where it is."""
+    if dtype_of(x) is F8 and not is_tensor(x):  # three times faster than the cast of ml_dtypes
+        return cast(A, _F8_NUMBERS[cast("Host", x).view(np.uint8)])
     return cast_to(x, F32)
+
+
+def zeros_like(x: A, dtype: Dtype) -> A:
+    """Zeros in the shape of `x`."""
+    if is_tensor(x):
+        torch = sys.modules["torch"]
+        return cast(A, torch.zeros_like(x, dtype=getattr(torch, dtype.name)))
+    return cast(A, np.zeros(x.shape, dtype))
 
 
 def contiguous(x: A) -> A:
@@ -76,15 +120,17 @@ def dtype_of(x: AnyArray) -> Dtype:
     if not is_tensor(x):
         return cast("Host", x).dtype
     name = str(x.dtype).removeprefix("torch.")
-    found: Dtype = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
-    return found
+    return named(name)
 
 
-def to_torch(x: Host) -> Tensor:
-    """The memory of `x` as a torch tensor, which must be writable or is copied. Imports torch."""
+def to_torch(x: AnyArray) -> Tensor:
+    """The memory of `x` as a torch tensor, which must be writable or is copied; a tensor as it is. Imports torch."""
+    if is_tensor(x):
+        return cast("Tensor", x)
     import torch
 
-    array = x if x.flags.writeable else x.copy()
+    array = cast("Host", x)
+    array = array if array.flags.writeable else array.copy()
     name = array.dtype.name
     if array.dtype.kind != "V":
         return torch.from_numpy(array)
@@ -103,3 +149,27 @@ def to_numpy(x: AnyArray) -> Host:
         return cast("Host", tensor.numpy())
     torch = sys.modules["torch"]
     return cast("Host", tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().view(dtype))
+
+
+def view_as(x: A, dtype: Dtype) -> A:
+    """The memory of `x`, whose last axis lies without gaps, as numbers of `dtype`."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).view(getattr(sys.modules["torch"], dtype.name)))
+    return cast(A, cast("Host", x).view(dtype))
+
+
+def byte_strides(x: AnyArray) -> tuple[int, ...]:
+    """Bytes from one index to the next along each axis."""
+    if is_tensor(x):
+        return tuple(step * x.itemsize for step in cast("Tensor", x).stride())
+    return cast("Host", x).strides
+
+
+def address(x: AnyArray) -> int:
+    """Where the first number of `x` lies, on whichever device."""
+    return int(cast("Any", x).data_ptr()) if is_tensor(x) else int(cast("Host", x).__array_interface__["data"][0])
+
+
+def is_array(part: object) -> bool:
+    """Whether `part` is an array of numbers, here or on a device."""
+    return isinstance(part, np.ndarray) or is_tensor(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from quire.ops.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,6 @@ class AttentionSpec:
     scale: float
     window: int = 0
     softcap: float = 0.0
-    sinks: Tensor | None = None
-    alibi: Tensor | None = None
-    bias: Tensor | None = None
+    sinks: Array | None = None
+    alibi: Array | None = None
+    bias: Array | None = None

@@ -1,281 +1,200 @@
-"""Choosing the implementation of every op, once, at load; recording a step's native calls for replay."""
+"""The backend: what runs ops, and what it asks of whoever calls them.
+
+A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
+records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops` and a line
+in `quire.ops.select`. On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
+"""
 
 from __future__ import annotations
 
-import functools
-import math
-import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from quire.core.config import DeviceConfig
-from quire.ops import cpu as _cpu
-from quire.ops import embedding_cpu as _embedding_cpu  # noqa: F401  (registers the implementation)
-from quire.ops import lora as _lora  # noqa: F401  (registers the definition)
-from quire.ops import lora_cpu as _lora_cpu  # noqa: F401  (registers the implementations)
-from quire.ops import mla as _mla  # noqa: F401  (registers the definitions)
-from quire.ops import mla_cpu as _mla_cpu  # noqa: F401  (registers the implementations)
-from quire.ops import moe as _moe  # noqa: F401  (registers the definitions)
-from quire.ops import reference as _reference  # noqa: F401  (registers the definitions)
-from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
-from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
-from quire.ops import sampling as _sampling  # noqa: F401  (registers the definitions)
-from quire.ops import sampling_cpu as _sampling_cpu  # noqa: F401  (registers the implementations)
-from quire.ops import states as _states  # noqa: F401  (registers the definitions)
-from quire.ops import states_cpu as _states_cpu  # noqa: F401  (registers the implementations)
-from quire.ops import whole as _whole  # noqa: F401  (registers the definition)
-from quire.ops import whole_cpu as _whole_cpu  # noqa: F401  (registers the implementation)
-from quire.ops.arena import huge_bytes
-from quire.ops.choice import READ_WEIGHTS, backend_of
-from quire.ops.cpu import Cpu
-from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
+from quire.core.dtypes import BF16, F32, Dtype
+from quire.core.rebuilt import rebuilt
+from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
+from quire.ops.choice import OPS, READ_WEIGHTS
+from quire.ops.experts import Grouped, group
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
-from quire.ops.moe import Grouped
-from quire.ops.moe_cpu import fuses_experts, group
-from quire.ops.native import Native
-from quire.ops.op import REGISTRY, implementations
-from quire.ops.pack import pack
-from quire.ops.pack_stack import pack_stack
-from quire.ops.runtime import Fetched
-from quire.ops.sampling import Found
-from quire.ops.triton.pack import pack as gpu_pack
-from quire.ops.weights import Packed, Stored, Weight, plain_packed
+from quire.ops.native import best_ops, require_native
+from quire.ops.op import implementations
+from quire.ops.weights import Packed, Stored, Weight
 
-T = TypeVar("T")
-if hasattr(os, "register_at_fork"):
-    # Its pool of threads does not come along into a fork, which would wait for them for ever.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+if TYPE_CHECKING:
+    from quire.ops.cpu.state import Cpu
+    from quire.ops.gpu import Gpu
 
 
-class Replay(Generic[T]):
-    """A recorded step. `output` is what the function returned; `run` repeats its native calls on the same addresses.
+class Recording(Protocol):
+    """A recorded step. `output` is what the function returned, at a fixed address."""
 
-    They are made together, once the function has returned: between large ops, whose weights sweep Python's memory from
-    the caches, an op's own Python takes 70 us instead of 18. Inputs are read anew from the tensors the function used,
-    so the caller changes those in place. On the reference backend, or when an op was overridden with its reference,
-    there is nothing to record and `run` calls the function.
+    output: Any
+
+    def run(self) -> Any:
+        """Repeat the step on what its inputs hold now; returns `output`, which holds the new values."""
+        ...
+
+
+class Ops(ABC):
+    """One callable attribute per op, with the definition's arguments; `chosen` maps op -> implementation.
+
+    `isa`: the instruction set or the device. What an op returns is valid until the next `begin_step`, that of a layer
+    until the second `next_layer` after it.
     """
 
-    def __init__(self, ops: Ops, fn: Callable[[], T]) -> None:
-        self._ops, self._fn = ops, fn
-        self._cpu = ops.cpu if ops.all_native else None
-        if self._cpu is None:
-            self.output = fn()
-            return
-        native = self._cpu.native
-        self._program = native.recording = native.module.Program()
-        try:
-            self.output = fn()
-        finally:
-            native.recording = None
-            self._keep = (self._cpu.held, self._cpu.arena.buffers)
-            self._cpu.held = []
-        self._program.run()
-        self._used = self._cpu.arena.mark()
+    name: str
+    isa: str
+    threads = 1
+    cpu: Cpu | None = None
+    gpu: Gpu | None = None
 
-    def run(self) -> T:
-        """Repeat the step; returns `output`, which holds the new values."""
-        if self._cpu is None:
-            self.output = self._fn()
-            return self.output
-        self._program.run()
-        self._cpu.arena.resume(self._used)
-        return self.output
-
-
-class Captured:
-    """A recorded step of the GPU backend: a CUDA graph. `output` lies at a fixed address."""
-
-    def __init__(self, gpu: Gpu, fn: Callable[[], Tensor]) -> None:
-        self._replay, self.output = gpu.runtime.capture(fn)
-
-    def run(self) -> Tensor:
-        """Queue the step again on the same addresses; returns `output`, which will hold the new values."""
-        self._replay()
-        return self.output
-
-
-class Ops:
-    """One callable attribute per op, with the reference's arguments; `chosen` maps op -> implementation.
-
-    Outputs of the cpu backend live in an arena: they are valid until the next `begin_step`, those of a layer until the
-    second `next_layer` after them.
-    """
-
-    def __init__(self, name: str, state: Cpu | Gpu | None, overrides: tuple[str, ...]) -> None:
-        self.name = name
-        self.cpu = state if isinstance(state, Cpu) else None
-        self.gpu = state if isinstance(state, Gpu) else None
-        self.device = torch.device("cpu") if self.gpu is None else self.gpu.device
-        table = implementations(name, _own(name, state), overrides)
+    def __init__(self, own: Mapping[str, Callable[..., Any]], overrides: tuple[str, ...]) -> None:
+        """`own`: the backend's implementations by op, others by "op:implementation"; `overrides`: "op=reference"."""
+        table = implementations(self.name, dict(own), overrides)
         self.chosen = {op: which for op, (which, _) in table.items()}
-        self.isa = self.cpu.native.isa if self.cpu else self.gpu.name if self.gpu else "torch"
-        self.threads = self.cpu.native.threads if self.cpu else 1
-        for op, (_, fn) in table.items():
-            setattr(self, op, fn)
+        for op, (which, fn) in table.items():
+            setattr(self, op, self.by_reference(fn) if which == "reference" else fn)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(f"there is no op {name!r}; known ops are {', '.join(sorted(REGISTRY))}")
+        raise AttributeError(f"there is no op {name!r}; known ops are {', '.join(OPS)}")
 
-    @property
-    def all_native(self) -> bool:
-        """Whether every op runs in the native extension."""
-        return self.cpu is not None and set(self.chosen.values()) == {"cpu"}
+    def by_reference(self, definition: Callable[..., Any]) -> Callable[..., Any]:
+        """An op's definition as this backend calls it."""
+        return definition
 
     @property
     def refers(self) -> bool:
         """Whether an op that was overridden with its reference reads weights, as they are before packing."""
         return any(self.chosen[op] == "reference" for op in READ_WEIGHTS)
 
+    # Arrays
+
+    @abstractmethod
+    def put(self, array: Any) -> Any:
+        """`array`, of the host or of this backend already, where ops read it."""
+
+    def place(self, value: Any) -> Any:
+        """`value` with every array in it where ops read it; what was one array stays one (rope tables, adapters)."""
+        return rebuilt(value, lambda part: self.put(part) if isinstance(part, np.ndarray) or is_tensor(part) else part)
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, ...], dtype: Dtype = F32) -> Any:
+        """Memory that stays at one address, zeroed."""
+
+    def empty(self, rows: int, cols: int, dtype: Dtype = F32) -> Any:
+        """Uninitialized memory [rows, cols] of a step, as long valid as what an op returns."""
+        return self.zeros((rows, cols), dtype)
+
+    def share(self, array: Host) -> Any:
+        """The memory of `array`, which the host goes on to write, as ops read it. Devices have none of it."""
+        return array
+
+    def keep(self, array: Any) -> Any:
+        """`array`, which an op returned, beyond the next `begin_step`."""
+        return array
+
+    def host(self, array: Any) -> Host:
+        """The numbers of `array` on the host."""
+        return to_numpy(array)
+
+    def fetch(self, found: Sequence[Array]) -> Fetched:
+        """Bring results of sampling to the host: queued now, waited for when the result is called."""
+        return lambda: [np.asarray(each) for each in found]
+
+    def native(self, name: str, *args: Any) -> None:
+        """Run an op of the native extension over arrays of the host; a part of what is recorded."""
+        require_native().call(best_ops()[name], args)
+
+    def beside(self) -> Ops:
+        """This backend for `native` calls of another thread, or beside a step, which belong to no recording."""
+        return self
+
+    # Weights
+
+    @abstractmethod
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
         """`weight` in the layout `linear` reads; `narrow`: in 12 bits, if it is bf16 and `--bf16-bits` has it so.
 
         One that is stored is taken where `packs_stored`.
         """
-        if self.cpu is not None:
-            return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
-        assert isinstance(weight, Weight)
-        return plain_packed(weight) if self.gpu is None else gpu_pack(self.gpu, weight, keep_plain=self.refers)
 
     @property
     def packs_stored(self) -> bool:
         """Whether `pack` and `pack_stack` take matrices that are still what their file holds."""
-        return self.cpu is not None and not self.refers
+        return False
 
     def stacks(self, kind: str) -> bool:
-        """Whether `pack_stack` takes matrices of `kind` one by one. Those in 12 bits share one choice of exponents."""
-        return self.cpu is not None and not self.refers and not (kind == "bf16" and self.cpu.bf16_bits == 12)
+        """Whether `pack_stack` takes matrices of `kind` one by one."""
+        return False
 
     def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
         """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
-        assert self.cpu is not None
-        return pack_stack(self.cpu, weights, count)
+        raise NotImplementedError(f"backend {self.name} packs matrices whole")
 
-    def pack_exact(self, numbers: Tensor) -> Packed:
+    def pack_exact(self, numbers: Host) -> Packed:
         """`numbers` [n, k] f32 for products with f32 activations; in bf16 where that changes none of them.
 
         A router's choice is all or nothing: its logits have the bits of f32 weights either way.
         """
-        short = numbers.bfloat16()
-        exact = self.gpu is None and torch.equal(short.float(), numbers)
+        short = numbers.astype(BF16)
+        exact = np.array_equal(short.astype(F32), numbers)
         return self.pack(Weight("bf16_f32", short) if exact else Weight("f32", numbers))
 
-    def group(self, packed: Packed, experts: int, n: int, bias: Tensor | None) -> Grouped:
+    def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
         """The matrices of a layer's experts, packed below each other, as `grouped_linear` reads them."""
         return group(packed, experts, n, bias)
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
         """Whether `gated_mlp`, or `plain_mlp`, takes these matrices."""
-        return self.gpu is None and (self.cpu is None or _cpu.fuses_mlp(gate_up, down))
+        return True
 
     def fuses_experts(self, down: Grouped) -> bool:
         """Whether `expert_mlp` takes experts whose last matrices are these."""
-        return self.gpu is None and (self.cpu is None or fuses_experts(down))
+        return True
 
     @property
     def reads_packed_tables(self) -> bool:
-        """Whether `embedding` takes rows out of a packed matrix; the GPU's reads tables of numbers only."""
-        return self.gpu is None and (self.cpu is None or self.chosen["embedding"] == "cpu")
+        """Whether `embedding` takes rows out of a packed matrix."""
+        return True
 
-    def float8_activations(self, dtype: torch.dtype) -> int:
+    def float8_activations(self, dtype: Dtype) -> int:
         """Bits of the activations that weights kept in float8 are multiplied with; 0: such weights are widened at load.
 
         8: float8, on GPUs that multiply it. 16: bf16, by the CPU's and the reference's `linear`, if `dtype` has as few.
         """
-        if self.gpu is not None:
-            return 8 if self.gpu.chip.float8 else 0
-        return 0 if dtype is torch.float32 else 16
+        return 0 if dtype == F32 else 16
+
+    # Caches and steps
 
     @property
     def layout(self) -> type[KVLayout]:
         """How the backend's attention wants keys and values to lie."""
-        return KVLayout if self.gpu is None else PlainLayout
+        return PlainLayout
 
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
-        """Zeroed key and value caches; in huge pages on the cpu backend (measured: 38 instead of 33 GB/s)."""
-        if self.cpu is None:
-            with self.device:
-                return layout.allocate(blocks)
-        native = self.cpu.native
-        keys, values = (
-            huge_bytes(native, math.prod(shape) * layout.element.itemsize, zeroed=True).view(layout.element).view(shape)
-            for shape in layout.shapes(blocks)
-        )
-        return KVCache(layout, keys, values)
+        """Zeroed keys and values of `blocks` blocks."""
+        return KVCache(layout, *(self.zeros(shape, layout.element) for shape in layout.shapes(blocks)))
 
     def reserve(self, outer: int, layer: int) -> None:
         """Room for the outputs of the largest step, where they have memory of their own (`Arena.reserve`)."""
-        if self.cpu is not None:
-            self.cpu.arena.reserve(outer, layer)
+        return
 
     def begin_step(self) -> None:
         """Take back the memory of all outputs."""
-        if self.cpu is not None:
-            self.cpu.arena.begin()
+        return
 
     def next_layer(self) -> None:
         """Outputs of the layer before the one that ends here are taken back; those made before the first layer stay."""
-        if self.cpu is not None:
-            self.cpu.arena.next_layer()
+        return
 
-    def compute(self, fn: Callable[[], Tensor], together: bool) -> Tensor:
-        """fn(), into memory taken back from all outputs; `together`: on the cpu backend its native calls in one."""
-        if together and self.cpu is not None:
-            return self.capture(fn).output
+    def compute(self, fn: Callable[[], Any], together: bool) -> Any:
+        """fn(), into memory taken back from all outputs; `together`: its native calls in one, where there are such."""
         self.begin_step()
         return fn()
 
-    def capture(self, fn: Callable[[], Tensor]) -> Replay[Tensor] | Captured:
-        """Run `fn` once and record its calls; valid while its tensors keep their shapes and addresses."""
-        self.begin_step()
-        return Replay(self, fn) if self.gpu is None else Captured(self.gpu, fn)
-
-    def fetch(self, found: Sequence[Found]) -> Fetched:
-        """Bring results of sampling to the host: queued now, waited for when the result is called."""
-        if self.gpu is None:
-            return lambda: [np.asarray(each) for each in found]
-        return self.gpu.runtime.fetch([torch.as_tensor(each) for each in found])
-
-
-def _own(name: str, state: Cpu | Gpu | None) -> dict[str, Callable[..., Any]]:
-    """The backend's implementations, bound to its state."""
-    impls: dict[str, Callable[..., Any]] = {}
-    for op, definition in REGISTRY.items() if state is not None else ():
-        for backend, fn in definition.impls.items():
-            base, _, other = backend.partition(":")
-            if base == name:
-                impls[f"{op}:{other}" if other else op] = fn
-    if isinstance(state, Cpu):
-        return {op: _bind(state, fn) for op, fn in impls.items()}
-    return {op: functools.partial(fn, state) for op, fn in impls.items()}
-
-
-def _bind(cpu: Cpu, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the backend's state; a recording keeps the arguments alive, because it holds only their addresses."""
-
-    @functools.wraps(fn)
-    def call(*args: Any, **named: Any) -> Any:
-        if cpu.native.recording is not None:
-            cpu.held.append((args, named))
-        return fn(cpu, *args, **named)
-
-    return call
-
-
-def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`, as `backend_of` says: "triton" kernels, "cpu" native, "reference" torch."""
-    name = backend_of(device)
-    if name == "reference":
-        return Ops(name, None, device.ops)
-    if name == "triton":
-        gpu = open_gpu()
-        gpu.sparse, gpu.sparse_units = device.sparse == "on", "linear=cusparselt" in device.ops
-        if gpu.sparse_units:
-            check_sparse_units(gpu)
-        return Ops(name, gpu, device.ops)
-    native = Native(device.isa, device.threads)
-    return Ops(name, _cpu.Cpu(native, device.bf16_bits, device.sparse), device.ops)
+    @abstractmethod
+    def capture(self, fn: Callable[[], Any]) -> Recording:
+        """Run `fn` once and record its calls; valid while its arrays keep their shapes and addresses."""

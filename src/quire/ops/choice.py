@@ -1,6 +1,6 @@
 """Which backend runs and which implementation each op gets, decided from names alone: `quire inspect` needs no torch.
 
-`quire.ops.backend.select` gives the implementations themselves.
+`quire.ops.select` gives the implementations themselves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
+from quire.ops.lazy import has_torch
 from quire.ops.native import Native, load_native
 
 OPS = (
@@ -115,6 +116,13 @@ def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
 
 def _gpu_runs() -> bool:
     if sys.platform == "linux" and not any(Path(file).exists() for file in DRIVERS):
+        return False
+    if not has_torch():
+        warnings.warn(
+            "a GPU is there, but PyTorch is not installed: running on the CPU (pip install 'quire[gpu]')",
+            RuntimeWarning,
+            stacklevel=4,
+        )
         return False
     from quire.ops.gpu import why_no_gpu
 

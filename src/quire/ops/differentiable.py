@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops
+from quire.ops.experts import Between, Choices, Grouped
 from quire.ops.held import Held, attend, spans
+from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
-from quire.ops.mla import EPS, Heads, rank_of
-from quire.ops.mla import head_linear as head_product
-from quire.ops.moe import Between, Choices, Grouped, clamped_swiglu, combine
-from quire.ops.reference import activation, gated_activation, rmsnorm
-from quire.ops.rowwise import layernorm
+from quire.ops.reference.backend import ReferenceOps
+from quire.ops.reference.experts import clamped_swiglu, combine, one_expert
+from quire.ops.reference.latents import head_linear as head_product
+from quire.ops.reference.layers import activation, gated_activation, rmsnorm
+from quire.ops.reference.rowwise import layernorm
 from quire.ops.weights import Packed, Stored, Weight
 
 
@@ -187,7 +189,7 @@ OUT_OF_PLACE: dict[str, Callable[..., object]] = {
 }  # fmt: skip
 
 
-class Differentiable(Ops):
+class Differentiable(ReferenceOps):
     """The backend. `site` is what the next matrices that are packed are; `observers` see the input of every product.
 
     Products take matrices as f32, quantized ones dequantized and without rounding of activations: gradients flow to
@@ -195,7 +197,7 @@ class Differentiable(Ops):
     """
 
     def __init__(self) -> None:
-        super().__init__("reference", None, ())
+        super().__init__()
         self.name = "differentiable"
         self.site: Site | None = None
         self.observers: list[Observer] = []
@@ -211,7 +213,7 @@ class Differentiable(Ops):
         """`weight` as it is, with its site."""
         return replace(super().pack(weight), handle=self.site)
 
-    def pack_exact(self, numbers: Tensor) -> Packed:
+    def pack_exact(self, numbers: Array) -> Packed:
         """`numbers` [n, k] f32 as they are: a copy in fewer bits would round gradients."""
         return self.pack(Weight("f32", numbers))
 
@@ -232,7 +234,7 @@ class Differentiable(Ops):
     def _linear(self, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
         assert w.plain is not None
         self._seen(w, x)
-        out = x @ w.plain.dequantize().t()
+        out: Tensor = x @ w.plain.dequantize().t()
         return out if bias is None else out + bias
 
     def _gated_mlp(
@@ -252,7 +254,7 @@ class Differentiable(Ops):
             if ends[e] < ends[e + 1]:
                 own = rows[ends[e] : ends[e + 1]]
                 self._seen(w.packed, own, e)
-                out = own @ w.one(e).plain.dequantize().t()  # type: ignore[union-attr]
+                out = own @ one_expert(w, e).plain.dequantize().t()  # type: ignore[union-attr]
                 parts.append(out if w.bias is None else out + w.bias[e])
         return torch.cat((*parts, rows.new_zeros((len(rows) - ends[-1], w.n))))
 

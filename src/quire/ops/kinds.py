@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.ops.lazy import torch
+from quire.core.dtypes import Dtype, named
 from quire.ops.native import load_native
 
 LANES = 16
@@ -20,7 +20,7 @@ BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
 class Kind:
     """What matrices of one kind are made of.
 
-    A number has `bits`; `together` columns share a vector register lane. `codes`: torch's name of the dtype of unpacked
+    A number has `bits`; `together` columns share a vector register lane. `codes`: the name of the dtype of unpacked
     codes; `packer`: the native op that packs them ("": there is another way). `groups` of columns may share a scale.
     `parts` are what a matrix may have beside its codes, `always` those that it must have. `fuses`: the native
     `gated_mlp` takes it. `multiples`: in super-blocks, where groups have small multiples of floats that 256 columns
@@ -39,10 +39,9 @@ class Kind:
     multiples: int
 
     @property
-    def dtype(self) -> torch.dtype:
-        """torch's own for `codes`."""
-        found: torch.dtype = getattr(torch, self.codes)
-        return found
+    def dtype(self) -> Dtype:
+        """Of unpacked codes."""
+        return named(self.codes)
 
 
 _native = load_native()

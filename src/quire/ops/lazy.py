@@ -7,9 +7,25 @@ annotations only. `tests/test_inspect.py` holds `quire inspect` to it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from quire.core.dtypes import Dtype
+from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
+from quire.core.errors import ConfigError
+
+DTYPES = {dtype.name: dtype for dtype in (F64, F32, F16, BF16, F8, I64, I32, I16, I8, U8, BOOL)}
+
+
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def require_torch(what: str, extra: str) -> None:
+    """`ConfigError` that `what` needs torch, with the extra of quire that installs it, where it is not there."""
+    if not has_torch():
+        raise ConfigError(f"{what} needs PyTorch, which is not installed: pip install 'quire[{extra}]'")
+
 
 if TYPE_CHECKING:
     import torch as torch
@@ -24,6 +40,11 @@ else:
             return value
 
     torch = _Torch()
+
+
+def array_dtype(dtype: torch.dtype) -> Dtype:
+    """That of an array for torch's `dtype`."""
+    return DTYPES[str(dtype).removeprefix("torch.")]
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:

@@ -1,6 +1,6 @@
 """The native module seen from Python: op ids of one instruction-set unit, calls, and recordings of calls.
 
-An op of `quire._native` takes integers, numbers and addresses only; whoever calls it checks shapes first.
+An op of `quire._native` takes integers, numbers, arrays and addresses; whoever calls it checks shapes first.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Native:
         self.module.set_threads(threads or cores().threads)
         self.threads: int = self.module.threads()
         self.recording: Any = None
+        self.held: list[Any] = []
+        """What the recording that is open needs to live: it holds addresses only."""
         self.tuning = Tuning()
 
     def set_tuning(self, tuning: Tuning) -> None:
@@ -69,9 +71,13 @@ class Native:
         self.module.call(self.ids["set_tuning"], (tuning.ahead, tuning.tile_rows, tuning.row_streams))
         self.tuning = tuning
 
-    def call(self, name: str, *args: int | float) -> None:
-        """Run op `name`, or record it. Raises ValueError when an argument is missing, null or out of range."""
+    def call(self, name: str, *args: Any) -> None:
+        """Run op `name`, or record it: its arguments are integers, numbers, arrays, and addresses or None for pointers.
+
+        `ValueError` when an argument is missing, null or out of range.
+        """
         if self.recording is None:
             self.module.call(self.ids[name], args)
         else:
             self.recording.add(self.ids[name], args)
+            self.held.append(args)

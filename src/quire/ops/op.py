@@ -1,17 +1,21 @@
 """The op registry: one definition per op, any number of implementations, one choice made at load.
 
-An implementation receives exactly the arguments of the reference. `select` builds the table of chosen callables once;
-a missing implementation is an error, never a silent fall-back, unless the caller names the reference for that op.
+An implementation receives exactly the arguments of the definition. `implementations` builds the table of chosen
+callables once; a missing implementation is an error, never a silent fall-back, unless the caller names the reference
+for that op. The definitions of layers are torch's (`quire.ops.reference`) and imported only by who calls them.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose_ops
+from quire.ops.lazy import require_torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 Case = dict[str, Any]
@@ -25,46 +29,61 @@ class Op:
     name: str
     reference: Callable[..., Any]
     tolerance: float
-    impls: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 REGISTRY: dict[str, Op] = {}
+"""The definitions that were imported; all of them after `load_definitions`."""
+IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {}
+"""Op -> backend -> function; "triton:cublas" is one of the backend "triton" that `--ops name=cublas` asks for."""
 
 
 def op(tolerance: float) -> Callable[[F], F]:
-    """Register the decorated torch function as the definition of the op of that name."""
+    """Register the decorated function as the definition of the op of that name."""
 
     def register(fn: F) -> F:
-        REGISTRY[fn.__name__] = Op(fn.__name__, fn, tolerance, impls={"reference": fn})
+        REGISTRY[fn.__name__] = Op(fn.__name__, fn, tolerance)
         return fn
 
     return register
 
 
 def impl(name: str, backend: str) -> Callable[[F], F]:
-    """Register the decorated function as op `name` of `backend`; its first argument is the backend's state.
-
-    A backend "triton:cublas" is an implementation of the backend "triton" that `--ops name=cublas` asks for.
-    """
+    """Register the decorated function as op `name` of `backend`; its first argument is the backend's state."""
 
     def register(fn: F) -> F:
-        REGISTRY[name].impls[backend] = fn
+        IMPLEMENTATIONS.setdefault(name, {})[backend] = fn
         return fn
 
     return register
 
 
+def load_modules(package: str) -> None:
+    """Import every module of `package`, which registers what it has."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def load_definitions() -> None:
+    """Import every definition, and with them torch."""
+    load_modules("quire.ops.reference")
+    importlib.import_module("quire.ops.sampling")
+
+
 def implementations(
     backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]
-) -> dict[str, tuple[str, Any]]:
+) -> dict[str, tuple[str, Callable[..., Any]]]:
     """For each op its (implementation name, callable), as `choose_ops` has it.
 
     `own`: the backend's by the op's name, and others by "op:implementation".
     """
-    table: dict[str, tuple[str, Any]] = {}
+    table: dict[str, tuple[str, Callable[..., Any]]] = {}
     for name, which in choose_ops(backend, overrides).items():
-        key = name if which == backend else f"{name}:{which}"
-        fn = REGISTRY[name].reference if which == "reference" else own.get(key)
+        if which == "reference":
+            require_torch(f"--ops {name}=reference", "train")
+            load_definitions()
+            table[name] = (which, REGISTRY[name].reference)
+            continue
+        fn = own.get(name if which == backend else f"{name}:{which}")
         if fn is None:
             raise ConfigError(
                 f"op {name} has no {backend} implementation; pass --ops {name}=reference to accept the slow one"

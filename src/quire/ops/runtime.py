@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire.ops.arrays import Fetched
+
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(target, source) of copies that are queued."""
-Fetched = Callable[[], list[NDArray[Any]]]
-"""Waits for copies to the host, and returns them."""
 
 
 class Mark(Protocol):

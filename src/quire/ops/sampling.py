@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from quire.ops.arrays import Array
 from quire.ops.op import op
 from quire.ops.philox import noise
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Records = NDArray[np.void]
-Found = NDArray[Any] | Tensor
+Found = Array
 """A result of sampling where the logits are: on a device a tensor, records as bytes, that `Ops.fetch` brings."""
 
 GREEDY_BELOW = 1e-5
@@ -73,10 +73,10 @@ class RowEdits:
 
 
 @op(tolerance=1e-6)
-def penalize(logits: Tensor, edits: Sequence[RowEdits]) -> None:
+def penalize(logits: Array, edits: Sequence[RowEdits]) -> None:
     """Apply `edits` to logits [R, V] in place. NaN and +inf stay what they are, so that `sample` still finds them."""
     for edit in edits:
-        x = logits[edit.row].numpy()
+        x = np.asarray(logits)[edit.row]
         hidden = np.zeros(len(x), bool)
         if edit.mask is not None:
             hidden |= np.unpackbits(edit.mask.view(np.uint8), bitorder="little")[: len(x)] == 0
@@ -98,7 +98,7 @@ def penalize(logits: Tensor, edits: Sequence[RowEdits]) -> None:
 
 
 @op(tolerance=0.0)
-def sample(logits: Tensor, draws: Records) -> tuple[Found, Found]:
+def sample(logits: Array, draws: Records) -> tuple[Found, Found]:
     """One token per record of `draws` [n] (DRAW): tokens [n] int32 (-1 where flagged) and flags [n] int32.
 
     Greedy takes the largest logit, the lowest id among equals. Otherwise, in this order: divide by the temperature;
@@ -109,7 +109,7 @@ def sample(logits: Tensor, draws: Records) -> tuple[Found, Found]:
     Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding". Equal logits: lower
     id first.
     """
-    results = [_sample_row(logits[int(d["row"])].double().numpy(), d) for d in draws]
+    results = [_sample_row(np.asarray(logits[int(d["row"])], np.float64), d) for d in draws]
     tokens, flags = zip(*results, strict=True) if results else ((), ())
     return np.array(tokens, np.int32), np.array(flags, np.int32)
 
@@ -140,7 +140,7 @@ def _sample_row(x: NDArray[np.float64], draw: Any) -> tuple[int, int]:
 
 
 @op(tolerance=1e-5)
-def top_logprobs(logits: Tensor, queries: Records, k: int, drawn: Found | None = None) -> tuple[Found, Found, Found]:
+def top_logprobs(logits: Array, queries: Records, k: int, drawn: Found | None = None) -> tuple[Found, Found, Found]:
     """Scores [n] (SCORE) of the targets of `queries` [n] (QUERY); each row's k best ids and log-probabilities [n, k].
 
     Best first, equal logits by ascending id; where fewer than k logits are above -inf the id is -1. A row with a flag
@@ -151,7 +151,7 @@ def top_logprobs(logits: Tensor, queries: Records, k: int, drawn: Found | None =
     ids = np.full((len(queries), k), -1, np.int32)
     logprobs = np.full((len(queries), k), -np.inf, np.float32)
     for i, (row, target) in enumerate(queries.tolist()):
-        x = logits[row].double().numpy()
+        x = np.asarray(logits[row], np.float64)
         scores[i]["flags"] = flags = _flags(x)
         if flags:
             continue

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from quire.ops.lazy import torch
+import numpy as np
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from quire.core.dtypes import I64
+from quire.ops.arrays import Array, as_f32, cast_to, concat, to_torch
 
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
@@ -24,7 +23,7 @@ E4M3_MOST = 448.0
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [n, k] in its plain (unpacked) form.
+    """A matrix [n, k] in its plain (unpacked) form, of numpy's arrays or of torch's tensors.
 
     `kind` "f32" | "bf16" | "f16": `codes` is the matrix itself. Products with f16 are f32.
     `kind` "bf16_f32": `codes` is a bf16 matrix whose products are those of the same numbers in f32: activations are not
@@ -48,16 +47,16 @@ class Weight:
     """
 
     kind: str
-    codes: Tensor
-    scales: Tensor | None = None
-    zeros: Tensor | None = None
+    codes: Array
+    scales: Array | None = None
+    zeros: Array | None = None
     group: int = 0
-    mins: Tensor | None = None
-    table: Tensor | None = None
-    order: Tensor | None = None
+    mins: Array | None = None
+    table: Array | None = None
+    order: Array | None = None
     activation_bits: int = 8
-    units: Tensor | None = None
-    min_units: Tensor | None = None
+    units: Array | None = None
+    min_units: Array | None = None
     bits: int = 0
 
     @property
@@ -65,7 +64,7 @@ class Weight:
         """(rows n = output features, columns k = input features)."""
         return int(self.codes.shape[0]), int(self.codes.shape[1])
 
-    def take_rows(self, rows: slice | Tensor) -> Weight:
+    def take_rows(self, rows: slice | Array) -> Weight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
         groups = (self.scales, self.zeros, self.mins, self.units, self.min_units)
         scales, zeros, mins, units, min_units = (None if t is None else t[rows] for t in groups)
@@ -73,18 +72,19 @@ class Weight:
             self, codes=self.codes[rows], scales=scales, zeros=zeros, mins=mins, units=units, min_units=min_units
         )
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self) -> Array:
         """The matrix as float32 [n, k], its columns in the activations' order."""
         if self.scales is None:
-            return self.codes.float()
-        numbers = self.codes if self.table is None else self.table[self.codes.long()]
-        values = numbers.float().view(*self.scales.shape, self.group)
-        if self.zeros is not None:
-            values = values - self.zeros.float()[..., None]
-        values = values * self.scales.float()[..., None]
-        if self.mins is not None:
-            values = values + self.mins.float()[..., None]
-        values = values.flatten(1)
+            return as_f32(self.codes)
+        numbers = self.codes if self.table is None else self.table[cast_to(self.codes, I64)]
+        values = as_f32(numbers).reshape(*self.scales.shape, self.group)
+        with np.errstate(over="ignore"):
+            if self.zeros is not None:
+                values = values - as_f32(self.zeros)[..., None]
+            values = values * as_f32(self.scales)[..., None]
+            if self.mins is not None:
+                values = values + as_f32(self.mins)[..., None]
+        values = values.reshape(self.shape)
         return values if self.order is None else values[:, self.order.argsort()]
 
 
@@ -122,18 +122,18 @@ class RoundForm:
 class Rows:
     """The rows of `data` [rows, ...] in the order of the index `order` [n] int64, or as they are."""
 
-    data: Tensor
-    order: Tensor | None = None
+    data: Array
+    order: Array | None = None
 
     def __len__(self) -> int:
         return len(self.data if self.order is None else self.order)
 
     @property
-    def ordered(self) -> Tensor:
+    def ordered(self) -> Array:
         """They, copied where they have an order."""
         return self.data if self.order is None else self.data[self.order]
 
-    def take(self, rows: slice | Tensor) -> Rows:
+    def take(self, rows: slice | Array) -> Rows:
         """The rows `rows` of them."""
         if self.order is not None:
             return Rows(self.data, self.order[rows])
@@ -165,9 +165,9 @@ class Stored:
     @property
     def whole(self) -> Rows:
         """All parts as one."""
-        return self.parts[0] if len(self.parts) == 1 else Rows(torch.cat([part.ordered for part in self.parts]))
+        return self.parts[0] if len(self.parts) == 1 else Rows(concat([part.ordered for part in self.parts]))
 
-    def take_rows(self, rows: slice | Tensor) -> Stored:
+    def take_rows(self, rows: slice | Array) -> Stored:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
         return replace(self, parts=(self.whole.take(rows),))
 
@@ -184,6 +184,11 @@ class Stored:
         return replace(self, parts=tuple(part for stored in (self, *others) for part in stored.parts))
 
 
+ARRAYS = ("codes", "scales", "zeros", "mins", "table", "order", "units", "min_units")
+"""The fields of a `Weight` that are arrays."""
+W = TypeVar("W", bound=Weight | Stored)
+
+
 @dataclass(frozen=True)
 class Packed:
     """A matrix in the layout a backend streams. `handle` is the backend's own.
@@ -196,10 +201,24 @@ class Packed:
     k: int
     group: int
     nbytes: int
-    buffers: tuple[Tensor, ...]
+    buffers: tuple[Array, ...]
     handle: Any = None
     plain: Weight | None = None
-    shared: tuple[Tensor, ...] = ()
+    shared: tuple[Array, ...] = ()
+
+
+def as_tensors(weight: W) -> W:
+    """The same with torch tensors, which share its memory where that may be written. Imports torch."""
+
+    def each(part: Array | None) -> Array | None:
+        return None if part is None else to_torch(part)
+
+    changes: dict[str, Any]
+    if isinstance(weight, Stored):
+        changes = {"parts": tuple(Rows(to_torch(part.data), each(part.order)) for part in weight.parts)}
+    else:
+        changes = {name: each(getattr(weight, name)) for name in ARRAYS}
+    return replace(weight, **changes)
 
 
 def labelled(label: str, packed: Packed) -> str:
@@ -222,33 +241,9 @@ class PackedTable:
 
 
 def plain_packed(weight: Weight) -> Packed:
-    """The reference backend's packing: none."""
-    n, k = weight.shape
+    """The reference backend's packing: none, but that its numbers are torch's."""
+    weight, (n, k) = as_tensors(weight), weight.shape
     parts = (weight.codes, weight.scales, weight.zeros, weight.mins, weight.table, weight.order)
     tensors = tuple(t for t in parts if t is not None)
-    size = sum(t.numel() * t.element_size() for t in tensors)
+    size = sum(t.nbytes for t in tensors)
     return Packed(weight.kind, n, k, weight.group, size, tensors, plain=weight)
-
-
-def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """Rows x [t, k] f32 to integer codes (as f32) and f32 scales [t, k / group], symmetric, half to even.
-
-    scale = max|x| / MOST[bits]. One scale per group, not per token: one outlier channel must not cost the others
-    their precision. 16 bits are two digits of base 255, each -127..127, so that kernels multiply bytes.
-    """
-    most = MOST[bits]
-    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
-    top = groups.abs().amax(-1)
-    scale = top / most
-    inverse = torch.where(top > 2e-34, most / top, torch.zeros_like(top))  # of anything smaller it is infinite
-    codes = torch.round(groups * inverse[..., None]).clamp(-most, most)
-    return codes.flatten(1), scale
-
-
-def quantize_to_float8(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """As `quantize_activations`, with codes in float8_e4m3fn (as f32): scale = max|x| / 448."""
-    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
-    top = groups.abs().amax(-1)
-    inverse = torch.where(top > 2e-34, E4M3_MOST / top, torch.zeros_like(top))
-    codes = (groups * inverse[..., None]).to(torch.float8_e4m3fn)
-    return codes.float().flatten(1), top / E4M3_MOST

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from quire.core.errors import ConfigError
+from quire.ops.arrays import Array, is_tensor, to_torch
 from quire.ops.backend import Ops
-from quire.ops.cpu import check
 from quire.parallel.store import PATIENCE_S
 
 ROOM = 4 << 20
@@ -51,6 +51,14 @@ def nccl_group(store: Store, name: str, rank: int, world: int, interface: str, s
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     return dist.ProcessGroupNCCL(PrefixStore(name, store), rank, world, options)
+
+
+def check(x: Tensor, what: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """`x` itself when it is contiguous and of that dtype and shape (-1: any size); a ValueError names what is not."""
+    fits = x.dim() == len(shape) and all(want in (-1, have) for have, want in zip(x.shape, shape, strict=False))
+    if x.dtype is not dtype or not x.is_contiguous() or not fits:
+        raise ValueError(f"{what}: need a contiguous {dtype} tensor of {list(shape)}, got {x.dtype} {list(x.shape)}")
+    return x
 
 
 class DistributedComm:
@@ -197,3 +205,67 @@ class DistributedComm:
 def _known(rank: int, world: int, what: str) -> None:
     if not 0 <= rank < world:
         raise ValueError(f"{what}: there is no rank {rank} of {world}")
+
+
+class ArrayComm:
+    """`Comm` of backends whose arrays are the host's: tensors of the same memory go into `inner` and come out."""
+
+    recordable = False
+
+    def __init__(self, inner: DistributedComm) -> None:
+        self._inner, self.rank, self.world = inner, inner.rank, inner.world
+
+    @property
+    def waited_s(self) -> float:
+        """As of `inner`."""
+        return self._inner.waited_s
+
+    def all_reduce(self, ops: Ops, x: Array) -> Array:
+        """As `Comm` says."""
+        self._inner.all_reduce(ops, _tensor(x))
+        return x
+
+    def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
+        """As `Comm` says."""
+        return _array(ops, self._inner.reduce_scatter(ops, _tensor(x), rows))
+
+    def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
+        """As `Comm` says."""
+        return _array(ops, self._inner.all_gather(ops, _tensor(x), rows))
+
+    def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
+        """As `Comm` says."""
+        return _array(ops, self._inner.gather_columns(ops, _tensor(x), widths))
+
+    def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
+        """As `Comm` says."""
+        out, received = self._inner.all_to_all(ops, _tensor(x), _tensor(sends), most)
+        return _array(ops, out), _array(ops, received)
+
+    def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
+        """As `Comm` says."""
+        self._inner.broadcast(ops, _tensor(x), root)
+        return x
+
+    def send(self, ops: Ops, x: Array, to: int) -> None:
+        """As `Comm` says."""
+        self._inner.send(ops, _tensor(x), to)
+
+    def recv(self, ops: Ops, out: Array, source: int) -> Array:
+        """As `Comm` says."""
+        self._inner.recv(ops, _tensor(out), source)
+        return out
+
+    def leave(self) -> None:
+        """As `Comm` says."""
+        self._inner.leave()
+
+
+def _tensor(x: Array) -> Tensor:
+    found: Tensor = x if is_tensor(x) else to_torch(x)
+    return found
+
+
+def _array(ops: Ops, x: Tensor) -> Array:
+    found: Array = ops.put(x)
+    return found

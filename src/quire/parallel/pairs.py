@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import I32, I64
+from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
-from quire.ops.cpu import check
-from quire.ops.native import best_ops, require_native
+from quire.ops.cpu.state import check
 from quire.parallel.experts import Held
 
 RUN = 16
@@ -32,11 +32,11 @@ class Pairs:
     rank's rows lies.
     """
 
-    tokens: Tensor
-    order: Tensor
-    offsets: Tensor
-    sends: Tensor
-    places: Tensor
+    tokens: Array
+    order: Array
+    offsets: Array
+    sends: Array
+    places: Array
 
 
 @cache
@@ -52,37 +52,27 @@ class PairDivider:
     `counted` int64 [experts + world + 1] grows by each expert's pairs, each rank's, and those of the rank with most.
     """
 
-    def __init__(self, held: Held, rank: int, counted: Tensor) -> None:
-        experts = len(check(counted, "counted pairs", torch.int64, -1)) - len(held) - 1
+    def __init__(self, held: Held, rank: int, counted: Host) -> None:
+        experts = len(check(counted, "counted pairs", I64, -1)) - len(held) - 1
         self.world, self.rank, self.held = len(held), rank, len(held[rank])
         homes = [[r for r, own in enumerate(held) if e in own] for e in range(experts)]
         if not all(homes):
             raise ValueError(f"expert {homes.index([])} is held by no rank")
         most = max(map(len, homes))
-        self._homes = torch.tensor([each + [-1] * (most - len(each)) for each in homes], dtype=torch.int32)
+        self._homes = np.array([each + [-1] * (most - len(each)) for each in homes], np.int32)
         own = {e: place for place, e in enumerate(held[rank])}
-        self._local = torch.tensor([own.get(e, -1) for e in range(experts)], dtype=torch.int32)
+        self._local = np.array([own.get(e, -1) for e in range(experts)], np.int32)
         self.counted = counted
-        self._module, self._ids = require_native(), best_ops()
 
-    def __call__(self, ops: Ops, ids: Tensor) -> Pairs:
+    def __call__(self, ops: Ops, ids: Array) -> Pairs:
         """ids int32 [T, top_k], T > 0, the same on all ranks."""
-        (rows, top_k), (experts, copies) = check(ids, "divide_pairs ids", torch.int32, -1, -1).shape, self._homes.shape
+        chosen = check(ops.host(ids), "divide_pairs ids", I32, -1, -1)
+        (rows, top_k), (experts, copies) = chosen.shape, self._homes.shape
         own = row_parts(rows, self.world)[self.rank]
         shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (max(own, 1), top_k)
-        tokens, order, offsets, sends, places = outs = [_empty(ops, *shape) for shape in shapes]
-        args = (
-            *(out.data_ptr() for out in outs), self.counted.data_ptr(), ids.data_ptr(), self._homes.data_ptr(),
-            self._local.data_ptr(), rows, top_k, experts, copies, self.held, self.rank, self.world,
+        tokens, order, offsets, sends, places = outs = [ops.empty(n, width, I32) for n, width in shapes]
+        ops.native(
+            "divide_pairs", *map(ops.host, outs), self.counted, chosen, self._homes, self._local,
+            rows, top_k, experts, copies, self.held, self.rank, self.world,
         )  # fmt: skip
-        if ops.cpu is None:
-            self._module.call(self._ids["divide_pairs"], args)
-        else:
-            ops.cpu.call("divide_pairs", *args)
         return Pairs(tokens, order, offsets, sends[0], places[:own])
-
-
-def _empty(ops: Ops, rows: int, columns: int) -> Tensor:
-    if ops.cpu is None:
-        return torch.empty(rows, columns, dtype=torch.int32)
-    return ops.cpu.arena.empty(rows, columns, torch.int32)

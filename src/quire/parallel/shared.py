@@ -7,14 +7,14 @@ import os
 from itertools import accumulate
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from quire.core.dtypes import F32, I32
 from quire.core.errors import ConfigError
 from quire.core.machine import memory_file
+from quire.ops.arrays import Array, Host, dtype_of
 from quire.ops.backend import Ops
-from quire.ops.cpu import check
+from quire.ops.cpu.state import check
 from quire.ops.native import best_ops, require_native
 
 RANKS = 64
@@ -87,54 +87,57 @@ class SharedComm:
         self._saying = int(self._said.ctypes.data)
         self._module, self._ids = require_native(), best_ops()
 
-    def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
+    def all_reduce(self, ops: Ops, x: Array) -> Array:
         """As `Comm` says."""
-        self._run(ops, "all_reduce", check(x, "all_reduce x", torch.float32, -1, -1).data_ptr(), x.numel())
+        own = check(ops.host(x), "all_reduce x", F32, -1, -1)
+        self._run(ops, "all_reduce", own, own.size)
         return x
 
-    def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
         """As `Comm` says."""
-        width = check(x, "reduce_scatter x", torch.float32, sum(rows), -1).shape[1]
-        out, starts = _empty(ops, rows[self.rank], width, x.dtype), self._starts_of(ops, rows, width)
-        self._run(ops, "reduce_scatter", out.data_ptr(), x.data_ptr(), starts)
+        own = check(ops.host(x), "reduce_scatter x", F32, sum(rows), -1)
+        out: Array = ops.empty(rows[self.rank], own.shape[1])
+        self._run(ops, "reduce_scatter", ops.host(out), own, self._starts_of(rows, own.shape[1]))
         return out
 
-    def all_gather(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
         """As `Comm` says."""
-        width, words = check(x, "all_gather x", x.dtype, rows[self.rank], -1).shape[1], _words(x)
-        out = _empty(ops, sum(rows), width, x.dtype)
-        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(ops, rows, words), 1)
+        own = check(ops.host(x), "all_gather x", dtype_of(x), rows[self.rank], -1)
+        out: Array = ops.empty(sum(rows), own.shape[1], own.dtype)
+        self._run(ops, "gather_columns", ops.host(out), own, self._starts_of(rows, _words(own)), 1)
         return out
 
-    def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+    def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
         """As `Comm` says."""
-        rows = len(check(x, "gather_columns x", torch.float32, -1, widths[self.rank]))
-        out = _empty(ops, rows, sum(widths), x.dtype)
-        self._run(ops, "gather_columns", out.data_ptr(), x.data_ptr(), self._starts_of(ops, widths, 1), rows)
+        own = check(ops.host(x), "gather_columns x", F32, -1, widths[self.rank])
+        out: Array = ops.empty(len(own), sum(widths))
+        self._run(ops, "gather_columns", ops.host(out), own, self._starts_of(widths, 1), len(own))
         return out
 
-    def all_to_all(self, ops: Ops, x: Tensor, sends: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
         """As `Comm` says."""
-        rows, width = check(x, "all_to_all x", x.dtype, -1, -1).shape
-        check(sends, "all_to_all sends", torch.int32, self.world)
-        out, received = _empty(ops, most, width, x.dtype), _empty(ops, 1, self.world, torch.int32)[0]
-        places = out.data_ptr(), received.data_ptr(), x.data_ptr(), sends.data_ptr()
-        self._run(ops, "all_to_all", *places, rows, most, 4 * _words(x))
+        own = check(ops.host(x), "all_to_all x", dtype_of(x), -1, -1)
+        to = check(ops.host(sends), "all_to_all sends", I32, self.world)
+        out, received = ops.empty(most, own.shape[1], own.dtype), ops.empty(1, self.world, I32)[0]
+        self._run(ops, "all_to_all", ops.host(out), ops.host(received), own, to, len(own), most, 4 * _words(own))
         return out, received
 
-    def broadcast(self, ops: Ops, x: Tensor, root: int) -> Tensor:
+    def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
         """As `Comm` says."""
-        if x.numel():
-            self._run(ops, "broadcast", _flat(x, "broadcast x").data_ptr(), x.nbytes, self._known(root, "broadcast"))
+        own = _flat(ops.host(x), "broadcast x")
+        if own.size:
+            self._run(ops, "broadcast", own, own.nbytes, self._known(root, "broadcast"))
         return x
 
-    def send(self, ops: Ops, x: Tensor, to: int) -> None:
+    def send(self, ops: Ops, x: Array, to: int) -> None:
         """As `Comm` says; 16 pieces of `PIECE` bytes have room between two ranks."""
-        self._run(ops, "send", _flat(x, "send x").data_ptr(), x.nbytes, self._other(to, "send"))
+        own = _flat(ops.host(x), "send x")
+        self._run(ops, "send", own, own.nbytes, self._other(to, "send"))
 
-    def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
+    def recv(self, ops: Ops, out: Array, source: int) -> Array:
         """As `Comm` says; `ValueError` when the other has sent another number of bytes."""
-        self._run(ops, "recv", _flat(out, "recv out").data_ptr(), out.nbytes, self._other(source, "recv"))
+        own = _flat(ops.host(out), "recv out")
+        self._run(ops, "recv", own, own.nbytes, self._other(source, "recv"))
         return out
 
     @property
@@ -142,8 +145,8 @@ class SharedComm:
         """Seconds spent in `recv` until something was there."""
         return 1e-9 * float(self._state[-1])
 
-    def _starts_of(self, ops: Ops, parts: tuple[int, ...], each: int) -> int:
-        """Where each rank's part begins, and where the last one ends. What a recording reads lives as long as it."""
+    def _starts_of(self, parts: tuple[int, ...], each: int) -> NDArray[np.int64]:
+        """Where each rank's part begins, and where the last one ends."""
         if len(parts) != self.world or min(parts) < 0:
             raise ValueError(f"{parts} are not the parts of {self.world} ranks")
         starts = tuple(each * start for start in accumulate(parts, initial=0))
@@ -151,9 +154,7 @@ class SharedComm:
             if len(self._starts) >= KNOWN_PARTS:
                 self._starts.clear()
             self._starts[starts] = np.array(starts, np.int64)
-        if ops.cpu is not None:
-            ops.cpu.hold(self._starts[starts])
-        return int(self._starts[starts].ctypes.data)
+        return self._starts[starts]
 
     def _known(self, rank: int, what: str) -> int:
         if not 0 <= rank < self.world:
@@ -165,12 +166,9 @@ class SharedComm:
             raise ValueError(f"{what}: rank {rank} is this one")
         return self._known(rank, what)
 
-    def _run(self, ops: Ops, name: str, *args: int) -> None:
+    def _run(self, ops: Ops, name: str, *args: int | Host) -> None:
         """Now, or as a part of the recording that is open."""
-        if ops.cpu is None:
-            self._module.call(self._ids[name], (self._at, *args))
-        else:
-            ops.cpu.call(name, self._at, *args)
+        ops.native(name, self._at, *args)
 
     def tell(self, message: bytes) -> None:
         """Rank 0 says something to all others; it waits until they have heard what was before."""
@@ -210,20 +208,16 @@ class SharedComm:
         self._module.call(self._ids["leave"], (self._at,))
 
 
-def _empty(ops: Ops, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(rows, width, dtype=dtype) if ops.cpu is None else ops.cpu.arena.empty(rows, width, dtype)
-
-
-def _words(x: Tensor) -> int:
+def _words(x: Host) -> int:
     """How many times 4 bytes a row of x [T, d] has."""
     if x.shape[1] * x.itemsize % 4:
         raise ValueError(f"rows of {x.shape[1]} {x.dtype} are not whole numbers of 4 bytes")
     return int(x.shape[1]) * x.itemsize // 4
 
 
-def _flat(x: Tensor, what: str) -> Tensor:
-    if not x.is_contiguous():
-        raise ValueError(f"{what}: need a contiguous tensor")
+def _flat(x: Host, what: str) -> Host:
+    if not x.flags.c_contiguous:
+        raise ValueError(f"{what}: need a contiguous array")
     return x
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 
@@ -23,7 +22,7 @@ class TreeComm:
         """As `Comm` says."""
         return self._comm.waited_s
 
-    def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
+    def all_reduce(self, ops: Ops, x: Array) -> Array:
         """As `Comm` says, but for the order; the sum is in a new place."""
         count = len(x)
         found = self._comm.all_gather(ops, x, (count,) * self.world)
@@ -32,32 +31,32 @@ class TreeComm:
             parts = [ops.add(left, right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
-    def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
         """As `Comm` says, but for the order."""
         first = sum(rows[: self.rank])
         return self.all_reduce(ops, x)[first : first + rows[self.rank]]
 
-    def all_gather(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
         """As `Comm` says."""
         return self._comm.all_gather(ops, x, rows)
 
-    def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+    def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
         """As `Comm` says."""
         return self._comm.gather_columns(ops, x, widths)
 
-    def all_to_all(self, ops: Ops, x: Tensor, sends: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
         """As `Comm` says."""
         return self._comm.all_to_all(ops, x, sends, most)
 
-    def broadcast(self, ops: Ops, x: Tensor, root: int) -> Tensor:
+    def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
         """As `Comm` says."""
         return self._comm.broadcast(ops, x, root)
 
-    def send(self, ops: Ops, x: Tensor, to: int) -> None:
+    def send(self, ops: Ops, x: Array, to: int) -> None:
         """As `Comm` says."""
         self._comm.send(ops, x, to)
 
-    def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
+    def recv(self, ops: Ops, out: Array, source: int) -> Array:
         """As `Comm` says."""
         return self._comm.recv(ops, out, source)
 

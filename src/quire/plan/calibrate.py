@@ -13,14 +13,14 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from quire.ops.arena import huge_bytes
+from quire.core.dtypes import BF16, F32, I32, Dtype
+from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import assemble, take_apart
 from quire.ops.layout import KVCache
-from quire.ops.matrix import assemble, take_apart
 from quire.ops.sampling import DRAW
 from quire.ops.weights import Packed, Weight
 from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates
@@ -94,11 +94,15 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
     return KindRates(list(ROWS), of("linear", "near"), of("linear", "far"), of("mlp", "near"), of("mlp", "far"), far)
 
 
+def _noise(rows: int, columns: int, seed: int = 0) -> Host:
+    return np.random.default_rng(seed).standard_normal((rows, columns), F32)
+
+
 def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
     name, _, group = kind.partition(" g")
-    made = torch.randn(n, k, generator=torch.Generator().manual_seed(n)) * 0.02
+    made = _noise(n, k, seed=n) * np.float32(0.02)
     if not group:
-        return ops.pack(Weight(name, made.float() if name == "f32" else made.bfloat16()), narrow=True)
+        return ops.pack(Weight(name, made if name == "f32" else made.astype(BF16)), narrow=True)
     target = QUANTIZERS["nf4" if name == "table4" else name]
     return target.at_pack(made, int(group)).pack(ops)
 
@@ -115,21 +119,21 @@ def _copy(ops: Ops, packed: Packed) -> Packed:
     numbers, parts = take_apart(packed)
     made = {}
     for name, part in parts.items():
-        room = huge_bytes(ops.cpu.native, part.numel() * part.element_size())
-        made[name] = room.view(part.dtype).view(part.shape).copy_(part)
+        made[name] = huge_bytes(ops.cpu.native, part.nbytes).view(part.dtype).reshape(part.shape)
+        made[name][...] = part
     return assemble(packed.kind, (packed.n, packed.k), packed.group, numbers, made)
 
 
-def _linears(ops: Ops, matrices: Sequence[tuple[Packed, ...]], rows: int) -> Tensor:
-    x = torch.randn(rows, WIDTH)
+def _linears(ops: Ops, matrices: Sequence[tuple[Packed, ...]], rows: int) -> Host:
+    x = _noise(rows, WIDTH)
     for (weight,) in matrices:
         ops.next_layer()
         y = ops.linear(x, weight, None)
     return y  # type: ignore[no-any-return]
 
 
-def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Tensor:
-    x = torch.randn(rows, WIDTH)
+def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Host:
+    x = _noise(rows, WIDTH)
     for gate_up, down in pairs:
         ops.next_layer()
         if ops.fuses_mlp(gate_up, down):
@@ -141,18 +145,18 @@ def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Tensor:
 
 def call_seconds(ops: Ops) -> float:
     """Of one op that has next to nothing to do, in a recording of many."""
-    weight = ops.pack(Weight("bf16", torch.zeros(32, 64, dtype=torch.bfloat16)))
-    x = torch.zeros(1, 64)
+    weight = ops.pack(Weight("bf16", np.zeros((32, 64), BF16)))
+    x = np.zeros((1, 64), F32)
     run = ops.capture(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
     return timed_in_turns({"": run})[""] / 200
 
 
 def norm_seconds(ops: Ops) -> dict[int, float]:
     """By rows: what the norms of a layer take for each number of the stream's width."""
-    weight = torch.ones(WIDTH)
+    weight = np.ones(WIDTH, F32)
 
-    def run(rows: int) -> Tensor:
-        x, delta = torch.zeros(rows, WIDTH), torch.zeros(rows, WIDTH)
+    def run(rows: int) -> Host:
+        x, delta = np.zeros((rows, WIDTH), F32), np.zeros((rows, WIDTH), F32)
         for _ in range(2 * LAYERS):
             ops.next_layer()
             x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
@@ -165,13 +169,13 @@ def norm_seconds(ops: Ops) -> dict[int, float]:
 def rope_seconds(ops: Ops) -> dict[int, float]:
     """By rows: what a layer's rope and writing of keys take for each number of queries, keys and values."""
     heads, kv_heads, d = HEADS[0]
-    wide, table = (heads + 2 * kv_heads) * d, torch.zeros(4096, 2, d // 2)
-    caches = [ops.allocate_cache(ops.layout(16, kv_heads, d, torch.bfloat16), 64) for _ in range(LAYERS)]
+    wide, table = (heads + 2 * kv_heads) * d, np.zeros((4096, 2, d // 2), F32)
+    caches = [ops.allocate_cache(ops.layout(16, kv_heads, d, BF16), 64) for _ in range(LAYERS)]
 
-    def run(rows: int) -> Tensor:
-        at, qkv = torch.arange(rows), torch.zeros(rows, wide)
+    def run(rows: int) -> Host:
+        at, qkv = np.arange(rows), np.zeros((rows, wide), F32)
         for cache in caches:
-            ops.rope_and_cache(qkv, at.int(), table, at, cache, None, 1e-5)
+            ops.rope_and_cache(qkv, at.astype(I32), table, at, cache, None, 1e-5)
         return qkv
 
     spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
@@ -181,12 +185,12 @@ def rope_seconds(ops: Ops) -> dict[int, float]:
 def sample_seconds(ops: Ops) -> float:
     """Of one logit of a row that a token is drawn from."""
     rows = 8
-    logits, draws = torch.randn(rows, VOCABULARY), np.zeros(rows, DRAW)
+    logits, draws = _noise(rows, VOCABULARY), np.zeros(rows, DRAW)
     draws["row"] = np.arange(rows)
     return timed_in_turns({"": lambda: ops.sample(logits, draws)})[""] / rows / VOCABULARY
 
 
-def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS, far: int = FAR) -> AttentionRates:
+def attention_rates(ops: Ops, dtype: Dtype, seconds: float = SECONDS, far: int = FAR) -> AttentionRates:
     """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike.
 
     Each call reads other blocks of `far` bytes: between two steps a model's weights sweep keys out of every cache.
@@ -196,7 +200,8 @@ def attention_rates(ops: Ops, dtype: torch.dtype, seconds: float = SECONDS, far:
         layout = ops.layout(BLOCK, kv_heads, d, dtype)
         most = max(_blocks(case) for case in ATTENDED)
         cache = ops.allocate_cache(layout, max(most, far // (BLOCK * layout.bytes_per_token)))
-        cache.keys.zero_(), cache.values.zero_()
+        for part in (cache.keys, cache.values):
+            part[...] = 0
         calls = {case: min(MOST_CALLS, cache.keys.shape[0] // _blocks(case)) for case in ATTENDED}
         found = timed_in_turns({case: _attention(ops, cache, heads, case, calls[case]) for case in ATTENDED}, seconds)
         for case in ATTENDED:
@@ -221,13 +226,13 @@ def _attention(ops: Ops, cache: KVCache, heads: int, case: tuple[int, int, int],
     """A recording of so many calls, each over blocks of its own."""
     seqs, before, own = case
     layout, each = cache.layout, _blocks(case)
-    tables = [torch.arange(i * each, (i + 1) * each, dtype=torch.int32).view(seqs, -1) for i in range(calls)]
-    qkv = torch.randn(seqs * own, (heads + 2 * layout.kv_heads) * layout.head_dim)
-    ends = torch.tensor([0, *accumulate([own] * seqs)], dtype=torch.int32)
-    context = torch.full((seqs,), before + own, dtype=torch.int32)
+    tables = [np.arange(i * each, (i + 1) * each, dtype=I32).reshape(seqs, -1) for i in range(calls)]
+    qkv = _noise(seqs * own, (heads + 2 * layout.kv_heads) * layout.head_dim)
+    ends = np.array([0, *accumulate([own] * seqs)], I32)
+    context = np.full(seqs, before + own, I32)
     spec = AttentionSpec(layout.head_dim**-0.5, 0)
 
-    def run() -> Tensor:
+    def run() -> Host:
         for table in tables:
             ops.next_layer()
             y = ops.attention(qkv, cache, ends, context, table, spec, None)

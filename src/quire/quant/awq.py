@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from quire.ops.lazy import torch
+import numpy as np
+
+from quire.core.dtypes import I32, Dtype
+from quire.ops.arrays import Host
 from quire.quant.base import Fields, QuantScheme, QWeight
-from quire.quant.packed import expect, group_count, grouped, loaded_bits, scale_dtypes, signed, unpack
+from quire.quant.packed import SCALES, expect, group_count, grouped, loaded_bits, signed
 from quire.quant.rows import over_rows
 from quire.quant.rules import by_rules, matrices_with
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 NIBBLE_OF = sorted(range(8), key=ORDER.__getitem__)
@@ -58,28 +57,28 @@ class Awq:
         words = shapes["qweight"]
         return (words[1] * 8, words[0]) if len(words) == 2 else words
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, its codes and zeros less 8 so that they are signed."""
-        n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
+        n, k = self.shape({"qweight": raw["qweight"].shape})
         groups = group_count(k, self.group)
-        words = expect(raw, "qweight", (k, n // 8), torch.int32)
-        scales = expect(raw, "scales", (groups, n), *scale_dtypes())
-        codes = torch.empty((n, k), dtype=torch.int8)
-
-        def work(part: slice) -> None:
-            codes[part.start * 8 : part.stop * 8] = _columns(words[:, part])
-
-        over_rows(n // 8, 8 * k, work)
-        zeros = None
-        if "qzeros" in raw:
-            zeros = _columns(expect(raw, "qzeros", (groups, n // 8), torch.int32)).contiguous()
-        return grouped(4, codes, scales.t().contiguous(), zeros, self.group, activation_bits=16)
+        codes = _columns(expect(raw, "qweight", (k, n // 8), I32))
+        scales = expect(raw, "scales", (groups, n), *SCALES)
+        zeros = _columns(expect(raw, "qzeros", (groups, n // 8), I32)) if "qzeros" in raw else None
+        return grouped(4, codes, np.ascontiguousarray(scales.T), zeros, self.group, activation_bits=16)
 
 
-def _columns(words: Tensor) -> Tensor:
+def _columns(words: Host) -> Host:
     """Signed codes int8 [8 * c, r] of words int32 [r, c]."""
-    nibbles = unpack(words, 4).view(words.shape[0], -1, 8)
-    return signed(nibbles[..., NIBBLE_OF].flatten(1), 4).t()
+    r, c = words.shape
+    codes = np.empty((c, 8, r), np.int8)
+
+    def work(part: slice) -> None:
+        turned = np.ascontiguousarray(words[:, part].T).view(np.uint32)
+        for place, nibble in enumerate(NIBBLE_OF):
+            codes[part, place] = signed((turned >> 4 * nibble).astype(np.uint8) & 15, 4)
+
+    over_rows(c, 2 * r, work)  # 16 words lie in a line of the cache
+    return codes.reshape(8 * c, r)
 
 
 def read(config: Fields, names: Mapping[str, str]) -> QuantScheme:

@@ -6,22 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quire.core.dtypes import BF16, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Array, Host, concat, equal, zeros_like
 from quire.ops.weights import SUPER, Packed, Stored, Weight
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from quire.ops.backend import Ops
 
 PER_GROUP = ("scales", "zeros", "mins", "units", "min_units")
 """What a weight has for each row and group of columns."""
 
 
-def float_kind(dtype: torch.dtype) -> str:
-    """The kind of a `Weight` whose numbers are of `dtype`: "f32" or "bf16"."""
-    return {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+def float_kind(dtype: Dtype) -> str:
+    """The kind of a `Weight` whose numbers are of `dtype`: "f32", "bf16" or "f16"."""
+    return {F32: "f32", BF16: "bf16", F16: "f16"}[dtype]
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ class QWeight:
         n, k = self.shape
         usual = {"f32": 32, "bf16": 16, "f16": 16, "fp8": 8, "int8": 8, "int4": 4, "table4": 4}
         bits = self.weight.bits or usual[self.weight.kind]
-        return n * k * bits // 8 + sum(t.numel() * t.element_size() for t in self._groups().values())
+        return n * k * bits // 8 + sum(int(t.nbytes) for t in self._groups().values())
 
-    def _groups(self) -> dict[str, Tensor]:
+    def _groups(self) -> dict[str, Array]:
         """What a weight has per row and group."""
         w = self.weight
         return {name: t for name in PER_GROUP if (t := getattr(w, name)) is not None}
@@ -63,7 +62,7 @@ class QWeight:
         """The same numbers, whose scales are no longer known to be multiples of anything."""
         return QWeight(replace(self.weight, units=None, min_units=None, bits=0))
 
-    def _changed(self, codes: Tensor, groups: dict[str, Tensor]) -> QWeight:
+    def _changed(self, codes: Array, groups: dict[str, Array]) -> QWeight:
         changes: dict[str, Any] = groups
         return QWeight(replace(self.weight, codes=codes, **changes))
 
@@ -72,7 +71,7 @@ class QWeight:
         integers = self.weight.group and self.weight.kind != "fp8"
         return QWeight(replace(self.weight, activation_bits=bits)) if integers else self
 
-    def take_rows(self, rows: slice | Tensor) -> QWeight:
+    def take_rows(self, rows: slice | Array) -> QWeight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
         return QWeight(self.weight.take_rows(rows))
 
@@ -110,9 +109,9 @@ class QWeight:
             first = parts[0]
         groups = [p._groups() for p in parts]
         if any("zeros" in g for g in groups):
-            groups = [g | {"zeros": g.get("zeros", torch.zeros_like(g["scales"], dtype=torch.int8))} for g in groups]
-        stacked = {name: torch.cat([g[name] for g in groups]) for name in groups[0]}
-        return first._changed(torch.cat([p.weight.codes for p in parts]), stacked)
+            groups = [{"zeros": zeros_like(g["scales"], I8)} | g for g in groups]
+        stacked = {name: concat([g[name] for g in groups]) for name in groups[0]}
+        return first._changed(concat([p.weight.codes for p in parts]), stacked)
 
     def source(self, ops: Ops) -> Weight | Stored:
         """What the backend packs."""
@@ -122,7 +121,7 @@ class QWeight:
         """The weight in the layout that the backend streams; `narrow` as of `Ops.pack`."""
         return ops.pack(self.source(ops), narrow=narrow)
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self) -> Array:
         """The matrix as float32 [n, k]."""
         return self.weight.dequantize()
 
@@ -135,7 +134,7 @@ def _format(part: QWeight) -> tuple[object, ...]:
 def _same_shared(a: QWeight, b: QWeight) -> bool:
     """Whether two weights have the same table and order of columns."""
     pairs = ((a.weight.table, b.weight.table), (a.weight.order, b.weight.order))
-    return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
+    return all(x is y if x is None or y is None else equal(x, y) for x, y in pairs)
 
 
 class Fields(Protocol):
@@ -214,7 +213,7 @@ class QuantScheme(Protocol):
         """The matrix's (n, k) from the shapes of its parts on disk; anything else for parts that are no matrices."""
         ...
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight from its parts on disk; `dtype` is that of unquantized numbers. `ModelError` names the part."""
         ...
 
@@ -236,10 +235,10 @@ class Quantizer(Protocol):
         """Raise `ConfigError` naming `what` when rows of `columns` numbers cannot be cut into groups of `group`."""
         ...
 
-    def quantize(self, w: Tensor, group: int) -> QWeight:
+    def quantize(self, w: Host, group: int) -> QWeight:
         """The matrix w [n, k] (any float dtype) in this format."""
         ...
 
-    def at_pack(self, w: Tensor, group: int) -> QWeight:
+    def at_pack(self, w: Host, group: int) -> QWeight:
         """As `quantize`, when it is packed at the latest."""
         ...

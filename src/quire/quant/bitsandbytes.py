@@ -16,22 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from quire.core.dtypes import BF16, F16, F32, I8, U8, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host
 from quire.quant.base import Fields, QWeight
 from quire.quant.codebook import FP4, NF4, CodeBook
-from quire.quant.packed import GROUPS, expect, grouped
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.quant.packed import GROUPS, expect, grouped, spread
 
 BOOKS = {"nf4": NF4, "fp4": FP4}
-STORAGE = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
-"""`bnb_4bit_quant_storage`, the type whose numbers hold the codes (FSDP shards floats only) -> its bytes."""
+STORAGE = {dtype.name: dtype for dtype in (U8, I8, F16, BF16, F32)}
+"""`bnb_4bit_quant_storage`, the type whose numbers hold the codes (FSDP shards floats only)."""
 
 
 @dataclass(frozen=True)
@@ -69,45 +68,46 @@ class FourBits:
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         """The count of numbers only: rows and columns are in the description."""
-        return (2 * STORAGE[self.storage] * math.prod(shapes["weight"]),)
+        return (2 * STORAGE[self.storage].itemsize * math.prod(shapes["weight"]),)
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight; numbers of NF4 within 2e-5 of the book's, relative to the largest of a block."""
         state = _state(raw[self.state])
         (n, k), block = state["shape"], state["blocksize"]
-        stored = expect(raw, "weight", tuple(raw["weight"].shape), getattr(torch, self.storage))
-        data = stored.flatten().view(torch.uint8)
-        if 2 * data.numel() != n * k:
-            raise ModelError(f"weight holds {2 * data.numel()} codes, its description asks for {n} x {k}")
+        stored = expect(raw, "weight", raw["weight"].shape, STORAGE[self.storage])
+        data = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        if 2 * data.size != n * k:
+            raise ModelError(f"weight holds {2 * data.size} codes, its description asks for {n} x {k}")
         if k % block or not any(block % g == 0 for g in GROUPS):
             raise ModelError(
                 f"has rows of {k} numbers in blocks of {block}, which no kernel reads; use the unquantized checkpoint "
                 f"and --quantization {self.book.name}"
             )
-        numbers = expect(raw, "weight.quant_map", (16,), torch.float32)
-        wanted = self.book.table.float() / self.book.unit
-        if not torch.allclose(numbers, wanted, rtol=0, atol=2e-5):
+        numbers = expect(raw, "weight.quant_map", (16,), F32)
+        wanted = self.book.table.astype(np.float32) / self.book.unit
+        if not np.allclose(numbers, wanted, rtol=0, atol=2e-5):
             raise ModelError(f"weight.quant_map is not the code book {self.book.name}; the file is damaged")
-        codes = torch.stack((data >> 4, data & 15), -1).view(n, k).view(torch.int8)
-        scales = self._scales(raw, state, n * k // block).view(n, k // block)
+        low_first = data << 4 | data >> 4
+        codes = spread(low_first, 4).view(np.int8).reshape(n, k)
+        scales = self._scales(raw, state, n * k // block).reshape(n, k // block)
         group = next(g for g in GROUPS if block % g == 0)
-        return self.book.weight(codes, scales.repeat_interleave(block // group, 1), group)
+        return self.book.weight(codes, scales.repeat(block // group, 1), group)
 
-    def _scales(self, raw: Mapping[str, Tensor], state: dict[str, Any], count: int) -> Tensor:
+    def _scales(self, raw: Mapping[str, Host], state: dict[str, Any], count: int) -> Host:
         if not self.nested:
-            return expect(raw, "weight.absmax", (count,), torch.float32)
+            return expect(raw, "weight.absmax", (count,), F32)
         size = state["nested_blocksize"]
-        codes = expect(raw, "weight.absmax", (count,), torch.uint8)
-        numbers = expect(raw, "weight.nested_quant_map", (256,), torch.float32)
-        outer = expect(raw, "weight.nested_absmax", (-(-count // size),), torch.float32)
+        codes = expect(raw, "weight.absmax", (count,), U8)
+        numbers = expect(raw, "weight.nested_quant_map", (256,), F32)
+        outer = expect(raw, "weight.nested_absmax", (-(-count // size),), F32)
         offset = float(state.get("nested_offset", 0.0))
-        return numbers[codes.long()] * outer.repeat_interleave(size)[:count] + offset
+        return numbers[codes] * outer.repeat(size)[:count] + offset
 
 
-def _state(data: Tensor) -> dict[str, Any]:
+def _state(data: Host) -> dict[str, Any]:
     """The description, its fields checked."""
     try:
-        state = msgspec.json.decode(bytes(data.to(torch.uint8).tolist()), type=dict[str, Any])
+        state = msgspec.json.decode(data.astype(np.uint8).tobytes(), type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ModelError(f"quant_state is not a JSON object ({error}); the file is damaged") from None
     shape, sizes = state.get("shape"), (state.get("blocksize"), state.get("nested_blocksize", 256))
@@ -131,14 +131,14 @@ class EightBits:
         """The matrix's own shape."""
         return shapes["weight"]
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, without a change to its codes."""
         n, k = raw["weight"].shape
-        if "weight_format" in raw and int(raw["weight_format"]) != 0:
+        if "weight_format" in raw and raw["weight_format"].item() != 0:
             raise ModelError("weight_format is not row-major; save the model with a newer bitsandbytes")
-        codes = expect(raw, "weight", (n, k), torch.int8)
-        scales = expect(raw, "SCB", (n,), torch.float32, torch.float16)
-        return grouped(8, codes, (scales.float() / 127.0)[:, None], None, -1, activation_bits=16)
+        codes = expect(raw, "weight", (n, k), I8)
+        scales = expect(raw, "SCB", (n,), F32, F16)
+        return grouped(8, codes, (scales.astype(np.float32) / 127.0)[:, None], None, -1, activation_bits=16)
 
 
 def read(config: Fields, names: Collection[str]) -> FourBits | EightBits:

@@ -7,18 +7,19 @@ per 32 columns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import over_rows
+from quire.quant.packed import fewest_bytes
+from quire.quant.rows import inverse, over_rows
 from quire.quant.rtn import INT8, RoundToNearest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -31,61 +32,61 @@ class CodeBook:
     powers: bool = False
 
     @property
-    def table(self) -> Tensor:
+    def table(self) -> Host:
         """The integers [16] int16."""
-        return torch.tensor(self.digits, dtype=torch.int16)
+        return np.array(self.digits, np.int16)
 
     @property
     def head(self) -> RoundToNearest:
         """The output head keeps 8 bits, as it does beside int4."""
         return INT8
 
-    def weight(self, codes: Tensor, scales: Tensor, group: int, activation_bits: int = 16) -> QWeight:
+    def weight(self, codes: Host, scales: Host, group: int, activation_bits: int = 16) -> QWeight:
         """numbers[codes] * scales: codes [n, k] int8 0..15, scales [n, k / group] f32."""
-        if not bool(torch.isfinite(scales).all()):
+        if not np.isfinite(scales).all():
             raise ModelError("a scale is nan or inf; the file is damaged")
-        scales = fewest_bytes(scales.float() / self.unit)
+        scales = fewest_bytes(scales.astype(np.float32) / self.unit)
         return QWeight(Weight("table4", codes, scales, group=group, table=self.table, activation_bits=activation_bits))
 
     def check(self, what: str, columns: int, group: int) -> None:
         """Rows must be a whole number of groups, as for integers."""
         INT8.check(what, columns, group)
 
-    def at_pack(self, w: Tensor, group: int) -> QWeight:
+    def at_pack(self, w: Host, group: int) -> QWeight:
         """As `quantize`."""
         return self.quantize(w, group)
 
-    def quantize(self, w: Tensor, group: int) -> QWeight:
+    def quantize(self, w: Host, group: int) -> QWeight:
         """w [n, k] to the nearest number of the book, scaled by the largest magnitude of each group of columns."""
         n, k = w.shape
         if k % group:
             raise ConfigError(f"{k} columns are not a multiple of --group-size {group}", param="group_size")
-        borders, places = self.borders(torch.float32)
-        codes, scales = torch.empty((n, k), dtype=torch.int8), torch.empty((n, k // group))
+        borders, places = self.borders(F32)
+        codes, scales = np.empty((n, k), np.int8), np.empty((n, k // group), np.float32)
 
         def work(rows: slice) -> None:
-            groups = w[rows].float().view(-1, k // group, group)
-            scale = self.scale(groups.abs().amax(-1))
-            scaled = groups * torch.where(scale > 0, 1 / scale, 0.0)[..., None]
-            codes[rows] = places[torch.bucketize(scaled.contiguous(), borders)].flatten(1)
+            groups = as_f32(w[rows]).reshape(-1, k // group, group)
+            scale = self.scale(np.abs(groups).max(-1))
+            scaled = groups * inverse(scale)[..., None]
+            codes[rows] = places[np.searchsorted(borders, scaled)].reshape(-1, k)
             scales[rows] = scale
 
         over_rows(n, k, work)
-        if not bool(torch.isfinite(scales).all()):
+        if not np.isfinite(scales).all():
             raise ModelError("a weight holds nan or inf and cannot be quantized")
         return self.weight(codes, scales, group, activation_bits=8)
 
-    def scale(self, top: Tensor) -> Tensor:
+    def scale(self, top: Host) -> Host:
         """The scale of groups whose largest magnitudes are `top` (any shape, f32 or f64), which is not finite where
         they are not: `top` itself, or 2^floor(log2(top)) over that of the book's largest number, at least 2^-127."""
         if not self.powers:
             return top
         # log2 in f32 rounds the number just below a power of two up to it; frexp is exact.
-        room = torch.tensor(max(self.digits) / self.unit).frexp().exponent
-        power = torch.ldexp(torch.ones_like(top), (top.frexp().exponent - room).clamp(min=-127))
-        return torch.where((top > 0) & torch.isfinite(top), power, top)
+        room = math.frexp(max(self.digits) / self.unit)[1]
+        power = np.ldexp(np.ones_like(top), np.maximum(np.frexp(top)[1] - room, -127))
+        return np.where((top > 0) & np.isfinite(top), power, top)
 
-    def borders(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def borders(self, dtype: Dtype) -> tuple[Host, Host]:
         """Between the numbers, ascending [numbers - 1] in `dtype`, and the codes of these [numbers] int8.
 
         What is on a border has the code below it, so one whose upper code is even lies just before the middle where
@@ -93,18 +94,12 @@ class CodeBook:
         """
         first = {value: code for code, value in reversed(list(enumerate(self.digits)))}
         codes = sorted(first.values(), key=self.digits.__getitem__)
-        values = torch.tensor([self.digits[code] for code in codes], dtype=dtype) / self.unit
+        values = np.array([self.digits[code] for code in codes], dtype) / self.unit
         borders = (values[1:] + values[:-1]) / 2
         if self.powers:
-            upper_even = torch.tensor([code % 2 == 0 for code in codes[1:]])
-            borders = torch.where(upper_even, borders.nextafter(torch.full_like(borders, -torch.inf)), borders)
-        return borders, torch.tensor(codes, dtype=torch.int8)
-
-
-def fewest_bytes(scales: Tensor) -> Tensor:
-    """Scales as f16 when that holds every one of them exactly, else as f32."""
-    half = scales.half()
-    return half if torch.equal(half.float(), scales) else scales
+            upper_even = np.array([code % 2 == 0 for code in codes[1:]])
+            borders = np.where(upper_even, np.nextafter(borders, -np.inf), borders)
+        return borders, np.array(codes, np.int8)
 
 
 NF4_NUMBERS = (

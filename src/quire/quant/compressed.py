@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import I8, I32, I64, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host
 from quire.quant import fp4
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.dense import Dense
@@ -25,21 +27,18 @@ from quire.quant.fp8 import Fp8, block_size
 from quire.quant.mixed import Mixed, mixed
 from quire.quant.packed import (
     KINDS,
+    SCALES,
     expect,
     group_count,
     grouped,
     loaded_bits,
     order_of,
-    scale_dtypes,
     signed,
     unpack,
     unpack_rows,
 )
 from quire.quant.rules import matrices_with, read_pattern
 from quire.quant.sparse import FORMATS, Sparse
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PACKED, PLAIN, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 STRATEGIES = ("group", "channel", "tensor")
@@ -99,54 +98,54 @@ class Compressed:
         """Words that `count` codes fill: as one stream, and as older files have them."""
         return -(-count * self.bits // 32), -(-count // (32 // self.bits))
 
-    def _unpack(self, words: Tensor, count: int) -> Tensor:
+    def _unpack(self, words: Host, count: int) -> Host:
         """Signed codes int8 [r, count] of words int32 [r, c]."""
         stream, whole = self._words(count)
         if words.shape[1] not in (stream, whole):
             raise ModelError(f"has {words.shape[1]} words of 32 bits for {count} codes; the file is damaged")
         if stream != words.shape[1]:
             codes = unpack(words.reshape(-1, 1), self.bits).reshape(len(words), -1)
-            return signed(codes[:, :count].contiguous(), self.bits)
-        return unpack_rows(words, self.bits)[:, :count].contiguous()
+            return signed(codes[:, :count], self.bits)
+        return np.ascontiguousarray(unpack_rows(words, self.bits)[:, :count])
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, without a change to its numbers."""
         codes = self._codes(raw)
         n, k = codes.shape
         groups = group_count(k, self.group)
         if self.whole:
-            raw = {name: t.reshape(1, 1).expand(n, 1) if t.numel() == 1 else t for name, t in raw.items()}
-        scales = expect(raw, "weight_scale", (n, groups), *scale_dtypes())
+            raw = {name: np.broadcast_to(t.reshape(1, 1), (n, 1)) if t.size == 1 else t for name, t in raw.items()}
+        scales = expect(raw, "weight_scale", (n, groups), *SCALES)
         order = None
         if "weight_g_idx" in raw:
-            order = order_of(expect(raw, "weight_g_idx", (k,), torch.int32, torch.int64), k, self.group)
+            order = order_of(expect(raw, "weight_g_idx", (k,), I32, I64), k, self.group)
         zeros = self._zeros(raw, n, groups)
         return grouped(self.bits, codes, scales, zeros, self.group, order, self.activation_bits)
 
-    def _codes(self, raw: Mapping[str, Tensor]) -> Tensor:
+    def _codes(self, raw: Mapping[str, Host]) -> Host:
         if self.packed:
-            if raw["weight_packed"].dtype != torch.int32:
+            if raw["weight_packed"].dtype != I32:
                 raise ModelError(f"weight_packed is {raw['weight_packed'].dtype}, needs int32")
-            n, k = self.shape({name: tuple(t.shape) for name, t in raw.items()})
-            shape = expect(raw, "weight_shape", (2,), torch.int64, torch.int32).tolist()
+            n, k = self.shape({name: t.shape for name, t in raw.items()})
+            shape = expect(raw, "weight_shape", (2,), I64, I32).tolist()
             if shape != [n, k]:
                 raise ModelError(f"weight_shape is {shape}, weight_packed holds {[n, k]}; the file is damaged")
             return self._unpack(raw["weight_packed"], k)
-        codes = expect(raw, "weight", tuple(raw["weight"].shape), torch.int8)
+        codes = expect(raw, "weight", raw["weight"].shape, I8)
         low = -(1 << (self.bits - 1))
         if self.bits < 8 and not low <= int(codes.min()) <= int(codes.max()) < -low:
             raise ModelError(f"weight has codes outside {low}..{-low - 1}; config.json belongs to other weights")
         return codes
 
-    def _zeros(self, raw: Mapping[str, Tensor], n: int, groups: int) -> Tensor | None:
+    def _zeros(self, raw: Mapping[str, Host], n: int, groups: int) -> Host | None:
         if "weight_zero_point" not in raw:
             return None
-        if raw["weight_zero_point"].dtype == torch.int32:
+        if raw["weight_zero_point"].dtype == I32:
             words = raw["weight_zero_point"]
-            if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in self._words(n):
-                expect(raw, "weight_zero_point", (self._words(n)[0], groups), torch.int32)
-            return self._unpack(words.t(), n).t().contiguous()
-        return expect(raw, "weight_zero_point", (n, groups), torch.int8)
+            if words.ndim != 2 or words.shape[1] != groups or words.shape[0] not in self._words(n):
+                expect(raw, "weight_zero_point", (self._words(n)[0], groups), I32)
+            return np.ascontiguousarray(self._unpack(words.T, n).T)
+        return expect(raw, "weight_zero_point", (n, groups), I8)
 
 
 def read(config: Fields, names: Mapping[str, str]) -> QuantScheme:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Array, cast_to, is_tensor
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.quant.rows import in_dtype
 
 
 class Dense:
@@ -27,8 +25,9 @@ class Dense:
         """The tensor's own shape."""
         return shapes["weight"]
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Array], dtype: Dtype) -> QWeight:
         """raw["weight"] [n, k] as `dtype` (bfloat16, float32, or float16 where the backend multiplies that)."""
         if raw["weight"].dtype.itemsize < 2:
             raise ModelError(f"weight is {raw['weight'].dtype} and has no scale beside it; download the folder again")
-        return QWeight(Weight(float_kind(dtype), raw["weight"].to(dtype)))
+        w = raw["weight"]
+        return QWeight(Weight(float_kind(dtype), cast_to(w, dtype) if is_tensor(w) else in_dtype(w, dtype)))

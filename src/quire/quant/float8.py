@@ -7,17 +7,16 @@ Activations are rounded to float8 too, by group, when they are multiplied. Relat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import F8
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import E4M3_MOST, Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import over_rows
+from quire.quant.rows import inverse, over_rows
 from quire.quant.rtn import INT8
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,27 +34,41 @@ class Float8:
         """Rows must be a whole number of groups, as for integers."""
         INT8.check(what, columns, group)
 
-    def at_pack(self, w: Tensor, group: int) -> QWeight:
+    def at_pack(self, w: Host, group: int) -> QWeight:
         """As `quantize`."""
         return self.quantize(w, group)
 
-    def quantize(self, w: Tensor, group: int) -> QWeight:
+    def quantize(self, w: Host, group: int) -> QWeight:
         """w [n, k] to codes [n, k] float8_e4m3fn and scales [n, k / group] f32; `ModelError` when w has nan or inf."""
         n, k = w.shape
         self.check("the matrix", k, group)
-        codes, scales = torch.empty((n, k), dtype=torch.float8_e4m3fn), torch.empty((n, k // group))
+        codes, scales = np.empty((n, k), np.uint8), np.empty((n, k // group), np.float32)
 
         def work(rows: slice) -> None:
-            groups = w[rows].float().view(-1, k // group, group)
-            scale = groups.abs().amax(-1) / E4M3_MOST
-            scaled = groups * torch.where(scale > 0, 1 / scale, 0.0)[..., None]
-            codes[rows] = scaled.clamp(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn).flatten(1)
+            groups = as_f32(w[rows]).reshape(-1, k // group, group)
+            scale = np.abs(groups).max(-1) / E4M3_MOST
+            scaled = groups * inverse(scale)[..., None]
+            codes[rows] = _bits(scaled.clip(-E4M3_MOST, E4M3_MOST)).reshape(-1, k)
             scales[rows] = scale
 
         over_rows(n, k, work)
-        if not bool(torch.isfinite(scales).all()):
+        if not np.isfinite(scales).all():
             raise ModelError("a weight holds nan or inf and cannot be quantized")
-        return QWeight(Weight(self.name, codes, scales, group=group))
+        return QWeight(Weight(self.name, codes.view(F8), scales, group=group))
+
+
+def _bits(numbers: Host) -> Host:
+    """The bits uint8 of f32 numbers in -448..448 as float8_e4m3fn, half to even; the cast of ml_dtypes is slower."""
+    bits = numbers.view(np.uint32)
+    size = bits & 0x7FFFFFFF
+    odd = size >> 20 & 1
+    codes = size + odd + (0x7FFFF - (120 << 23) & 0xFFFFFFFF) >> 20
+    tiny = size < 121 << 23  # multiples of 2^-9, the last bit of a float beside 2^14
+    if tiny.any():
+        unit = np.float32(1 << 14)
+        codes = np.where(tiny, (size.view(np.float32) + unit).view(np.uint32) - unit.view(np.uint32), codes)
+    codes = np.where(size > 0x7F800000, 127, codes)
+    return (codes | bits >> 24 & 128).astype(np.uint8)
 
 
 FP8 = Float8()

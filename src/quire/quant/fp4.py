@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import F8, U8, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host, as_f32
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4
-from quire.quant.packed import expect, grouped, powers_of_two, unpack
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.quant.packed import expect, grouped, powers_of_two, spread, unpack
 
 GROUP = 32
 
@@ -45,21 +44,21 @@ class Fp4:
         data = shapes["weight_packed"]
         return (data[0], data[1] * 2) if len(data) == 2 else data
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, without a change to its numbers but the rounding of an NVFP4 scale to float32."""
-        n, k = self.shape({"weight_packed": tuple(raw["weight_packed"].shape)})
-        data = expect(raw, "weight_packed", (n, k // 2), torch.uint8)
+        n, k = self.shape({"weight_packed": raw["weight_packed"].shape})
+        data = expect(raw, "weight_packed", (n, k // 2), U8)
         if k % self.group:
             raise ModelError(f"has rows of {k} numbers in groups of {self.group}; the last group is cut")
         return MXFP4.weight(_codes(data), self._scales(raw, n, k // self.group), self.group)
 
-    def _scales(self, raw: Mapping[str, Tensor], n: int, groups: int) -> Tensor:
+    def _scales(self, raw: Mapping[str, Host], n: int, groups: int) -> Host:
         if "weight_global_scale" in self.parts:
-            whole = raw["weight_global_scale"].float().reshape(-1)
-            if whole.numel() != 1 or not float(whole):
+            whole = raw["weight_global_scale"].astype(np.float32).reshape(-1)
+            if whole.size != 1 or not whole[0]:
                 raise ModelError("weight_global_scale is not one number other than 0; the file is damaged")
-            return expect(raw, "weight_scale", (n, groups), torch.float8_e4m3fn).float() / whole
-        return powers_of_two(expect(raw, "weight_scale", (n, groups), torch.uint8))
+            return as_f32(expect(raw, "weight_scale", (n, groups), F8)) / whole
+        return powers_of_two(expect(raw, "weight_scale", (n, groups), U8))
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,12 @@ class Mxfp4:
             return blocks
         return blocks[0], blocks[1] * GROUP
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, without a change to its numbers."""
         n, groups, width = raw["blocks"].shape
-        blocks = expect(raw, "blocks", (n, groups, width), torch.uint8)
-        scales = powers_of_two(expect(raw, "scales", (n, groups), torch.uint8))
-        return MXFP4.weight(_codes(blocks.flatten(1)), scales, GROUP)
+        blocks = expect(raw, "blocks", (n, groups, width), U8)
+        scales = powers_of_two(expect(raw, "scales", (n, groups), U8))
+        return MXFP4.weight(_codes(blocks.reshape(n, -1)), scales, GROUP)
 
 
 @dataclass(frozen=True)
@@ -102,21 +101,21 @@ class Mxfp6:
         data = shapes["weight_packed"]
         return (data[0], data[1] * 4 // 3) if len(data) == 2 else data
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, without a change to its numbers."""
-        n, k = self.shape({"weight_packed": tuple(raw["weight_packed"].shape)})
+        n, k = self.shape({"weight_packed": raw["weight_packed"].shape})
         if k % GROUP:
             raise ModelError(f"has rows of {k} numbers in groups of {GROUP}; the last group is cut")
-        data = expect(raw, "weight_packed", (n, k * 3 // 4), torch.uint8)
-        scales = powers_of_two(expect(raw, "weight_scale", (n, k // GROUP), torch.uint8))
-        codes = _eighths()[unpack(data.contiguous().view(torch.int32), 6).long()]
+        data = expect(raw, "weight_packed", (n, k * 3 // 4), U8)
+        scales = powers_of_two(expect(raw, "weight_scale", (n, k // GROUP), U8))
+        codes = _eighths()[unpack(np.ascontiguousarray(data).view(np.int32), 6)]
         return grouped(8, codes, scales / 8, None, GROUP, activation_bits=16)
 
 
-def _eighths() -> Tensor:
+def _eighths() -> Host:
     """Eight times the number of each code of e2m3, int8 [64]."""
     up = [m if e == 0 else (8 + m) << (e - 1) for e in range(4) for m in range(8)]
-    return torch.tensor(up + [-number for number in up], dtype=torch.int8)
+    return np.array(up + [-number for number in up], np.int8)
 
 
 def read(config: Fields, names: Collection[str]) -> Mxfp4:
@@ -124,9 +123,9 @@ def read(config: Fields, names: Collection[str]) -> Mxfp4:
     return Mxfp4()
 
 
-def _codes(data: Tensor) -> Tensor:
+def _codes(data: Host) -> Host:
     """int8 [n, 2 * bytes] of uint8 [n, bytes]: low half, high half."""
-    return torch.stack((data & 15, data >> 4), -1).flatten(1).view(torch.int8)
+    return spread(data, 4).view(np.int8)
 
 
 _PACKED = {"weight_packed": False}

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import F8, U8, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import Weight
 from quire.quant.base import Fields, QWeight, float_kind
-from quire.quant.packed import powers_of_two, scale_dtypes
+from quire.quant.packed import SCALES, powers_of_two
 from quire.quant.rows import over_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GROUPS = (256, 128, 64, 32)
 """Columns of a group of the CPU's kernels, longest first: a longer scale is repeated for each (1.6 % of the codes)."""
@@ -63,33 +62,33 @@ class Fp8:
         """The matrix's own shape."""
         return shapes["weight"]
 
-    def _scales(self, raw: Mapping[str, Tensor]) -> tuple[Tensor, bool]:
+    def _scales(self, raw: Mapping[str, Host]) -> tuple[Host, bool]:
         """Scales f32 per block of rows and columns, checked, and whether one is that of the whole matrix."""
         w, scale = raw["weight"], raw[self.scale]
         n, k = w.shape
-        if w.dtype != torch.float8_e4m3fn:
+        if w.dtype != F8:
             raise ModelError(f"weight is {w.dtype}, needs float8_e4m3fn beside {self.scale}")
         rows, columns = self.block or (1, k)
         per_block = -(-n // rows), -(-k // columns)
-        whole = self.block is None and scale.numel() == 1
+        whole = self.block is None and scale.size == 1
         allowed = [per_block] if self.block else [per_block, (n,)]
-        allowed_types = (torch.uint8,) if self.powers else scale_dtypes()
-        if scale.dtype not in allowed_types or not (whole or tuple(scale.shape) in allowed):
+        allowed_types = (U8,) if self.powers else SCALES
+        if scale.dtype not in allowed_types or not (whole or scale.shape in allowed):
             raise ModelError(f"{self.scale} is {scale.dtype} {list(scale.shape)}, needs {list(per_block)} numbers")
         if self.powers:
             scale = powers_of_two(scale)
-        if not bool(torch.isfinite(scale).all()):
+        if not np.isfinite(scale).all():
             raise ModelError(f"{self.scale} holds nan or inf; the file is damaged")
-        if bool(((w.view(torch.uint8) & 127) == 127).any()):
+        if ((w.view(np.uint8) & 127) == 127).any():
             raise ModelError("weight holds nan; the file is damaged")
-        scale = scale.float()
+        scale = scale.astype(np.float32)
         if self.reciprocal:
-            if not bool((scale > 0).all()):
+            if not (scale > 0).all():
                 raise ModelError(f"{self.scale} divides and holds numbers that are not above 0; the file is damaged")
-            scale = scale.reciprocal()
+            scale = 1 / scale
         return scale.reshape(1 if whole else per_block[0], -1), whole
 
-    def keep(self, raw: Mapping[str, Tensor], activation_bits: int) -> QWeight | None:
+    def keep(self, raw: Mapping[str, Host], activation_bits: int) -> QWeight | None:
         """The matrix as it is stored, scales repeated for each row; None when its blocks are not those of kernels.
 
         `activation_bits`: 8 for activations in float8, whose kernels take groups of any length; 16 for bfloat16 ones.
@@ -98,24 +97,24 @@ class Fp8:
         rows, columns = self.block or (1, k)
         if k % columns or columns % 32:
             return None
-        codes = raw["weight"].clone()
-        at = torch.zeros(n, dtype=torch.int64) if whole else torch.arange(n) // rows
+        codes = raw["weight"].copy()
+        at = np.zeros(n, np.int64) if whole else np.arange(n) // rows
         scale = scale[at]
         group = columns if activation_bits == 8 else next(g for g in GROUPS if columns % g == 0)
-        scale = scale.repeat_interleave(columns // group, 1).contiguous()
+        scale = scale.repeat(columns // group, 1)
         return QWeight(Weight("fp8", codes, scale, group=group, activation_bits=activation_bits))
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """weight * scale as `dtype`, rounded once, from a float32 product."""
         (scale, whole), w = self._scales(raw), raw["weight"]
         n, k = w.shape
         rows, columns = self.block or (1, k)
-        out = torch.empty((n, k), dtype=dtype)
+        out = np.empty((n, k), dtype)
 
         def work(piece: slice) -> None:
-            at = torch.zeros(1, dtype=torch.int64) if whole else torch.arange(piece.start, piece.stop) // rows
-            factors = scale[at].repeat_interleave(columns, 1)[:, :k]
-            out[piece] = (w[piece].float() * factors).to(dtype)
+            at = np.zeros(1, np.int64) if whole else np.arange(piece.start, piece.stop) // rows
+            factors = scale[at] if columns == k else scale[at].repeat(columns, 1)[:, :k]
+            out[piece] = as_f32(w[piece]) * factors
 
         over_rows(n, k, work)
         return QWeight(Weight(float_kind(dtype), out))

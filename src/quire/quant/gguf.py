@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
+from quire.ops.arrays import Host
 from quire.ops.kinds import SUPER_KINDS
-from quire.ops.lazy import torch
 from quire.ops.weights import BlockForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS as PLAIN_FORMS
@@ -22,9 +24,6 @@ from quire.quant.gguf_blocks import Form
 from quire.quant.gguf_grids import GRID_FORMS
 from quire.quant.rows import over_rows
 from quire.quant.stored import StoredWeight
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KINDS = {4: "int4", 8: "int8"}
 FORMS = PLAIN_FORMS | GRID_FORMS
@@ -64,7 +63,7 @@ class Block:
         *rows, nbytes = shapes[self.name]
         return (*rows, nbytes // self.type.nbytes * self.type.numbers)
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight; `ModelError` for scales that are nan or inf, once it is packed or taken apart."""
         data, form = raw[self.name], self.form
         if not form.native:
@@ -73,32 +72,31 @@ class Block:
         if form.super is not None and SUPER_KINDS:  # none without the extension, which alone packs these bytes
             kind, wide = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)], False
         packed = BlockForm(self.name, kind, form.group, form.mins, wide, form.table)
-        stored = Stored(packed, (Rows(data),), self.shape({self.name: tuple(data.shape)})[1], self.type.numbers)
+        stored = Stored(packed, (Rows(data),), self.shape({self.name: data.shape})[1], self.type.numbers)
         return StoredWeight(stored, f"{self._kind} g{form.group}", self._widen)
 
     @property
     def _kind(self) -> str:
         return "table4" if self.form.table else KINDS[self.form.bits]
 
-    def _widen(self, data: Tensor) -> Weight:
+    def _widen(self, data: Host) -> Weight:
         form = self.form
-        n, k = self.shape({self.name: tuple(data.shape)})
-        codes = torch.empty((n, k), dtype=torch.int8)
-        floats = torch.float32 if form.wide else torch.float16
-        scales = torch.empty((n, k // form.group), dtype=floats)
-        mins = torch.empty_like(scales) if form.mins else None
-        blocks = data.view(n, k // self.type.numbers, self.type.nbytes)
+        n, k = self.shape({self.name: data.shape})
+        codes = np.empty((n, k), np.int8)
+        scales = np.empty((n, k // form.group), np.float32 if form.wide else np.float16)
+        mins = np.empty_like(scales) if form.mins else None
+        blocks = data.reshape(n, k // self.type.numbers, self.type.nbytes)
 
         def work(rows: slice) -> None:
             c, s, m = form.split(blocks[rows])
-            codes[rows], scales[rows] = c.flatten(1), s.flatten(1)
+            codes[rows], scales[rows] = c.reshape(-1, k), s.reshape(-1, scales.shape[1])
             if mins is not None and m is not None:
-                mins[rows] = m.flatten(1)
+                mins[rows] = m.reshape(-1, scales.shape[1])
 
         over_rows(n, k, work)
-        if not bool(torch.isfinite(scales).all()) or not (mins is None or bool(torch.isfinite(mins).all())):
+        if not np.isfinite(scales).all() or not (mins is None or np.isfinite(mins).all()):
             raise ModelError("a scale or minimum is nan or inf; the file is damaged")
-        table = torch.tensor(form.table, dtype=torch.int16) if form.table else None
+        table = np.array(form.table, np.int16) if form.table else None
         weight = Weight(self._kind, codes, scales, group=form.group, mins=mins, table=table)
         if form.super is not None:
             units, min_units = form.super.units(blocks)
@@ -158,7 +156,7 @@ class Gguf:
         """That of the member."""
         return next(iter(self.members.values())).shape(shapes)
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """By the member."""
         block = self.member(raw)
         if block is None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from quire.ops.lazy import torch
+import numpy as np
+
+from quire.ops.arrays import Host
 from quire.ops.weights import SUPER
 from quire.quant.codebook import MXFP4
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The code book of IQ4_NL and IQ4_XS."""
@@ -34,7 +32,7 @@ class SuperBlock:
     unit: int
     min_unit: int = -1
 
-    def units(self, raw: Tensor) -> tuple[Tensor, Tensor | None]:
+    def units(self, raw: Host) -> tuple[Host, Host | None]:
         """Units [r, blocks] float16 of scales and minimums, from bytes uint8 [r, blocks, bytes of a block]."""
         least = None if self.min_unit < 0 else -half(raw, self.min_unit)[..., 0]
         return half(raw, self.unit)[..., 0], least
@@ -49,7 +47,7 @@ class Form:
     without. `wide`: scales and minimums are float32. `native`: the native extension packs the bytes themselves.
     """
 
-    split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    split: Callable[[Host], tuple[Host, Host, Host | None]]
     bits: int
     group: int
     mins: bool = False
@@ -67,114 +65,124 @@ class Form:
         return self.bits + (32 if self.wide else 16) * (1 + self.mins) / self.group
 
 
-def half(raw: Tensor, at: int) -> Tensor:
+def half(raw: Host, at: int) -> Host:
     """The float16 at byte `at` of every block, [r, blocks, 1]."""
-    return raw[..., at : at + 2].contiguous().view(torch.float16)
+    return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)
 
 
-def _nibbles(qs: Tensor) -> Tensor:
+def single(raw: Host, at: int) -> Host:
+    """As `half`, in float32."""
+    return half(raw, at).astype(np.float32)
+
+
+def flat(parts: Host) -> Host:
+    """[r, blocks, numbers] of [r, blocks, ...]."""
+    return parts.reshape(*parts.shape[:2], -1)
+
+
+def _nibbles(qs: Host) -> Host:
     """Low halves of the bytes, then high halves, along the last axis: uint8 [..., 2 * bytes]."""
-    return torch.cat((qs & 15, qs >> 4), -1)
+    return np.concatenate((qs & 15, qs >> 4), -1)
 
 
-def _pairs(qs: Tensor, run: int) -> Tensor:
+def _pairs(qs: Host, run: int) -> Host:
     """`_nibbles` of every `run` bytes, one after the other."""
-    return _nibbles(qs.reshape(*qs.shape[:-1], -1, run)).flatten(-2)
+    return flat(_nibbles(qs.reshape(*qs.shape[:-1], -1, run)))
 
 
-def _fifth(qh: Tensor) -> Tensor:
+def _fifth(qh: Host) -> Host:
     """Bit i of 4 little-endian bytes as 16 at place i: uint8 [..., 32]."""
-    shifts = torch.arange(8, dtype=torch.uint8)
-    return ((qh[..., None] >> shifts & 1) << 4).flatten(-2)
+    shifts = np.arange(8, dtype=np.uint8)
+    return flat((qh[..., None] >> shifts & 1) << 4)
 
 
-def _int8(codes: Tensor, less: int) -> Tensor:
+def _int8(codes: Host, less: int) -> Host:
     """uint8 codes as int8, `less` less."""
-    return codes.view(torch.int8) - less
+    return codes.view(np.int8) - np.int8(less)
 
 
-def _q4_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _q4_0(raw: Host) -> tuple[Host, Host, None]:
     return _int8(_nibbles(raw[..., 2:18]), 8), half(raw, 0), None
 
 
-def _q4_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q4_1(raw: Host) -> tuple[Host, Host, Host]:
     return _int8(_nibbles(raw[..., 4:20]), 0), half(raw, 0), half(raw, 2)
 
 
-def _q5_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _q5_0(raw: Host) -> tuple[Host, Host, None]:
     return _int8(_nibbles(raw[..., 6:22]) | _fifth(raw[..., 2:6]), 16), half(raw, 0), None
 
 
-def _q5_1(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q5_1(raw: Host) -> tuple[Host, Host, Host]:
     return _int8(_nibbles(raw[..., 8:24]) | _fifth(raw[..., 4:8]), 0), half(raw, 0), half(raw, 2)
 
 
-def _q8_0(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return raw[..., 2:34].contiguous().view(torch.int8), half(raw, 0), None
+def _q8_0(raw: Host) -> tuple[Host, Host, None]:
+    return raw[..., 2:34].view(np.int8), half(raw, 0), None
 
 
-def _crumbs(qs: Tensor) -> Tensor:
+def _crumbs(qs: Host) -> Host:
     """64 bytes of four 2-bit codes: of each 32 bytes all lowest pairs of bits, then all next: uint8 [..., 256]."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    return (qs.reshape(*qs.shape[:-1], 2, 1, 32) >> shifts & 3).flatten(-3)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return flat(qs.reshape(*qs.shape[:-1], 2, 1, 32) >> shifts & 3)
 
 
-def _q2_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    d, least = half(raw, 80).float(), half(raw, 82).float()
+def _q2_k(raw: Host) -> tuple[Host, Host, Host]:
+    d, least = single(raw, 80), single(raw, 82)
     sub = raw[..., :16]
-    return _int8(_crumbs(raw[..., 16:80]), 0), d * (sub & 15).float(), -(least * (sub >> 4).float())
+    return _int8(_crumbs(raw[..., 16:80]), 0), d * (sub & 15), -(least * (sub >> 4))
 
 
-def _q3_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    bits = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = (raw[..., None, :32] >> bits & 1).flatten(-2)
+def _q3_k(raw: Host) -> tuple[Host, Host, None]:
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    high = flat(raw[..., None, :32] >> bits & 1)
     low = raw[..., 96:104]
-    top = raw[..., None, 104:108] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
-    sub = _nibbles(low) | (top.flatten(-2) << 4)
-    return _int8(_crumbs(raw[..., 32:96]) | high << 2, 4), half(raw, 108).float() * (sub.float() - 32), None
+    top = raw[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    sub = _nibbles(low) | (flat(top) << 4)
+    return _int8(_crumbs(raw[..., 32:96]) | high << 2, 4), single(raw, 108) * (sub.view(np.int8) - np.float32(32)), None
 
 
-def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+def _six_bits(packed: Host) -> tuple[Host, Host]:
     """Eight scales and eight minimums of 6 bits from 12 bytes, as floats."""
     a, b, c = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = torch.cat((a & 63, c & 15 | a >> 6 << 4), -1)
-    return scales.float(), torch.cat((b & 63, c >> 4 | b >> 6 << 4), -1).float()
+    scales = np.concatenate((a & 63, c & 15 | a >> 6 << 4), -1)
+    return scales.astype(np.float32), np.concatenate((b & 63, c >> 4 | b >> 6 << 4), -1).astype(np.float32)
 
 
-def _q4_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q4_k(raw: Host) -> tuple[Host, Host, Host]:
     scales, mins = _six_bits(raw[..., 4:16])
-    return _int8(_pairs(raw[..., 16:], 32), 0), half(raw, 0).float() * scales, -(half(raw, 2).float() * mins)
+    return _int8(_pairs(raw[..., 16:], 32), 0), single(raw, 0) * scales, -(single(raw, 2) * mins)
 
 
-def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _q5_k(raw: Host) -> tuple[Host, Host, Host]:
     scales, mins = _six_bits(raw[..., 4:16])
-    bits = torch.arange(8, dtype=torch.uint8)[:, None]
-    high = ((raw[..., None, 16:48] >> bits & 1) << 4).flatten(-2)
+    bits = np.arange(8, dtype=np.uint8)[:, None]
+    high = flat((raw[..., None, 16:48] >> bits & 1) << 4)
     codes = _int8(_pairs(raw[..., 48:], 32) | high, 0)
-    return codes, half(raw, 0).float() * scales, -(half(raw, 2).float() * mins)
+    return codes, single(raw, 0) * scales, -(single(raw, 2) * mins)
 
 
-def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _q6_k(raw: Host) -> tuple[Host, Host, None]:
     low = _pairs(raw[..., :128], 64)
     high = _crumbs(raw[..., 128:192])
-    sub = raw[..., 192:208].contiguous().view(torch.int8).float()
-    return _int8(low | high << 4, 32), half(raw, 208).float() * sub, None
+    sub = raw[..., 192:208].view(np.int8).astype(np.float32)
+    return _int8(low | high << 4, 32), single(raw, 208) * sub, None
 
 
-def _iq4_nl(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _iq4_nl(raw: Host) -> tuple[Host, Host, None]:
     return _int8(_nibbles(raw[..., 2:18]), 0), half(raw, 0), None
 
 
-def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    pairs = torch.arange(0, 8, 2, dtype=torch.uint8)
-    high = (raw[..., 2:4, None] >> pairs & 3).flatten(-2)
-    low = torch.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1).flatten(-2)
-    sub = (low | high << 4).float() - 32
-    return _int8(_pairs(raw[..., 8:], 16), 0), half(raw, 0).float() * sub, None
+def _iq4_xs(raw: Host) -> tuple[Host, Host, None]:
+    pairs = np.arange(0, 8, 2, dtype=np.uint8)
+    high = flat(raw[..., 2:4, None] >> pairs & 3)
+    low = flat(np.stack((raw[..., 4:8] & 15, raw[..., 4:8] >> 4), -1))
+    sub = (low | high << 4).astype(np.float32) - 32
+    return _int8(_pairs(raw[..., 8:], 16), 0), single(raw, 0) * sub, None
 
 
-def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    return _int8(_nibbles(raw[..., 1:]), 0), torch.exp2(raw[..., :1].float() - 128), None
+def _mxfp4(raw: Host) -> tuple[Host, Host, None]:
+    return _int8(_nibbles(raw[..., 1:]), 0), np.ldexp(np.float32(1), raw[..., :1].astype(np.int32) - 128), None
 
 
 FORMS = {

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import base64
 from functools import cache
-from typing import TYPE_CHECKING
 
-from quire.ops.lazy import torch
-from quire.quant.gguf_blocks import Form, SuperBlock, half
+import numpy as np
+
+from quire.ops.arrays import Host
+from quire.quant.gguf_blocks import Form, SuperBlock, flat, half, single
 from quire.quant.grids import WORDS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NEGATIVE = {2: 4, 3: 8}
 """What a sign adds to the code of a magnitude, by the digit in the format's name."""
@@ -29,121 +27,121 @@ IQ3_S_TABLE = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
 
 
 @cache
-def _grid(name: str) -> Tensor:
+def _grid(name: str) -> Host:
     """The runs of a format, uint8 [runs, numbers of a run]."""
-    words = _words(torch.frombuffer(bytearray(base64.b85decode(WORDS[name])), dtype=torch.uint8))
+    words = _words(np.frombuffer(base64.b85decode(WORDS[name]), np.uint8))
     bits = 4 if name.startswith("IQ3") else 2
-    return _bits(words, *range(0, 16, bits), mask=(1 << bits) - 1).to(torch.uint8)
+    return _bits(words, *range(0, 16, bits), mask=(1 << bits) - 1).astype(np.uint8)
 
 
-def _bits(data: Tensor, *shifts: int, mask: int = 1) -> Tensor:
+def _bits(data: Host, *shifts: int, mask: int = 1) -> Host:
     """`mask` of every number of `data` [...] int32 or uint8 shifted down: int32 [..., len(shifts)]."""
-    return data.int()[..., None] >> torch.tensor(shifts, dtype=torch.int32) & mask
+    return data.astype(np.int32)[..., None] >> np.array(shifts, np.int32) & mask
 
 
-def _words(data: Tensor) -> Tensor:
+def _words(data: Host) -> Host:
     """Little-endian words of 16 bits, int32, of bytes [..., 2 * words]."""
-    pairs = data.reshape(*data.shape[:-1], -1, 2).int()
+    pairs = data.reshape(*data.shape[:-1], -1, 2).astype(np.int32)
     return pairs[..., 0] | pairs[..., 1] << 8
 
 
-def _signed(name: str, runs: Tensor, signs: Tensor) -> Tensor:
+def _signed(name: str, runs: Host, signs: Host) -> Host:
     """Codes int8 [r, blocks, 256] of runs (int32 [r, blocks, count]) and their signs, a bit each [r, blocks, 256]."""
-    codes = _grid(name)[runs.long()].flatten(-2)
-    return (codes + (signs * NEGATIVE[int(name[2])]).to(torch.uint8)).view(torch.int8)
+    codes = flat(_grid(name)[runs])
+    return (codes + (signs * NEGATIVE[int(name[2])]).astype(np.uint8)).view(np.int8)
 
 
-def _sevens(signs: Tensor) -> Tensor:
+def _sevens(signs: Host) -> Host:
     """Eight signs of every seven, the last of which makes their number even: int32 [..., 8]."""
     seven = _bits(signs, *range(7))
-    return torch.cat((seven, seven.sum(-1, keepdim=True, dtype=torch.int32) & 1), -1)
+    return np.concatenate((seven, seven.sum(-1, keepdims=True, dtype=np.int32) & 1), -1)
 
 
-def _eight(raw: Tensor) -> Tensor:
-    return _bits(raw, *range(8)).flatten(-2)
+def _eight(raw: Host) -> Host:
+    return flat(_bits(raw, *range(8)))
 
 
-def _odd_eighths(unit: Tensor, sub: Tensor) -> Tensor:
+def _odd_eighths(unit: Host, sub: Host) -> Host:
     """unit * (2 sub + 1) / 8, exact in float32."""
-    return unit.float() * ((2 * sub + 1).float() / 8)
+    return unit.astype(np.float32) * ((2 * sub + 1).astype(np.float32) / 8)
 
 
-def _iq2_xxs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _iq2_xxs(raw: Host) -> tuple[Host, Host, None]:
     pieces = raw[..., 2:].reshape(*raw.shape[:-1], 8, 8)
     high = _words(pieces[..., 4:])
     low, top = high[..., 0], high[..., 1]
-    four = torch.stack((low, low >> 7 | top << 9, low >> 14 | top << 2, top >> 5), -1) & 127
-    codes = _signed("IQ2_XXS", pieces[..., :4].flatten(-2).int(), _sevens(four).flatten(-3))
+    four = np.stack((low, low >> 7 | top << 9, low >> 14 | top << 2, top >> 5), -1) & 127
+    codes = _signed("IQ2_XXS", flat(pieces[..., :4]).astype(np.int32), flat(_sevens(four)))
     return codes, _odd_eighths(half(raw, 0), top >> 12), None
 
 
-def _iq2_xs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _iq2_xs(raw: Host) -> tuple[Host, Host, None]:
     words = _words(raw[..., 2:66])
-    codes = _signed("IQ2_XS", words & 511, _sevens(words >> 9).flatten(-2))
-    return codes, _odd_eighths(half(raw, 0), _bits(raw[..., 66:], 0, 4, mask=15).flatten(-2)), None
+    codes = _signed("IQ2_XS", words & 511, flat(_sevens(words >> 9)))
+    return codes, _odd_eighths(half(raw, 0), flat(_bits(raw[..., 66:], 0, 4, mask=15))), None
 
 
-def _iq2_s(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    runs = raw[..., 2:34].int() | _bits(raw[..., 66:74], 0, 2, 4, 6, mask=3).flatten(-2) << 8
+def _iq2_s(raw: Host) -> tuple[Host, Host, None]:
+    runs = raw[..., 2:34].astype(np.int32) | flat(_bits(raw[..., 66:74], 0, 2, 4, 6, mask=3)) << 8
     codes = _signed("IQ2_S", runs, _eight(raw[..., 34:66]))
-    return codes, _odd_eighths(half(raw, 0), _bits(raw[..., 74:], 0, 4, mask=15).flatten(-2)), None
+    return codes, _odd_eighths(half(raw, 0), flat(_bits(raw[..., 74:], 0, 4, mask=15))), None
 
 
-def _iq3_xxs(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _iq3_xxs(raw: Host) -> tuple[Host, Host, None]:
     high = _words(raw[..., 66:].reshape(*raw.shape[:-1], 8, 4))
     low, top = high[..., 0], high[..., 1]
-    four = torch.stack((low, low >> 7 | top << 9, low >> 14 | top << 2, top >> 5), -1) & 127
-    codes = _signed("IQ3_XXS", raw[..., 2:66].int(), _sevens(four).flatten(-3))
+    four = np.stack((low, low >> 7 | top << 9, low >> 14 | top << 2, top >> 5), -1) & 127
+    codes = _signed("IQ3_XXS", raw[..., 2:66].astype(np.int32), flat(_sevens(four)))
     return codes, 2 * _odd_eighths(half(raw, 0), top >> 12), None
 
 
-def _iq3_s(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    codes = _signed("IQ3_S", raw[..., 2:66].int() | _eight(raw[..., 66:74]) << 8, _eight(raw[..., 74:106]))
-    sub = _bits(raw[..., 106:], 0, 4, mask=15).flatten(-2)
-    return codes, half(raw, 0).float() * (2 * sub + 1).float(), None
+def _iq3_s(raw: Host) -> tuple[Host, Host, None]:
+    codes = _signed("IQ3_S", raw[..., 2:66].astype(np.int32) | _eight(raw[..., 66:74]) << 8, _eight(raw[..., 74:106]))
+    sub = flat(_bits(raw[..., 106:], 0, 4, mask=15))
+    return codes, single(raw, 0) * (2 * sub + 1).astype(np.float32), None
 
 
-def _moved(runs: Tensor, less: Tensor) -> Tensor:
+def _moved(runs: Host, less: Host) -> Host:
     """Codes of IQ1 of runs, and whether an eighth is taken away from each, int32 [r, blocks, 32] both."""
-    return (_grid("IQ1")[runs.long()] + (4 - 4 * less).to(torch.uint8)[..., None]).flatten(-2).view(torch.int8)
+    return flat(_grid("IQ1")[runs] + (4 - 4 * less).astype(np.uint8)[..., None]).view(np.int8)
 
 
-def _iq1_s(raw: Tensor) -> tuple[Tensor, Tensor, None]:
+def _iq1_s(raw: Host) -> tuple[Host, Host, None]:
     qh = _words(raw[..., 34:])
-    runs = raw[..., 2:34].int() | _bits(qh, 0, 3, 6, 9, mask=7).flatten(-2) << 8
-    codes = _moved(runs, (qh >> 15).repeat_interleave(4, -1))
+    runs = raw[..., 2:34].astype(np.int32) | flat(_bits(qh, 0, 3, 6, 9, mask=7)) << 8
+    codes = _moved(runs, (qh >> 15).repeat(4, -1))
     return codes, _odd_eighths(half(raw, 0), qh >> 12 & 7), None
 
 
-def _iq1_m(raw: Tensor) -> tuple[Tensor, Tensor, None]:
-    qh, scales = _bits(raw[..., 32:48], 0, 4, mask=15).flatten(-2), _words(raw[..., 48:])
-    top = (scales >> 12 << torch.tensor((0, 4, 8, 12), dtype=torch.int32)).sum(-1, keepdim=True, dtype=torch.int32)
-    unit = torch.where(top > 32767, top - 65536, top).to(torch.int16).view(torch.float16)
-    codes = _moved(raw[..., :32].int() | (qh & 7) << 8, qh >> 3)
-    return codes, _odd_eighths(unit, _bits(scales, 0, 3, 6, 9, mask=7).flatten(-2)), None
+def _iq1_m(raw: Host) -> tuple[Host, Host, None]:
+    qh, scales = flat(_bits(raw[..., 32:48], 0, 4, mask=15)), _words(raw[..., 48:])
+    top = (scales >> 12 << np.array((0, 4, 8, 12), np.int32)).sum(-1, keepdims=True, dtype=np.int32)
+    unit = np.where(top > 32767, top - 65536, top).astype(np.int16).view(np.float16)
+    codes = _moved(raw[..., :32].astype(np.int32) | (qh & 7) << 8, qh >> 3)
+    return codes, _odd_eighths(unit, flat(_bits(scales, 0, 3, 6, 9, mask=7))), None
 
 
-def _thirds(data: Tensor, powers: int) -> Tensor:
+def _thirds(data: Host, powers: int) -> Host:
     """Digits of base 3, 0 to 2, of bytes uint8 [..., c] that hold `powers` of them as a fraction: [..., powers * c]."""
-    places = torch.tensor([3**i for i in range(powers)], dtype=torch.int32)[:, None]
-    return ((data.int()[..., None, :] * places & 255) * 3 >> 8).flatten(-2)
+    places = np.array([3**i for i in range(powers)], np.int32)[:, None]
+    return flat((data.astype(np.int32)[..., None, :] * places & 255) * 3 >> 8)
 
 
-def _three(codes: Tensor, unit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _three(codes: Host, unit: Host) -> tuple[Host, Host, Host]:
     """-1, 0 and 1 as codes 0 to 2 above a minimum, in groups of 16 as Q2_K's."""
-    scales = unit.float().expand(*unit.shape[:-1], 16)
-    return codes.to(torch.int8), scales, -scales
+    scales = np.broadcast_to(unit.astype(np.float32), (*unit.shape[:-1], 16))
+    return codes.astype(np.int8), scales, -scales
 
 
-def _tq1_0(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _tq1_0(raw: Host) -> tuple[Host, Host, Host]:
     codes = (_thirds(raw[..., :32], 5), _thirds(raw[..., 32:48], 5), _thirds(raw[..., 48:52], 4))
-    return _three(torch.cat(codes, -1), half(raw, 52))
+    return _three(np.concatenate(codes, -1), half(raw, 52))
 
 
-def _tq2_0(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _tq2_0(raw: Host) -> tuple[Host, Host, Host]:
     data = raw[..., :64].reshape(*raw.shape[:-1], 2, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
-    return _three((data[..., None, :] >> shifts & 3).flatten(-3), half(raw, 64))
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return _three(flat(data[..., None, :] >> shifts & 3), half(raw, 64))
 
 
 GRID_FORMS = {

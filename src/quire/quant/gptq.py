@@ -11,29 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import I32, I64, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host
 from quire.quant import fp8
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.packed import (
     PLANES,
+    SCALES,
     expect,
     group_count,
     grouped,
     loaded_bits,
     order_of,
-    scale_dtypes,
     signed,
     unpack,
     unpack_planes,
     unpack_rows,
 )
 from quire.quant.rules import by_rules, matrices_with
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 """A one in every code of a word."""
@@ -71,18 +70,18 @@ class Gptq:
         words = shapes["qweight"]
         return (words[1], words[0] * 32 // self.bits) if len(words) == 2 else words
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight, its codes and zeros less 2^(bits - 1) so that they are signed."""
-        n, k = self.shape({"qweight": tuple(raw["qweight"].shape)})
+        n, k = self.shape({"qweight": raw["qweight"].shape})
         if self.planes and (n % 32 or k % 32):
             raise ModelError(f"is {n} x {k}, whose codes and zeros do not fill whole planes of 32")
         groups = group_count(k, self.group)
-        words = expect(raw, "qweight", (k * self.bits // 32, n), torch.int32)
-        qzeros = expect(raw, "qzeros", (groups, -(-n * self.bits // 32)), torch.int32)
-        scales = expect(raw, "scales", (groups, n), *scale_dtypes())
+        words = expect(raw, "qweight", (k * self.bits // 32, n), I32)
+        qzeros = expect(raw, "qzeros", (groups, -(-n * self.bits // 32)), I32)
+        scales = expect(raw, "scales", (groups, n), *SCALES)
         order = None
         if "g_idx" in raw:
-            order = order_of(expect(raw, "g_idx", (k,), torch.int32, torch.int64), k, self.group)
+            order = order_of(expect(raw, "g_idx", (k,), I32, I64), k, self.group)
         take_apart = unpack_planes if self.planes else unpack
         if self.first and self.bits in ONES:
             # Over the whole word, with carry: writers subtract one from the word, with borrow where a zero is 0.
@@ -90,9 +89,9 @@ class Gptq:
         zeros = take_apart(qzeros, self.bits)[:, :n]
         if self.first and self.bits not in ONES:  # codes cross words: writers subtract one from each
             zeros = zeros + 1 & (1 << self.bits) - 1
-        zeros = signed(zeros, self.bits).t().contiguous()
-        codes = unpack_rows(words.t(), self.bits, take_apart)
-        return grouped(self.bits, codes, scales.t().contiguous(), zeros, self.group, order, activation_bits=16)
+        zeros = np.ascontiguousarray(signed(zeros, self.bits).T)
+        codes = unpack_rows(words.T, self.bits, take_apart)
+        return grouped(self.bits, codes, np.ascontiguousarray(scales.T), zeros, self.group, order, activation_bits=16)
 
 
 def read(config: Fields, names: Mapping[str, str]) -> QuantScheme:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host
 from quire.quant.base import QuantScheme, QWeight
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Mixed:
         """Never known without the matrix's name."""
         raise ModelError("is in none of the checkpoint's formats")
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """Never done without the matrix's name."""
         raise ModelError("is in none of the checkpoint's formats")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Array, Host, to_numpy
 from quire.quant import awq, bitsandbytes, compressed, fp4, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
@@ -17,9 +19,6 @@ from quire.quant.gguf import Gguf
 from quire.quant.mixed import Mixed
 from quire.quant.rtn import INT4, INT8
 from quire.quant.sparse import Sparse
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DENSE = Dense()
 READERS: dict[str, Callable[[Fields, Mapping[str, str]], QuantScheme]] = {
@@ -69,8 +68,18 @@ def laid_out(scheme: QuantScheme) -> bool:
     return isinstance(scheme, Dense) or (isinstance(scheme, Gguf) and scheme.native)
 
 
-def load(scheme: QuantScheme, raw: Mapping[str, Tensor], dtype: torch.dtype, float8: int) -> QWeight:
-    """A matrix from its parts on disk. Those in float8 stay as they are for activations of `float8` bits, if not 0."""
+def load(scheme: QuantScheme, raw: Mapping[str, Array], dtype: Dtype, float8: int) -> QWeight:
+    """A matrix from its parts on disk. Those in float8 stay as they are for activations of `float8` bits, if not 0.
+
+    A dense one may be a torch tensor, which the weight then holds.
+    """
+    if isinstance(scheme, Dense):
+        return scheme.load(raw, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # scales of a damaged file, which are refused
+        return _quantized(scheme, {name: to_numpy(part) for name, part in raw.items()}, dtype, float8)
+
+
+def _quantized(scheme: QuantScheme, raw: Mapping[str, Host], dtype: Dtype, float8: int) -> QWeight:
     inner = scheme.inner if isinstance(scheme, Sparse) else scheme
     if not float8 or not isinstance(inner, fp8.Fp8):
         return scheme.load(raw, dtype)

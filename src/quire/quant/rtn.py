@@ -10,18 +10,17 @@ normal numbers, groups of 32 / 64 / 128: 0.083 / 0.091 / 0.098, against 0.086 / 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import BF16, F32
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host, as_f32
 from quire.ops.native import best_ops, require_native
 from quire.ops.weights import CANNOT_ROUND, RoundForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import over_rows
+from quire.quant.rows import in_dtype, over_rows
 from quire.quant.stored import StoredWeight
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -53,79 +52,84 @@ class RoundToNearest:
                 param="group_size",
             )
 
-    def quantize(self, w: Tensor, group: int) -> QWeight:
+    def quantize(self, w: Host, group: int) -> QWeight:
         """w [n, k] to codes [n, k] int8 and scales [n, k / group] float16; `ModelError` when w has nan or inf."""
         n, k = w.shape
         self.check("the matrix", k, group)
-        codes = torch.empty((n, k), dtype=torch.int8)
-        scales = torch.empty((n, k // group), dtype=torch.float16)
+        codes, scales = np.empty((n, k), np.int8), np.empty((n, k // group), np.float16)
         finite = self._native(w, group, codes, scales) if best_ops() else self._reference(w, group, codes, scales)
         if not finite:
             raise ModelError(CANNOT_ROUND)
         return QWeight(Weight(self.name, codes, scales, group=group))
 
-    def at_pack(self, w: Tensor, group: int) -> QWeight:
+    def at_pack(self, w: Host, group: int) -> QWeight:
         """As `quantize`, once it is packed: the native extension rounds and packs in one pass."""
         self.check("the matrix", w.shape[1], group)
-        w = w if w.dtype in (torch.bfloat16, torch.float32) else w.float()
+        w = _readable(w)
         form = RoundForm(self.name, self.bits, group, self.low, self.high, self.divisors)
         label = f"{self.name} g{group}"
         return StoredWeight(
             Stored(form, (Rows(w),), w.shape[1], group), label, lambda w: self.quantize(w, group).weight
         )
 
-    def _native(self, w: Tensor, group: int, codes: Tensor, scales: Tensor) -> bool:
+    def _native(self, w: Host, group: int, codes: Host, scales: Host) -> bool:
         """As `_reference`, in the native extension: equal to the bit, 20 times faster."""
-        w = (w if w.dtype in (torch.bfloat16, torch.float32) else w.float()).contiguous()
-        divisors, bad = torch.tensor(self.divisors, dtype=torch.float32), torch.zeros(1, dtype=torch.int64)
+        w = np.ascontiguousarray(_readable(w))
+        divisors, bad = np.array(self.divisors, np.float32), np.zeros(1, np.int64)
         args = (
-            codes.data_ptr(), scales.data_ptr(), bad.data_ptr(), w.data_ptr(), divisors.data_ptr(), len(self.divisors),
-            *w.shape, group, self.low, self.high, int(w.dtype is torch.bfloat16),
+            *(x.ctypes.data for x in (codes, scales, bad, w, divisors)), len(self.divisors),
+            *w.shape, group, self.low, self.high, int(w.dtype == BF16),
         )  # fmt: skip
         require_native().call(best_ops()["round_groups"], args)
-        return not int(bad)
+        return not bad[0]
 
-    def _reference(self, w: Tensor, group: int, codes: Tensor, scales: Tensor) -> bool:
+    def _reference(self, w: Host, group: int, codes: Host, scales: Host) -> bool:
         """Fill codes and scales; False when a scale is not finite."""
 
         def work(rows: slice) -> None:
-            c, s = self._round(w[rows].float().view(-1, w.shape[1] // group, group))
-            codes[rows], scales[rows] = c.flatten(1), s
+            c, s = self._round(as_f32(w[rows]).reshape(-1, w.shape[1] // group, group))
+            codes[rows], scales[rows] = c.reshape(-1, w.shape[1]), s
 
         over_rows(w.shape[0], w.shape[1], work)
-        return bool(torch.isfinite(scales).all())
+        return bool(np.isfinite(scales).all())
 
-    def _round(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def _round(self, groups: Host) -> tuple[Host, Host]:
         """Codes and scales of groups [n, g, group] f32; scales are rounded to float16 before codes are derived."""
-        top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
+        top = np.take_along_axis(groups, np.abs(groups).argmax(-1, keepdims=True), -1)[..., 0]
         first, *others = self.divisors
         codes, scale, error = _at_scale(groups, top / first, self.low, self.high)
         for divisor in others:
             c, s, e = _at_scale(groups, top / divisor, self.low, self.high)
             better = e < error
-            codes = torch.where(better[..., None], c, codes)
-            scale, error = torch.where(better, s, scale), torch.minimum(e, error)
+            codes = np.where(better[..., None], c, codes)
+            scale, error = np.where(better, s, scale), np.minimum(e, error)
         return codes, scale
 
 
-def _at_scale(groups: Tensor, scale: Tensor, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
+def _at_scale(groups: Host, scale: Host, low: int, high: int) -> tuple[Host, Host, Host]:
     """(codes as f32, scale as f16, squared error) of rounding groups [n, g, group] at scale [n, g]."""
-    half = scale.half()
-    used = half.float()[..., None]
-    inverse = torch.where(used == 0, 0.0, 1.0 / used)
-    codes = (groups * inverse).round_().clamp_(low, high)
-    return codes, half, _sum((codes * used - groups).square_())
+    half = scale.astype(np.float16)
+    used = half.astype(np.float32)[..., None]
+    inverse = np.where(used == 0, np.float32(0), 1 / used)
+    codes = np.rint(groups * inverse).clip(low, high)
+    return codes, half, _sum(np.square(codes * used - groups))
 
 
-def _sum(values: Tensor) -> Tensor:
+def _sum(values: Host) -> Host:
     """Sum over the last axis in the order of the native kernel: 16 lanes, then by halves."""
-    total, *others = values.view(*values.shape[:-1], -1, 16).unbind(-2)
-    for lanes in others:
-        total = total + lanes
+    lanes = values.reshape(*values.shape[:-1], -1, 16)
+    total = lanes[..., 0, :]
+    for place in range(1, lanes.shape[-2]):
+        total = total + lanes[..., place, :]
     while total.shape[-1] > 1:
         half = total.shape[-1] // 2
         total = total[..., :half] + total[..., half:]
-    return total.squeeze(-1)
+    return total[..., 0]
+
+
+def _readable(w: Host) -> Host:
+    """As native code reads it: bf16 or f32."""
+    return w if w.dtype == BF16 else in_dtype(w, F32)
 
 
 INT8 = RoundToNearest("int8", 8, -127, 127, divisors=(127.0,))

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.core.dtypes import U8, Dtype
 from quire.core.errors import ModelError
-from quire.ops.lazy import torch
+from quire.ops.arrays import Host
 from quire.quant.base import QuantScheme, QWeight
 from quire.quant.packed import expect
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMATS = {"sparse-24-bitmask": True, "sparse-bitmask": False}
 """`sparsity_config.format` -> whether it is 2:4."""
@@ -67,25 +66,22 @@ class Sparse:
             return numbers
         return mask[0], mask[1] * 8
 
-    def load(self, raw: Mapping[str, Tensor], dtype: torch.dtype) -> QWeight:
+    def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight with its zeros, by `inner`."""
         return self.inner.load(self.expand(raw), dtype)
 
-    def expand(self, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def expand(self, raw: Mapping[str, Host]) -> dict[str, Host]:
         """The parts that `inner` reads, the matrix with its zeros; `ModelError` when they do not fit each other."""
-        n, k = self.shape({name: tuple(t.shape) for name, t in raw.items()})
-        if raw["shape"].flatten().tolist() != [n, k]:
-            raise ModelError(f"shape is {raw['shape'].flatten().tolist()}, bitmask is of {[n, k]}; the file is damaged")
-        mask = expect(raw, "bitmask", (n, k // 8), torch.uint8)
-        places = (mask[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).view(n, k).bool()
-        numbers = raw["compressed"].flatten()
-        if int(places.sum()) != numbers.numel():
-            raise ModelError(f"compressed has {numbers.numel()} numbers, bitmask {int(places.sum())} places; damaged")
-        if self.halves and bool((places.view(n, k // 4, 4).sum(-1) != 2).any()):
+        n, k = self.shape({name: t.shape for name, t in raw.items()})
+        if (shape := raw["shape"].reshape(-1).tolist()) != [n, k]:
+            raise ModelError(f"shape is {shape}, bitmask is of {[n, k]}; the file is damaged")
+        mask = expect(raw, "bitmask", (n, k // 8), U8)
+        places = np.unpackbits(mask, axis=1, bitorder="little").view(np.bool_)
+        numbers = raw["compressed"].reshape(-1)
+        if (count := int(places.sum())) != numbers.size:
+            raise ModelError(f"compressed has {numbers.size} numbers, bitmask {count} places; damaged")
+        if self.halves and (places.reshape(n, k // 4, 4).sum(-1) != 2).any():
             raise ModelError("bitmask has not two places in every four; the file is damaged")
-        dense = torch.zeros((n, k), dtype=numbers.dtype)
-        if numbers.dtype.itemsize == 1:  # float8 has no masked assignment
-            dense.view(torch.uint8)[places] = numbers.view(torch.uint8)
-        else:
-            dense[places] = numbers
+        dense = np.zeros((n, k), numbers.dtype)
+        dense[places] = numbers
         return {**raw, "weight": dense}

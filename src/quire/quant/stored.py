@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from quire.ops.arrays import Array, Host
 from quire.ops.weights import Stored, Weight
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from quire.ops.backend import Ops
 
 
@@ -24,9 +23,9 @@ class StoredWeight(QWeight):
 
     stored: Stored
     _label: str
-    _widen: Callable[[Tensor], Weight]
+    _widen: Callable[[Host], Weight]
 
-    def __init__(self, stored: Stored, label: str, widen: Callable[[Tensor], Weight]) -> None:
+    def __init__(self, stored: Stored, label: str, widen: Callable[[Host], Weight]) -> None:
         self.__dict__.update(stored=stored, _label=label, _widen=widen)
 
     @cached_property
@@ -52,7 +51,7 @@ class StoredWeight(QWeight):
         """The weight with activations rounded to `bits` (8, as it is, or 16)."""
         return self if bits == 8 else super().with_activations(bits)
 
-    def take_rows(self, rows: slice | Tensor) -> QWeight:
+    def take_rows(self, rows: slice | Array) -> QWeight:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
         return self._still(self.stored.take_rows(rows))
 

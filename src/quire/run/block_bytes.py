@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from quire.ops.gpu import Gpu
+from quire.core.dtypes import U8
+from quire.ops.arrays import to_numpy, view_as
 from quire.ops.layout import KVCache
+
+if TYPE_CHECKING:
+    from quire.ops.gpu import Gpu
 
 Bytes = NDArray[np.uint8]
 Later = Callable[[], Bytes]
@@ -40,7 +43,7 @@ class BlockBytes:
 
     def __init__(self, own: Sequence[KVCache], through: NDArray[np.int32]) -> None:
         tensors = [tensor for cache in own for tensor in (cache.keys, cache.values)]
-        self._parts = [t.view(torch.uint8).numpy().reshape(len(t), -1) for t in tensors]
+        self._parts = [view_as(to_numpy(t), U8).reshape(len(t), -1) for t in tensors]
         self._through = through
         self.nbytes = sum(part.shape[1] for part in self._parts) + NOTE_BYTES
 
@@ -69,7 +72,7 @@ class GpuBlockBytes:
 
     def __init__(self, own: Sequence[KVCache], through: NDArray[np.int32], gpu: Gpu) -> None:
         tensors = [tensor for cache in own for tensor in (cache.keys, cache.values)]
-        self._parts = [t.view(torch.uint8).view(len(t), -1) for t in tensors]
+        self._parts: list[Any] = [view_as(t, U8).reshape(len(t), -1) for t in tensors]
         self._through, self._gpu = through, gpu
         self.nbytes = sum(part.shape[1] for part in self._parts) + NOTE_BYTES
 

@@ -109,13 +109,11 @@ class BatchBuilder:
                 arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
             arrays.context[s] = end - seq.lead
             arrays.cu_q[s + 1] = stop
-            for place in range(end - chunk.logits, end):
-                if place + 1 >= len(seq.tokens) or place + 1 < seq.prompt_len:
-                    target = seq.tokens[place + 1] if place + 1 < seq.prompt_len else None
-                    arrays.logit_rows[len(rows)] = at + place - start
-                    position = int(arrays.positions[at + place - start]) + seq.lead + 1
-                    node = max(-1, place - len(seq.tokens)) if seq.draft else -1
-                    rows.append(LogitRow(seq, position, target, node))
+            for place, target in chunk.wanted():
+                arrays.logit_rows[len(rows)] = at + place - start
+                position = int(arrays.positions[at + place - start]) + seq.lead + 1 if tree else place + 1
+                node = max(-1, place - len(seq.tokens)) if seq.draft else -1
+                rows.append(LogitRow(seq, position, target, node))
             if seq.pictures:
                 try:
                     self._fill_pictures(Seen(seq, start, end, at))

@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import torch
 
+from quire.core.dtypes import U8
 from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.ops.backend import Ops
@@ -46,7 +46,7 @@ def _allocated(
     groups = kv.groups
     if groups.sizes:
         size = kv.sizes.block_size
-        whole = ops.allocate_cache(ops.layout(size, 1, groups.width // 2, torch.uint8), blocks)
+        whole = ops.allocate_cache(ops.layout(size, 1, groups.width // 2, U8), blocks)
         return [whole], {home: carved(whole, layout, size * home[1] // 2) for home, layout in homes.items()}
     kept = {
         place: ops.allocate_cache(layouts[groups.widest[place]], blocks) for place in sorted({at for _, at in homes})
@@ -106,7 +106,7 @@ class Caches:
     @property
     def blocks(self) -> int:
         """How many are in this process, that of a GPU's padding included."""
-        return self.own[0].keys.shape[0]
+        return len(self.own[0].keys)
 
     def prepare(self, plan: StepPlan) -> None:
         """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.cache.lanes import Lanes
 from quire.core.parallel import SPLIT
 from quire.model.net.spread import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
+from quire.ops.arrays import Array
 
 Ints = NDArray[np.int64]
 FEW_ROWS = 32
@@ -138,7 +137,7 @@ class Seen:
         owner = self.owner[begin:end]
         order = np.empty(end - begin, np.int64)
         order[np.argsort(owner, kind="stable")] = np.arange(end - begin)
-        return Fold(_tensor(self.starts[rows.start : rows.stop + 1] - begin), _tensor(order))
+        return Fold(_flat(self.starts[rows.start : rows.stop + 1] - begin), _flat(order))
 
 
 @dataclass(frozen=True)
@@ -153,23 +152,23 @@ class Part:
         """How many there are."""
         return self.lanes.count
 
-    def slots(self, slots: Ints) -> Tensor:
+    def slots(self, slots: Ints) -> Array:
         """Slots of the whole cache as those of this rank's part, -1 for others'."""
         block, offset = np.divmod(slots, self.lanes.block_size)
         own = block // self.ranks * self.lanes.block_size + offset
-        return _tensor(np.where(block % self.ranks == self.rank, own, -1))
+        return _flat(np.where(block % self.ranks == self.rank, own, -1))
 
-    def tables(self, tables: NDArray[np.int32]) -> Tensor:
+    def tables(self, tables: NDArray[np.int32]) -> Array:
         """Block tables of the whole cache as those of this rank's part, -1 for others' blocks."""
         lane = np.arange(tables.shape[1]) // self.lanes.run % self.ranks
-        return _tensor(np.where(lane == self.rank, tables // self.ranks, -1).astype(np.int32))
+        return _flat(np.where(lane == self.rank, tables // self.ranks, -1).astype(np.int32))
 
     def way(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], held: Held) -> Way:
         """How rows see keys. `slots` [T] by row and `tables` [S, blocks] by sequence of the batch, whole cache."""
         seen = Seen.of(rows, held.window, self.lanes)
         if not rows.divided:
             counts = tuple(int(n) for n in np.bincount(seen.owner, minlength=self.ranks))
-            return PassedStates(self._pages(rows, tables), _tensor(seen.left(self.rank)), counts,
+            return PassedStates(self._pages(rows, tables), _flat(seen.left(self.rank)), counts,
                                 seen.fold(rows.own(self.rank), self.ranks))  # fmt: skip
         wanted = _wanted(rows, tables, held.window, self.lanes)
         queries = 4 * (len(rows.index) * held.query + len(seen.owner) * held.state // self.ranks)
@@ -180,8 +179,8 @@ class Part:
     def _queries(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], seen: Seen) -> PassedQueries:
         edges = np.cumsum([0, *rows.counts])
         left, got = seen.left(self.rank), np.diff(seen.starts[edges])
-        return PassedQueries(rows.counts, self.slots(slots[rows.index]), self._pages(rows, tables), _tensor(left),
-                             _tensor(np.diff(left[edges]).astype(np.int32)), int(got.max()),
+        return PassedQueries(rows.counts, self.slots(slots[rows.index]), self._pages(rows, tables), _flat(left),
+                             _flat(np.diff(left[edges]).astype(np.int32)), int(got.max()),
                              seen.fold(rows.own(self.rank), self.ranks))  # fmt: skip
 
     def _keys(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], wanted: Sequence[Ints]) -> PassedKeys:
@@ -190,14 +189,14 @@ class Part:
         places[np.concatenate(wanted)] = np.arange(sum(counts))
         found = places[np.minimum(tables[rows.seqs[own]], len(places) - 1)]
         cu_q = rows.cu_q[own.start : own.stop + 1] - rows.cu_q[own.start]
-        pages = Pages(_tensor(cu_q.astype(np.int32)), _tensor(rows.context[own].astype(np.int32)), _tensor(found))
-        picks = _tensor((wanted[self.rank] // self.ranks).astype(np.int32))
+        pages = Pages(_flat(cu_q.astype(np.int32)), _flat(rows.context[own].astype(np.int32)), _flat(found))
+        picks = _flat((wanted[self.rank] // self.ranks).astype(np.int32))
         return PassedKeys(rows.counts, self.slots(slots[rows.index]), picks, counts, pages)
 
     def _pages(self, rows: Rows, tables: NDArray[np.int32]) -> Pages:
         """Of all rows, in this rank's part of the cache."""
         cu_q, context = rows.cu_q.astype(np.int32), rows.context.astype(np.int32)
-        return Pages(_tensor(cu_q), _tensor(context), self.tables(tables[rows.seqs]))
+        return Pages(_flat(cu_q), _flat(context), self.tables(tables[rows.seqs]))
 
 
 def _wanted(rows: Rows, tables: NDArray[np.int32], window: int, lanes: Lanes) -> list[Ints]:
@@ -210,5 +209,5 @@ def _wanted(rows: Rows, tables: NDArray[np.int32], window: int, lanes: Lanes) ->
     return [ids[ids % lanes.count == lane] for lane in range(lanes.count)]
 
 
-def _tensor(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(numbers))
+def _flat(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Array:
+    return np.ascontiguousarray(numbers)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from quire.model.batch import Batch
 from quire.model.load.extensions import Extensions
 from quire.model.net.decoder import Decoder
 from quire.model.net.seeing import Given, seeing
 from quire.model.spec import Sight
-from quire.ops.backend import Captured, Ops, Replay
+from quire.ops.arrays import Array
+from quire.ops.backend import Ops, Recording
 from quire.run.arrays import Arrays
 from quire.run.builder import Shape
 from quire.run.caches import Caches
 from quire.run.shapes import MOST, fitting
-
-Recorded = Replay[torch.Tensor] | Captured
 
 
 class ExtendedStep:
@@ -30,9 +27,9 @@ class ExtendedStep:
         self._ops, self._arrays, self._caches = ops, arrays, caches
         self._plain, self._extensions, self._sight = decoder, extensions, sight
         self._decoder, self._version = decoder, -1
-        self._recorded: dict[tuple[int, int, bool], Recorded] = {}
+        self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
-    def forward(self, shape: Shape, capture: bool, given: Given | None = None) -> torch.Tensor:
+    def forward(self, shape: Shape, capture: bool, given: Given | None = None) -> Array:
         """As `Step.forward`; `capture`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
@@ -49,7 +46,7 @@ class ExtendedStep:
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 
-    def _logits(self, shape: Shape, run: Callable[[], torch.Tensor], capture: bool) -> torch.Tensor:
+    def _logits(self, shape: Shape, run: Callable[[], Array], capture: bool) -> Array:
         key = shape.tokens, shape.seqs, shape.tree
         if not capture or not fitting((), *key[:2], shape.logits, exact=True)[0]:
             return self._ops.compute(run, together=capture)
@@ -61,6 +58,6 @@ class ExtendedStep:
         made = self._recorded[key] = self._ops.capture(run)
         return made.output
 
-    def _decode(self, batches: list[Batch], decoder: Decoder) -> torch.Tensor:
+    def _decode(self, batches: list[Batch], decoder: Decoder) -> Array:
         views = [batches[group] for group in self._caches.group_of] if len(batches) > 1 else ()
         return decoder(batches[0], self._caches.of_layer, views)

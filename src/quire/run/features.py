@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.core.blame import Failed, fail, of_request
 from quire.core.errors import QuireError
@@ -18,6 +16,8 @@ from quire.model.batch import Vision
 from quire.model.net.mutual import divided
 from quire.model.net.seeing import Given
 from quire.model.spec import Sight
+from quire.ops.arrays import Array, concat
+from quire.ops.backend import Ops
 from quire.run.arrays import Arrays
 from quire.run.builder import Seen
 from quire.run.messages import GivenRows
@@ -29,7 +29,7 @@ class _Piece(NamedTuple):
     """Rows of a step that lie in one run of a picture, `places` of their sequence, which sees up to `ends`."""
 
     rows: Rows
-    features: Tensor
+    features: Array
     positions: Rows
     places: Rows
     ends: Rows
@@ -40,7 +40,7 @@ class Features:
 
     def __init__(self, vision: Vision, sight: Sight) -> None:
         self._vision, self._sight = vision, sight
-        self._kept: dict[bytes, Tensor] = {}
+        self._kept: dict[bytes, Array] = {}
         self._errors: dict[bytes, QuireError] = {}
 
     def follow(self, plan: StepPlan) -> None:
@@ -54,7 +54,7 @@ class Features:
             except BaseException as error:
                 self._errors[picture.key] = of_request(error, "pictures")
 
-    def _made(self, picture: Picture) -> Tensor:
+    def _made(self, picture: Picture) -> Array:
         made = self._vision(picture)
         if made.shape != (picture.rows, self._vision.width):
             raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
@@ -75,7 +75,7 @@ class Features:
         if self._sight.mutual:
             places, ends = (np.concatenate(each) for each in ([p.places for p in found], [p.ends for p in found]))
             mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends)
-        whole = torch.cat([piece.features for piece in found]) if len(found) > 1 else found[0].features
+        whole = concat([piece.features for piece in found]) if len(found) > 1 else found[0].features
         return Given(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
     def _pieces(self, seen: Seen) -> list[_Piece]:
@@ -98,9 +98,9 @@ class Features:
         return found
 
 
-def told(given: Given) -> GivenRows:
+def told(given: Given, ops: Ops) -> GivenRows:
     """As other ranks are told."""
-    mutual, features = given.mutual, given.features.cpu().numpy()
+    mutual, features = given.mutual, ops.host(given.features)
     places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
     return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)
 
@@ -112,7 +112,7 @@ def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> Given:
         return np.frombuffer(data, np.int64).copy()
 
     where = numbers(rows.rows)
-    features = torch.from_numpy(np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy())
+    features = np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy()
     places, ends = numbers(rows.places), numbers(rows.ends)
     mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends) if len(places) else None
     return Given(where, features, numbers(rows.positions).reshape(3, -1), mutual)

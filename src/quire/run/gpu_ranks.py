@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-import torch
 from msgspec.structs import replace
-from torch._C._distributed_c10d import FileStore
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
@@ -15,9 +13,8 @@ from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.ops.choice import backend_of
-from quire.ops.gpu import interpreting
+from quire.ops.lazy import torch
 from quire.parallel.comm import Comm
-from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
 from quire.parallel.topology import Topology
 
 LOAD_SECONDS = 600.0
@@ -34,6 +31,8 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
     the first rank's. `ConfigError` for what is not built, with the reason."""
     check_known(config.features, Known(frozenset({GPU_PROCESSES})))
     parallel, name = config.parallel, config.parallel.ranks_option
+    from quire.ops.gpu import interpreting
+
     there = parallel.ranks if interpreting() else torch.cuda.device_count()
     if there < parallel.ranks:
         raise ConfigError(
@@ -47,6 +46,8 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
 
 def take_gpu(rank: int) -> None:
     """Compute on that one."""
+    from quire.ops.gpu import interpreting
+
     if not interpreting():
         torch.cuda.set_device(rank)
 
@@ -60,6 +61,11 @@ def meeting_place() -> str:
 
 def comms_of(path: str, rank: int, topology: Topology) -> dict[str, Comm]:
     """What joins `rank` with all others, which come here at once: NCCL, or gloo under the interpreter."""
+    from torch._C._distributed_c10d import FileStore
+
+    from quire.ops.gpu import interpreting
+    from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
+
     world = topology.world
     store = FileStore(path, world)
     if interpreting():

@@ -19,7 +19,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire.cache.groups import LayerGroups
@@ -30,7 +29,8 @@ from quire.core.machine import end_with_parent, uncollected
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.model.net.tapped import Taps
-from quire.ops.backend import Ops, select
+from quire.ops.backend import Ops
+from quire.ops.select import select
 from quire.parallel.busy import Busy
 from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place
@@ -38,6 +38,7 @@ from quire.run.budget import gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import Caches, kept_layers
 from quire.run.features import heard_rows
+from quire.run.meeting import Hearer
 from quire.run.messages import (
     Adapter,
     Allocate,
@@ -52,7 +53,7 @@ from quire.run.messages import (
     Zero,
 )
 from quire.run.rank_bytes import part_of, say_size
-from quire.run.reach import Hearer, joined
+from quire.run.reach import joined
 from quire.run.replies import give_back
 from quire.run.step import Step
 from quire.run.tune import tune
@@ -143,11 +144,12 @@ class Rank:
         self._said.step(shape, step.arrays.written(shape))
         decoder = step.model.decoder
         if isinstance(decoder, Continues):
-            decoder.given.numpy()[: shape.tokens] = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
+            given = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
+            self._ops.host(decoder.given)[: shape.tokens] = given
         seen = None if message.seen is None else heard_rows(message.seen, step.arrays, shape.seqs)
         pieces = (step.forward(shape),) if message.drafts else step.pieces(shape, seen)
         if self._stages is not None and self._gives:
-            give_back(self._stages, pieces)
+            give_back(self._ops, self._stages, pieces)
         else:
             for _ in pieces:
                 pass
@@ -181,7 +183,7 @@ class Rank:
         step = Step(self._model, self._ops, shape, asked.limits, caches.part(0), False)
         assert self._ops.gpu is not None and self._share is not None, "GPUs are asked"
         left = gpu_cache_bytes(self._ops.gpu.runtime, self._config.cache.gpu_memory_utilization, step.profile)
-        self._share.send(self._ops, torch.tensor([left], device=self._ops.device), 0)
+        self._share.send(self._ops, self._ops.put(np.array([left])), 0)
 
     def _adapter(self, name: str, folder: str) -> None:
         adapters = self._model.adapters

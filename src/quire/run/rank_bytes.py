@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
@@ -71,11 +70,11 @@ def part_of(message: Send | Receive, caches: Caches, comm: Comm, ops: Ops) -> No
 
 def sent(comm: Comm, ops: Ops, data: Bytes, to: int) -> None:
     """Bytes to a rank; `data` may be changed on return."""
-    comm.send(ops, torch.from_numpy(data if data.flags.writeable else data.copy()), to)
+    comm.send(ops, ops.share(data if data.flags.writeable else data.copy()), to)
 
 
 def received(comm: Comm, ops: Ops, nbytes: int, source: int) -> Bytes:
     """So many bytes from a rank."""
     out: Bytes = np.empty(nbytes, np.uint8)
-    comm.recv(ops, torch.from_numpy(out), source)
+    comm.recv(ops, ops.share(out), source)
     return out

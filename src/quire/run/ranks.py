@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.dtypes import I64
 from quire.core.errors import RankFailure
 from quire.core.exclusions.of_models import LONE_DRAFTS, STAGED_DRAFTS
 from quire.core.machine import cores
@@ -27,6 +26,7 @@ from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.seeing import Given
 from quire.model.net.stage import Stage
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.parallel.digest import HeardDigests
 from quire.parallel.launch import LOST, Launched
@@ -37,9 +37,10 @@ from quire.run.builder import Shape
 from quire.run.caches import Caches, Keep
 from quire.run.features import told
 from quire.run.gpu_ranks import of_a_gpu, on_gpus
+from quire.run.meeting import host_is_gone
 from quire.run.messages import Adapter, Allocate, Copy, Encode, Forward, Message, Move, Profile, Zero
 from quire.run.rank_bytes import Joins, RankBytes
-from quire.run.reach import host_is_gone, reach
+from quire.run.reach import reach
 from quire.run.replies import Form, Replies
 from quire.run.step import Step
 
@@ -100,7 +101,7 @@ class Ranks:
         """The least of what this rank and the others have left for keys and values."""
         comm, sizes = self.place.comms["tensor"], [own]
         for rank in range(1, comm.world):
-            out = torch.zeros(1, dtype=torch.int64, device=ops.device)
+            out = ops.zeros((1,), I64)
             sizes.append(int(comm.recv(ops, out, rank)[0]))
         return min(sizes)
 
@@ -121,7 +122,7 @@ class Ranks:
         made = LedStep(*args)
         made.ranks = self
         if self._reach.replying is not None:
-            made.replies = Replies(self._reach.replying, made.form(), self._steps)
+            made.replies = Replies(made.ops, self._reach.replying, made.form(), self._steps)
             self._replies.append(made.replies)
         return made
 
@@ -177,9 +178,9 @@ class LedStep(Step):
         """What is in the arrays goes to all ranks first."""
         decoder, left = self.model.decoder, b""
         if isinstance(decoder, Continues):
-            left = decoder.given[: shape.tokens].numpy().tobytes()
+            left = self.ops.host(decoder.given)[: shape.tokens].tobytes()
         arrays = self.arrays.written(shape)
-        self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given)))
+        self.ranks.tell(Forward((*shape,), arrays, self.drafts, left, None if given is None else told(given, self.ops)))
         self.ranks.compare(shape, arrays)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
@@ -187,7 +188,7 @@ class LedStep(Step):
         self.ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         super().encode(tokens, slots)
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Tensor]:
+    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
         """As `Step`'s. Of stages, the first is done on return."""
         begin = time.perf_counter()
         own = super().pieces(shape, given)
@@ -202,7 +203,7 @@ class LedStep(Step):
             return Form(spec.vocab_size, self.most_logits)
         batch = self.arrays.batches(1, 1, 1)[0]
 
-        def part(h: Tensor) -> Tensor:
+        def part(h: Array) -> Array:
             begin = time.perf_counter()
             made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
             self.ranks.busy[0] += time.perf_counter() - begin

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Thread
 
-import torch
-from torch import Tensor
-
-from quire.core.config import DeviceConfig
-from quire.ops.backend import select
+from quire.ops.arrays import Array
+from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 
 NOTHING = 1
@@ -31,13 +28,13 @@ class Form:
     most: int
     width: int = 0
     columns: int = 0
-    part: Callable[[Tensor], Tensor] | None = None
+    part: Callable[[Array], Array] | None = None
 
 
 class Reply:
     """What comes back of one step of `rows` logits, in one piece."""
 
-    def __init__(self, rows: Tensor, logits: Tensor) -> None:
+    def __init__(self, rows: Array, logits: Array) -> None:
         """`rows` [R, width] that the head reads, and `logits` [R, columns] of the last stage: places for them."""
         self.rows, self.logits = rows, logits
         self.known, self.done = Event(), Event()
@@ -52,18 +49,18 @@ class Replies:
     it. `waited`: seconds that the first stage had nothing to do but wait.
     """
 
-    def __init__(self, comm: Comm, form: Form, steps: int) -> None:
+    def __init__(self, ops: Ops, comm: Comm, form: Form, steps: int) -> None:
         """`comm`: this thread's alone; `steps`: under way at one time at most."""
         self._comm, self._form, self.waited = comm, form, 0.0
-        self._ops = select(DeviceConfig(device="reference"))  # what is received here belongs to no recording
+        self._ops = ops.beside()
         others = form.vocabulary - form.columns
-        self._places = [(torch.empty(form.most, form.width), torch.empty(form.most, others)) for _ in range(steps + 1)]
-        self._joined = torch.empty(form.most, form.vocabulary if form.columns else 0)
+        self._places = [(ops.zeros((form.most, form.width)), ops.zeros((form.most, others))) for _ in range(steps + 1)]
+        self._joined = ops.zeros((form.most, form.vocabulary if form.columns else 0))
         self._turn, self._asked = 0, SimpleQueue[Reply | None]()
         self._thread = Thread(target=self._take, daemon=True)
         self._thread.start()
 
-    def expect(self, rows: int) -> Iterable[Tensor]:
+    def expect(self, rows: int) -> Iterable[Array]:
         """The logits [R, V] of a step that was told to all stages just now, each valid until the next is asked for."""
         if rows > self._form.most:
             return self._pieces(rows)
@@ -73,7 +70,7 @@ class Replies:
         self._asked.put(reply)
         return self._whole(reply)
 
-    def _whole(self, reply: Reply) -> Iterator[Tensor]:
+    def _whole(self, reply: Reply) -> Iterator[Array]:
         own = None
         if self._form.part is not None:
             self._wait(reply, reply.known)
@@ -81,10 +78,9 @@ class Replies:
         self._wait(reply, reply.done)
         yield reply.logits if own is None else self._join(own, reply.logits)
 
-    def _join(self, own: Tensor, others: Tensor) -> Tensor:
+    def _join(self, own: Array, others: Array) -> Array:
         out, at = self._joined[: len(own)], self._form.columns
-        to = out.numpy()  # torch's threads would spin beside the next step
-        to[:, :at], to[:, at:] = own.numpy(), others.numpy()
+        out[:, :at], out[:, at:] = own, others
         return out
 
     def _wait(self, reply: Reply, what: Event) -> None:
@@ -94,9 +90,9 @@ class Replies:
         if reply.error is not None:
             raise reply.error
 
-    def _pieces(self, rows: int) -> Iterator[Tensor]:
+    def _pieces(self, rows: int) -> Iterator[Array]:
         form, place = self._form, self._places[0][1]
-        read = torch.empty(rows, form.width)
+        read = self._ops.zeros((rows, form.width))
         if form.part is not None:
             self._receive(read)
         for at in range(0, rows, form.most):
@@ -105,7 +101,7 @@ class Replies:
             others = self._receive(place[:count])
             yield others if own is None else self._join(own, others)
 
-    def _receive(self, out: Tensor) -> Tensor:
+    def _receive(self, out: Array) -> Array:
         return self._comm.recv(self._ops, out, self._comm.world - 1)
 
     def _take(self) -> None:
@@ -114,7 +110,7 @@ class Replies:
                 if self._form.part is not None:
                     self._receive(reply.rows)
                     reply.known.set()
-                self._receive(reply.logits if len(reply.logits) else torch.empty(NOTHING))
+                self._receive(reply.logits if len(reply.logits) else self._ops.zeros((NOTHING,)))
             except ValueError as error:
                 reply.error = error
             reply.known.set()
@@ -127,8 +123,7 @@ class Replies:
         self._thread.join()
 
 
-def give_back(comm: Comm, pieces: Iterable[Tensor]) -> None:
+def give_back(ops: Ops, comm: Comm, pieces: Iterable[Array]) -> None:
     """The last stage's side: the logits of a step to the first one."""
-    ops = select(DeviceConfig(device="reference"))
     for piece in pieces:
-        comm.send(ops, piece if len(piece) else torch.zeros(NOTHING), 0)
+        comm.send(ops.beside(), piece if len(piece) else ops.zeros((NOTHING,)), 0)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
-from torch import Tensor
 
 from quire.core.blame import Failed
 from quire.core.config import SchedulerConfig
@@ -15,8 +14,8 @@ from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
 from quire.model.net.seeing import Given
 from quire.model.net.tapped import Taps, picked
+from quire.ops.arrays import Array, Fetched
 from quire.ops.backend import Ops
-from quire.ops.runtime import Fetched
 from quire.run.budget import KVPlan
 from quire.run.builder import BatchBuilder, Shape, Turns
 from quire.run.caches import Caches
@@ -35,7 +34,7 @@ class Underway:
     `failed`: its sequences that end with an error of their own, whatever their rows gave.
     """
 
-    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Tensor]) -> None:
+    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Array]) -> None:
         self.plan, self.rows, self.logits = plan, rows, logits
         self.drawn: list[Drawn] = []
         self.pooled: list[LogitRow] = []
@@ -113,7 +112,7 @@ class Runner:
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)
         step = Underway(plan, [rows[i] for i in others], self.step.scores(whole, others) if others else ())
-        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled).float()])
+        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled)])
         return step
 
     def sample(self, step: Underway) -> Underway:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.cache.lanes import Lanes
 from quire.model.batch import Batch
@@ -15,6 +13,7 @@ from quire.model.build import Model
 from quire.model.load.ranks import share_of
 from quire.model.load.roles import local_spec
 from quire.model.net.spread import SpreadBatch, Way
+from quire.ops.arrays import Array
 from quire.run.arrays import Arrays
 from quire.run.builder import Shape
 from quire.run.caches import Caches
@@ -61,21 +60,21 @@ class Spread:
         batch = SpreadBatch(
             tokens=_picked(arrays.tokens, own),
             positions=_picked(arrays.positions, own),
-            slots=torch.full((len(own),), -1),
+            slots=np.full(len(own), -1, np.int64),
             cu_q=whole.cu_q,
             context=whole.context,
             block_tables=whole.block_tables,
-            logit_rows=torch.from_numpy(mine.astype(np.int32)),
+            logit_rows=mine.astype(np.int32),
             scored=tuple(int(n) for n in scored),
-            order=torch.from_numpy(order.astype(np.int32)),
+            order=order.astype(np.int32),
         )
         return [_spread(batch, way=way) for way in ways]
 
 
-def _spread(batch: Batch, **changed: Tensor | Way) -> SpreadBatch:
+def _spread(batch: Batch, **changed: Array | Way) -> SpreadBatch:
     parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return SpreadBatch(**(parts | changed))
 
 
-def _picked(numbers: NDArray[np.int32], rows: NDArray[np.int64]) -> Tensor:
-    return torch.from_numpy(numbers[rows])
+def _picked(numbers: NDArray[np.int32], rows: NDArray[np.int64]) -> Array:
+    return numbers[rows]

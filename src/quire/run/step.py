@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quire.core.config import SchedulerConfig
@@ -19,9 +18,10 @@ from quire.model.net.lora import NONE
 from quire.model.net.parts import GatedMlp, PlainMlp
 from quire.model.net.seeing import Given, seeing
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
-from quire.ops.backend import Captured, Ops, Replay
+from quire.ops.arrays import Array
+from quire.ops.backend import Ops, Recording
 from quire.run.activations import activations
-from quire.run.arrays import NO_ARRAYS, Arrays, DeviceArrays
+from quire.run.arrays import NO_ARRAYS, Arrays
 from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches
@@ -30,10 +30,10 @@ from quire.run.shapes import LOGITS, MOST, Sizes, fitting, graph_sizes
 from quire.run.spread import Spread
 
 
-class Recording(Protocol):
+class Again(Protocol):
     """A step of one size that can be run again on what the arrays hold now."""
 
-    def run(self) -> torch.Tensor:
+    def run(self) -> Array:
         """Its logits."""
         ...
 
@@ -42,7 +42,7 @@ class HeadRows(NamedTuple):
     """What the head of `decoder` reads of the rows of a step that want logits: h [R, hidden]."""
 
     decoder: Decoder
-    h: torch.Tensor
+    h: Array
     batch: Batch
 
 
@@ -73,31 +73,31 @@ class Step:
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
-        self.arrays = Arrays(sizes, own) if ops.gpu is None else DeviceArrays(sizes, own, ops.gpu.runtime, ops.device)
+        self.arrays = _arrays_of(ops, sizes, own)
         self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
         room = activations(model.spec, max_tokens, self.most_logits, fused=_fuses(model))
         scores = 4 * self.most_logits * (model.spec.vocab_size + model.spec.hidden)
         ops.reserve(max(room.outer, scores), max(room.layer, room.last))
-        self.hidden = torch.empty(0)
+        self.hidden: Any = ops.zeros((0, 0))
         self._decoder = model.decoder if taps is None else self._tapped(taps)
-        self.recorded: dict[tuple[int, int, bool], Recording] = {}
+        self.recorded: dict[tuple[int, int, bool], Again] = {}
         self._extended: ExtendedStep | None = None
         if model.adapters is not None:
             assert isinstance(self._decoder, Decoder), "others take no adapters"
             self._extended = ExtendedStep(
                 ops, self.arrays, caches, self._decoder, model.adapters.extensions, model.spec.sight
             )
-        self._logits = torch.empty(0)
+        self._logits: Any = None
         spread = model.place.topology.context > 1
         self._spread = Spread(model, caches, kv.groups.windows) if spread else None
 
     def _tapped(self, taps: Taps) -> TappedDecoder:
         decoder, rows = self.model.decoder, max((self.arrays.sizes.rows, *self.graph_sizes))
         assert isinstance(decoder, Decoder), "others have no layers to stop between"
-        self.hidden = torch.zeros(rows, taps.width(self.model.spec.hidden), device=self.ops.device)
+        self.hidden = self.ops.zeros((rows, taps.width(self.model.spec.hidden)))
         return tapped(decoder, taps, self.hidden)
 
-    def forward(self, shape: Shape, given: Given | None = None) -> torch.Tensor:
+    def forward(self, shape: Shape, given: Given | None = None) -> Array:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do.
 
         `given`: rows that are not looked up; such a step is not recorded.
@@ -120,7 +120,7 @@ class Step:
             return self._replay(*size, tree)[:logits]
         return self._compute(shape)[0]
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[torch.Tensor]:
+    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
         """The logits of `forward` in pieces of at most `most_logits` rows, each valid until the next is taken.
 
         So the log-probabilities of a prompt of 8,192 tokens need no 4.2 GB for logits of 128 k tokens, which no plan of
@@ -131,7 +131,7 @@ class Step:
             return (self.forward(shape, given),)
         self.begins(shape, given)
         h, batch = self._compute(shape, given, scores=False)
-        return self._scores(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+        return self._scores(decoder, self.ops.keep(h), batch)
 
     def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
         """What the head reads of the rows of a step that want logits, for requests that want these themselves."""
@@ -139,9 +139,9 @@ class Step:
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
         self.begins(shape, given)
         h, batch = self._compute(shape, given, scores=False)
-        return HeadRows(decoder, h if self.ops.gpu is not None else h.clone(), batch)  # an arena is taken back
+        return HeadRows(decoder, self.ops.keep(h), batch)
 
-    def scores(self, rows: HeadRows, places: list[int]) -> Iterable[torch.Tensor]:
+    def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
         """The logits of some of `rows`, in pieces as of `pieces`."""
         wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
         return self._scores(rows.decoder, picked(rows.h, places), wanted)
@@ -149,7 +149,7 @@ class Step:
     def begins(self, shape: Shape, given: Given | None = None) -> None:
         """The arrays are filled, and a step of them is computed next: whoever computes parts of it hears that here."""
 
-    def _compute(self, shape: Shape, given: Given | None = None, scores: bool = True) -> tuple[torch.Tensor, Batch]:
+    def _compute(self, shape: Shape, given: Given | None = None, scores: bool = True) -> tuple[Array, Batch]:
         """Logits of the step whose arrays are filled, or (`scores` False) what the head reads, and its batch."""
         self.arrays.send(shape.seqs, shape.blocks)
         if self._spread is None:
@@ -159,7 +159,7 @@ class Step:
         together = self.capture and given is None  # rows are given between the ops of a step
         return self.ops.compute(lambda: self._decode(batches, given, scores), together), batches[0]
 
-    def _scores(self, decoder: Decoder, h: torch.Tensor, batch: Batch) -> Iterator[torch.Tensor]:
+    def _scores(self, decoder: Decoder, h: Array, batch: Batch) -> Iterator[Array]:
         for at in range(0, len(h), self.most_logits):
             rows = slice(at, at + self.most_logits)
             piece = replace(batch, logit_rows=batch.logit_rows[rows])
@@ -168,8 +168,7 @@ class Step:
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
         """Compute an encoder's part, which is always computed as one; its keys and values go to `slots`."""
         assert self.model.encoder is not None
-        move = torch.from_numpy if self.ops.gpu is None else self.ops.gpu.upload
-        self.model.encoder(move(tokens), move(slots), self.caches.of_layer)
+        self.model.encoder(self.ops.put(tokens), self.ops.put(slots), self.caches.of_layer)
 
     def warm_up(self, trees: bool = False) -> None:
         """Fault in what the first step touches, or capture the graphs of a GPU, also those of `trees`."""
@@ -178,7 +177,7 @@ class Step:
             return
         if self.graph_sizes:
             size, vocabulary = self.graph_sizes[-1], self.model.spec.vocab_size
-            self._logits = torch.zeros((size, vocabulary), device=self.ops.device)
+            self._logits = self.ops.zeros((size, vocabulary))
         for size in reversed(self.graph_sizes):  # the largest first: the others find room in what it took
             self.arrays.begin()
             self._pad(0, 0, 0, size)
@@ -200,7 +199,7 @@ class Step:
         arrays.cu_q[: seqs + 1] = np.linspace(0, tokens, seqs + 1)
         arrays.context[:seqs] = np.diff(arrays.cu_q[: seqs + 1])
         arrays.send(seqs, arrays.max_blocks)
-        logits = self._decode(arrays.batches(tokens, seqs, wanted))
+        logits: Any = self._decode(arrays.batches(tokens, seqs, wanted))
         logits.clone()  # rows that are edited are kept beside it
         if self.model.encoder is not None:
             at = np.arange(min(tokens, self.model.max_model_len))
@@ -236,7 +235,7 @@ class Step:
         """Zero the block that made-up steps wrote."""
         self.caches.forget(1)
 
-    def _decode(self, batches: list[Batch], given: Given | None = None, scores: bool = True) -> torch.Tensor:
+    def _decode(self, batches: list[Batch], given: Given | None = None, scores: bool = True) -> Array:
         self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         decoder = self._decoder
@@ -248,17 +247,18 @@ class Step:
         assert isinstance(decoder, Decoder), "others make logits alone"
         return decoder.head_rows(batches[0], self.caches.of_layer, views)
 
-    def _replay(self, rows: int, seqs: int, tree: bool = False) -> torch.Tensor:
+    def _replay(self, rows: int, seqs: int, tree: bool = False) -> Array:
         """Logits of the step of so many rows whose arrays were sent: replayed, or recorded the first time."""
         found = self.recorded.get((rows, seqs, tree))
         return found.run() if found is not None else self.record(rows, seqs, tree).output
 
-    def record(self, rows: int, seqs: int, tree: bool = False) -> Replay[torch.Tensor] | Captured:
+    def record(self, rows: int, seqs: int, tree: bool = False) -> Recording:
         """Compute the step of `rows` rows of `seqs` sequences whose arrays were sent, and keep its recording."""
-        batches, target = self.arrays.batches(rows, seqs, rows, tree), self._logits[:rows]
+        batches = self.arrays.batches(rows, seqs, rows, tree)
         if self.ops.gpu is None:
             found = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
+            target = self._logits[:rows]
             found = self.ops.capture(lambda: target.copy_(self._decode(batches)))
         self.recorded[rows, seqs, tree] = found
         return found
@@ -275,6 +275,15 @@ class Step:
         arrays.cu_q[seqs : size + 1] = np.minimum(np.arange(tokens, tokens + size + 1 - seqs), size)
         arrays.context[seqs:size] = 1
         arrays.block_tables[:, seqs:size, 0] = pad
+
+
+def _arrays_of(ops: Ops, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
+    """Those of a backend; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
+    if ops.gpu is None:
+        return Arrays(sizes, ops, own)
+    from quire.run.device_arrays import DeviceArrays
+
+    return DeviceArrays(sizes, ops, own)  # type: ignore[arg-type]
 
 
 def _fuses(model: Model) -> bool:

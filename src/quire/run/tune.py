@@ -18,12 +18,11 @@ from quire.core.config import EngineConfig
 from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import Array
+from quire.ops.backend import Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from quire.ops.backend import Captured, Replay
     from quire.ops.native import Native
     from quire.run.step import Step
 
@@ -82,25 +81,27 @@ class Trial:
         self._seconds: dict[Tuning, list[float]] = {
             Tuning(ahead, row_streams=streams): [] for ahead, streams in STREAMING
         }
-        self._recording: Replay[Tensor] | Captured | None = None
+        self._recording: Recording | None = None
+        self.output: Array = None
 
-    def run(self) -> Tensor:
+    def run(self) -> Array:
         """Logits of the step whose arrays are filled, under the setting whose turn it is."""
         if self._recording is None:
             self._recording = self._step.record(1, 1)
             self._step.recorded[1, 1, False] = self
-            return self._recording.output
+            self.output = self._recording.output
+            return self.output
         setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
         self._native.set_tuning(setting)
         begin = time.perf_counter()
-        logits = self._recording.run()
+        self.output = self._recording.run()
         self._seconds[setting].append(time.perf_counter() - begin)
         if min(map(len, self._seconds.values())) == TURNS:
             self._step.recorded[1, 1, False] = self._recording
             best = _best(self._seconds)
             self._native.set_tuning(best)
             self._chosen(best)
-        return logits
+        return self.output
 
 
 def _measure(step: Step) -> Tuning:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -44,8 +43,7 @@ def warm_beside(ops: Ops, caches: Sequence[KVCache], block: int, vocabulary: int
     """Copy and zero `block`, and sample made-up logits in each way there is."""
     ops.copy_blocks(caches, ((block, block),))
     ops.zero_blocks(caches, (block,))
-    with ops.device:
-        logits = torch.zeros(1, vocabulary)
+    logits = ops.zeros((1, vocabulary))
     ops.penalize(logits, [RowEdits(0, banned=np.zeros(1, np.int32))])
     drawn, _ = ops.sample(logits, np.zeros(1, DRAW))
     ops.fetch(ops.top_logprobs(logits, np.array([(0, -1)], QUERY), 1, drawn))()

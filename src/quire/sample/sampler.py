@@ -8,14 +8,13 @@ from collections.abc import Sequence as Rows
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.core.blame import Failed, fail
 from quire.core.errors import BadRequest, NumericError, QuireError
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
+from quire.ops.arrays import Array
 from quire.ops.philox import noise
 from quire.ops.sampling import (
     DRAW,
@@ -45,13 +44,15 @@ _SEED_MASK = 2**64 - 1
 class SamplingOps(Protocol):
     """The ops of a backend that sampling needs (see ops/sampling.py)."""
 
-    def penalize(self, logits: Tensor, edits: Rows[RowEdits]) -> None: ...
+    def penalize(self, logits: Array, edits: Rows[RowEdits]) -> None: ...
 
-    def sample(self, logits: Tensor, draws: Records) -> tuple[Found, Found]: ...
+    def sample(self, logits: Array, draws: Records) -> tuple[Found, Found]: ...
 
     def top_logprobs(
-        self, logits: Tensor, queries: Records, k: int, drawn: Found | None
+        self, logits: Array, queries: Records, k: int, drawn: Found | None
     ) -> tuple[Found, Found, Found]: ...
+
+    def host(self, array: Any) -> NDArray[Any]: ...
 
     def fetch(self, found: Rows[Found]) -> Callable[[], list[NDArray[Any]]]: ...
 
@@ -144,6 +145,13 @@ def _scored(query: Query, score: tuple[Any, ...], best: list[int], values: list[
     return RowResult(token, TokenLogprob(token, logprob, rank, top))
 
 
+def _logsumexp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Of each row."""
+    most = logits.max(1, keepdims=True)
+    total: NDArray[np.float64] = most[:, 0] + np.log(np.exp(logits - most).sum(1, dtype=np.float64))
+    return total
+
+
 class Sampler:
     """Chooses tokens. A choice depends on nothing but the row's logits, the request, and (seed, position, index).
 
@@ -162,11 +170,11 @@ class Sampler:
         self._buffer = bytearray(rows * DRAW.itemsize)
         self._draws: Records = np.frombuffer(self._buffer, DRAW)
 
-    def tokens(self, logits: Tensor, rows: Rows[LogitRow]) -> list[int]:
+    def tokens(self, logits: Array, rows: Rows[LogitRow]) -> list[int]:
         """The tokens alone that `rows` give, -1 on error; the same as those of a call."""
         return [result.token for result in self(logits, rows, scores=False).results()]
 
-    def best(self, logits: Tensor, rows: Rows[LogitRow], count: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def best(self, logits: Array, rows: Rows[LogitRow], count: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The `count` tokens that `rows` most likely give, and how likely: [n, count]; -1 where there is no token.
 
         The first is what a row gives, the next what it would give if that were excluded, and so on: where tokens are
@@ -178,13 +186,13 @@ class Sampler:
         values = np.zeros((count, len(rows)))
         heat = np.maximum(draws["temperature"], GREEDY_BELOW)
         greedy = draws["temperature"] < GREEDY_BELOW
-        total = torch.logsumexp(logits, 1).double().cpu().numpy()
+        total = _logsumexp(self._ops.host(logits))
         for rank in range(count):
             if rank:
                 tokens[rank] = self._ops.fetch(self._ops.sample(logits, draws))()[0]
-            at = torch.from_numpy(np.stack((places, np.maximum(tokens[rank], 0)))).to(logits.device)
-            values[rank] = logits[at[0], at[1]].double().cpu().numpy()
-            logits[at[0], at[1]] = -math.inf
+            at = places, np.maximum(tokens[rank], 0)
+            values[rank] = self._ops.host(logits[at])
+            logits[at] = -math.inf
         for i in np.flatnonzero(~greedy):
             record, ids = draws[i], np.maximum(tokens[:, i], 0).astype(np.int64)
             chosen = noise(int(record["seed"]), int(record["position"]), int(record["stream"]), ids)
@@ -192,7 +200,7 @@ class Sampler:
             total[i] = np.logaddexp.reduce(values[:, i])
         return tokens.T, np.nan_to_num(np.exp(values - total)).T
 
-    def __call__(self, logits: Tensor, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
+    def __call__(self, logits: Array, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
         """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(
@@ -253,7 +261,7 @@ class Sampler:
             wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
 
     def _run(
-        self, logits: Tensor, edits: list[RowEdits], wishes: Wishes, rows: Rows[LogitRow], guided: bool
+        self, logits: Array, edits: list[RowEdits], wishes: Wishes, rows: Rows[LogitRow], guided: bool
     ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are kept aside."""
         kept = logits[[query.row for query in wishes.kept]] if wishes.kept else logits
@@ -271,7 +279,7 @@ class Sampler:
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
 
-    def _penalize(self, logits: Tensor, edits: list[RowEdits], rows: Rows[LogitRow], failed: Failed) -> None:
+    def _penalize(self, logits: Array, edits: list[RowEdits], rows: Rows[LogitRow], failed: Failed) -> None:
         """Edit logits. An op that refuses has changed nothing: row by row, it says which of them it refuses."""
         try:
             self._ops.penalize(logits, edits)
@@ -282,9 +290,9 @@ class Sampler:
                 except Exception as error:
                     fail(failed, rows[edit.row].seq, error, "sampling")
 
-    def _settle(self, logits: Tensor, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
+    def _settle(self, logits: Array, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
-        tokens, flags = cast("list[Any]", found)
+        tokens, flags = found
         places = {row: place for place, row in enumerate(wishes.drawn)}
         given = [-1] * len(rows)
         for row, token in zip(wishes.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):

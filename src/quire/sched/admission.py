@@ -5,16 +5,18 @@ from __future__ import annotations
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
 from quire.core.errors import ContextTooLong
+from quire.core.request import longest_prompt
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
 from quire.sched.shares import decodes
 from quire.sched.waiting_room import WaitingRoom
 
 
-def check_length(prompt: int, tables: BlockTables, longest: int) -> None:
+def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = False) -> None:
     """`ContextTooLong` for a prompt of so many tokens that could never run; `longest`: tokens of a sequence."""
-    if not 1 <= prompt <= longest - 1:
-        raise ContextTooLong(f"prompt: {prompt} tokens; this model takes 1 to {longest - 1}", param="prompt")
+    most = longest_prompt(longest, pooled)
+    if not 1 <= prompt <= most:
+        raise ContextTooLong(f"prompt: {prompt} tokens; this model takes 1 to {most}", param="prompt")
     if tables.sizes.footprint(prompt + 1) > tables.pool.num_blocks:
         capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
         raise ContextTooLong(f"prompt: {prompt} tokens; the KV cache holds {capacity}", param="prompt")
@@ -30,12 +32,7 @@ class Admission:
     def check(self, seq: Sequence, longest: int) -> None:
         """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
         length, tables = seq.prompt_len, self._tables
-        most = longest - (seq.request.pooling is None)  # a vector takes no place behind the prompt
-        if not 1 <= length <= most:
-            raise ContextTooLong(f"prompt: {length} tokens; this model takes 1 to {most}", param="prompt")
-        if tables.sizes.footprint(length + 1) > tables.pool.num_blocks:
-            capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)
-            raise ContextTooLong(f"prompt: {length} tokens; the KV cache holds {capacity}", param="prompt")
+        check_length(length, tables, longest, seq.request.pooling is not None)
         most = seq.request.params.max_tokens or 1
         if seq.request.grammar and tables.sizes.footprint(length + most - 1) > tables.pool.num_blocks:
             capacity = tables.sizes.capacity(tables.pool.num_blocks, longest)

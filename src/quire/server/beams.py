@@ -12,6 +12,7 @@ from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.edge.streams import OutputStream
+from quire.engine.requests import room
 from quire.server.api.replies import CacheReport, Usage, details
 from quire.server.generation import Piece
 from quire.text.detokenizer import continuation
@@ -45,7 +46,7 @@ class Beams:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """All choices, once."""
         prompts = [request.prompt for request in self.requests]
-        limits = [self._engine.info.max_model_len - len(prompt) for prompt in prompts]
+        limits = [room(self._engine.info, len(prompt)) for prompt in prompts]
         going = searching(prompts, limits, self._params, self._engine.info.eos_token_ids)
         found: list[list[Beam]] = []
         rows: list[tuple[int, ...]] | None = next(going, None)

@@ -26,7 +26,7 @@ class Garbage:
     """
 
     def __init__(self) -> None:
-        self._next, self._next_trim, self._on = 0.0, 0.0, False
+        self._next, self._next_trim, self._on, self._served = 0.0, 0.0, False, False
 
     @contextmanager
     def seldom(self) -> Iterator[None]:
@@ -47,11 +47,12 @@ class Garbage:
         15 minutes of bodies of up to 500 KB.
         """
         began = time.monotonic()
-        if not self._on or gc.get_count()[0] < NEW or (began < self._next and not idle):
-            return
-        gc.collect()
-        now = time.monotonic()
-        self._next = now + (now - began) / SHARE
-        if idle and now >= self._next_trim:
+        if self._on and gc.get_count()[0] >= NEW and (began >= self._next or idle):
+            self._served = True
+            gc.collect()
+            now = time.monotonic()
+            self._next = now + (now - began) / SHARE
+        self._served |= not idle
+        if self._on and idle and self._served and began >= self._next_trim:
+            self._served, self._next_trim = False, began + TRIM_EVERY
             trim_heap()
-            self._next_trim = now + TRIM_EVERY

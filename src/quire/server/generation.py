@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
+from quire.engine.continuation import Continuation
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import continued
@@ -47,29 +48,11 @@ class Piece:
         return not self.text and not self.tokens and self.finish_reason is None
 
 
-class _Choice:
-    """The text state of one sequence. `begin` makes it when there is something to read: many choices wait for long."""
+class _Choice(Continuation):
+    """One sequence by its number, and what it said where that is to be checked."""
 
-    __slots__ = ("_begin", "_text", "accepted", "done", "drafted", "number", "said", "tokens")
-
-    def __init__(self, number: int, begin: Callable[[], OutputText]) -> None:
-        self.number = number
-        self._begin = begin
-        self._text: OutputText | None = None
-        self.tokens = self.drafted = self.accepted = 0
-        self.done = False
-        self.said: list[str] = []
-
-    def push(self, output: Output) -> Piece:
-        """Take new tokens."""
-        if self._text is None:
-            self._text = self._begin()
-        text, used, finish_reason, stop_reason = self._text.push(output)
-        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
-        self.tokens += used
-        self.drafted, self.accepted = max(output.drafted, self.drafted), max(output.accepted, self.accepted)
-        self.done = finish_reason is not None
-        return Piece(self.number, text, tokens, logprobs, output.prompt_logprobs, finish_reason, stop_reason)
+    number: int = 0
+    said: list[str] = msgspec.field(default_factory=list)
 
 
 class Generated(Protocol):
@@ -125,9 +108,7 @@ class Generation:
         for request in requests:
             begin = partial(_begin, engine, tokenizer, request, shown)
             for index in range(request.params.n):
-                self._choices[request.id, index] = _Choice(len(self._choices), begin)
-        self._cached = dict.fromkeys((r.id for r in requests), 0)
-        self._misses: dict[str, Miss] = {}
+                self._choices[request.id, index] = _Choice(begin, number=len(self._choices))
 
     @property
     def count(self) -> int:
@@ -147,18 +128,16 @@ class Generation:
 
     def _push(self, output: Output) -> Piece | None:
         choice = self._choices[output.request_id, output.index]
-        if choice.done:
+        growth = choice.push(output)
+        if growth is None:
             return None
-        if output.index == 0:  # the others fork from it, and count its prompt as found
-            self._cached[output.request_id] = max(output.cached_tokens, self._cached[output.request_id])
-            if output.miss is not None:
-                self._misses.setdefault(output.request_id, output.miss)
-        piece = choice.push(output)
-        if self.checks and piece.text:
-            choice.said.append(piece.text)
+        text, used, finish_reason, stop_reason = growth
+        if self.checks and text:
+            choice.said.append(text)
         if choice.done and output.finish_reason is None:
             self._stream.stop(output.request_id, output.index)
-        return piece
+        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        return Piece(choice.number, text, tokens, logprobs, output.prompt_logprobs, finish_reason, stop_reason)
 
     def usage(self, choice: int | None = None) -> Usage:
         """Tokens so far, of all choices or of one; a prompt counts once for its `n` choices."""
@@ -172,10 +151,14 @@ class Generation:
             completion_tokens=written,
             total_tokens=prompt + written,
             prompt_tokens_details=details(
-                sum(self._cached[i] for i in used), [r for r in self.requests if r.id in used]
+                sum(self._first(i).cached_tokens for i in used), [r for r in self.requests if r.id in used]
             ),
             completion_tokens_details=guessed if drafted else UNSET,
         )
+
+    def _first(self, request_id: str) -> _Choice:
+        """The sequence that knows what was found of a request's prompt: the others fork from it."""
+        return self._choices[request_id, 0]
 
     def timings(self, request: Request | None = None) -> Timings:
         """Where the time of a request, or of all, went so far."""
@@ -189,8 +172,8 @@ class Generation:
 
     def cache(self, request: Request) -> CacheReport:
         """What the prefix cache had of a prompt."""
-        hit, prompt = self._cached[request.id], len(request.prompt)
-        miss = self._misses.get(request.id, Miss(0, "not_cached"))
+        first, prompt = self._first(request.id), len(request.prompt)
+        hit, miss = first.cached_tokens, first.miss or Miss(0, "not_cached")
         return CacheReport(prompt_tokens=prompt, hit_tokens=hit, first_miss=miss if hit < prompt - 1 else None)
 
     @property
@@ -200,7 +183,7 @@ class Generation:
 
     def finish_reasons_of(self, request: Request) -> list[str | None]:
         """The same of one prompt's choices."""
-        return [clock.reason for clock in self._stream.clocks(request.id)]
+        return [clock.finish_reason for clock in self._stream.clocks(request.id)]
 
     def text(self, choice: int) -> str:
         """What a choice said, where it is to be checked."""

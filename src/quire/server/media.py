@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ContextTooLong, Overloaded
-from quire.core.request import Request
+from quire.core.errors import Overloaded
+from quire.core.request import Request, longest_prompt
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.pictures import Preparer
-from quire.engine.requests import Encoded
+from quire.engine.requests import Encoded, too_long
 from quire.engine.sources import Source, scheme_of
 from quire.pictures.prompt import Prepared
 from quire.server.fetching import Rules, Wanted, fetch, read_hosts
@@ -139,12 +139,8 @@ class Media:
 
     def _check_rows(self, found: Sequence[Prepared], where: str) -> None:
         rows = sum(made.rows for made in found)
-        if rows >= self._info.max_model_len:
-            raise ContextTooLong(
-                f"{where}: the pictures up to this one are {rows} tokens, but the context holds "
-                f"{self._info.max_model_len} and one must be left to generate",
-                param=where,
-            )
+        if rows > longest_prompt(self._info.max_model_len):
+            raise too_long(where, f"the pictures up to this one are {rows} tokens", self._info.max_model_len)
 
     def check_marks(self, text: str, count: int, param: str) -> None:
         """Refuse a text that has not a mark for each of `count` pictures."""

@@ -24,7 +24,7 @@ from quire.core.machine import uncollected
 from quire.engine.client import EngineClient, EngineInfo
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.record.recorder import RecordingClient, make_folder
-from quire.gguf.file import is_gguf
+from quire.model.disk.tokenizer import model_tokenizer, tokenizer_folder
 from quire.server.app import create_app
 from quire.server.garbage import Garbage
 from quire.server.http.address import BACKLOG, bind, leave, listen, where
@@ -34,6 +34,7 @@ from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.files import read_text
+from quire.text.render import RENDERER
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -175,19 +176,7 @@ def check_texts(config: EngineConfig) -> None:
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:
-        _tokenizer_folder(config, "")
-
-
-def _tokenizer_folder(config: EngineConfig, model_folder: str) -> Path:
-    """The model's own folder unless `--tokenizer` names another, or a model on the hub."""
-    name = config.model.tokenizer
-    if name is None or Path(name).is_dir() or is_gguf(Path(name)):
-        return Path(name or model_folder)
-    # Nothing else in this process reads models.
-    from quire.model.disk.checkpoint import resolve
-    from quire.model.disk.hub import hub_beside
-
-    return resolve(name, hub_beside(config.model))
+        tokenizer_folder(config.model, "")
 
 
 def _raise_file_limit() -> None:
@@ -253,10 +242,11 @@ def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, s
 
 def text_tools(config: EngineConfig, info: EngineInfo) -> tuple[Tokenizer, ChatTemplate | None]:
     """The tokenizer and the template of a model that is loaded."""
-    folder = _tokenizer_folder(config, info.folder)
-    tokenizer = Tokenizer.from_folder(folder)
-    tokenizer.check_vocab(info.vocab_size)
-    return tokenizer, ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+    folder = tokenizer_folder(config.model, info.folder)
+    tokenizer = model_tokenizer(config.model, info.folder, info.vocab_size)
+    template = ChatTemplate.from_folder(folder, tokenizer, config.model.chat_template, info.max_model_len)
+    RENDERER.rest()  # a server of completions alone has no use for its process
+    return tokenizer, template
 
 
 def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, FastAPI]:

@@ -12,12 +12,11 @@ import time
 from collections.abc import Sequence as Rows
 
 import numpy as np
-from torch import Tensor
-from torch.nn.functional import pad
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
+from quire.ops.arrays import Array
 from quire.run.builder import BatchBuilder, Turns
 from quire.run.step import Step
 from quire.sample.rows import LogitRow
@@ -85,7 +84,7 @@ class Drafter:
         """The token after each chunk; -1 where the logits are no numbers."""
         return self._sampler.tokens(*self._logits(chunks))
 
-    def _logits(self, chunks: tuple[Chunk, ...]) -> tuple[Tensor, list[LogitRow]]:
+    def _logits(self, chunks: tuple[Chunk, ...]) -> tuple[Array, list[LogitRow]]:
         """Logits of the rows of `chunks` that want any.
 
         Models with the same tokens may have tables padded to other sizes: ids that the target lacks are not drawn.
@@ -93,8 +92,9 @@ class Drafter:
         shape, rows = self._builder.fill(chunks)
         logits = self._step.forward(shape)
         if logits.shape[1] != self._vocab_size:
-            more = self._vocab_size - logits.shape[1]
-            logits = pad(logits, (0, more), value=-math.inf).contiguous()  # fewer than none cuts
+            known, whole = min(logits.shape[1], self._vocab_size), self._step.ops.zeros((len(logits), self._vocab_size))
+            whole[:, :known], whole[:, known:] = logits[:, :known], -math.inf
+            logits = whole
         return logits, rows
 
     def _first(self, seq: Sequence) -> int:

@@ -10,24 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
+from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.core.speculation import TreeForm
 from quire.model.build import Model, kv_layout
 from quire.model.describe import KV_TYPES
 from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
-from quire.model.load.place import placed
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
+from quire.ops.weights import PackedTable
 from quire.run.step import Step
 from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
 from quire.speculate.eagle_drafter import EagleDrafter
@@ -50,7 +52,7 @@ class Eagle:
     model: Model
     taps: Taps
     fuse: Linear | None
-    ids: Tensor | None
+    ids: Array | None
 
     @property
     def weight_bytes(self) -> int:
@@ -71,7 +73,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     `ModelError` naming what does not fit `target`.
     """
     assert isinstance(target.decoder, Decoder)
-    file = HeadFile(folder, ops, getattr(torch, target.dtype), lambda name: name.removeprefix("model."))
+    file = HeadFile(folder, ops, KV_TYPES[target.dtype], lambda name: name.removeprefix("model."))
     spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
@@ -84,12 +86,12 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
             raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
         fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
         entry: Entry = Beside(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
-        layer, norm = made.layer("midlayer", 2 * spec.hidden, placed(rope, ops.device)), made.norm("norm")
+        layer, norm = made.layer("midlayer", 2 * spec.hidden, ops.put(rope)), made.norm("norm")
         head = file.linear({"lm_head": spec.vocab_size}, spec.hidden) if "lm_head.weight" in file else None
     else:
         taps, fuse, norm, head = Taps(every=True), None, NoNorm(), None
         entry = Mixed(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
-        layer = made.layer("layers.0", spec.hidden, placed(rope, ops.device))
+        layer = made.layer("layers.0", spec.hidden, ops.put(rope))
         if "lm_head.weight" in file:
             head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
     own = "embed_tokens.weight" in file
@@ -102,26 +104,26 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
     rows_of = embed.table if isinstance(embed, Embedding) else None
-    dtype = rows_of.dtype if ops.gpu is not None and isinstance(rows_of, Tensor) else torch.float32
-    given, kept = (torch.zeros(rows, spec.hidden, dtype=dtype, device=ops.device) for _ in range(2))
+    dtype = F32 if rows_of is None or ops.gpu is None or isinstance(rows_of, PackedTable) else dtype_of(rows_of)
+    given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops)
     model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
                     weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
-    return Eagle(model, taps, fuse, None if ids is None else ids.to(ops.device))
+    return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
 
 
-def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> Tensor | None:
+def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> NDArray[np.int64] | None:
     """The target's id of each token that the head knows; d2t holds how far it lies from its own."""
     known = file.config.integer("draft_vocab_size", vocab)
     if "d2t" not in file:
         if known != vocab:
             raise ModelError(f"{file.folder}: d2t is missing, and draft_vocab_size {known} is not the target's {vocab}")
         return None
-    ids = torch.arange(known) + file.tensor("d2t", known).long()
+    ids = np.arange(known) + np.asarray(file.tensor("d2t", known), np.int64)
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocab or len(set(ids.tolist())) != known:
         raise ModelError(f"{file.folder}: d2t names tokens that the target does not have, or one of them twice")
-    if "t2d" in file and not torch.equal(file.tensor("t2d", vocab).bool().nonzero()[:, 0], ids.sort().values):
+    if "t2d" in file and not np.array_equal(np.flatnonzero(file.tensor("t2d", vocab)), np.sort(ids)):
         raise ModelError(f"{file.folder}: t2d does not say the tokens that d2t says")
     return ids
 
@@ -138,7 +140,7 @@ class _Loader:
     def norm(self, name: str) -> Norm:
         return RmsNorm(self.file.vector(f"{name}.weight", self.spec.hidden), self.spec.norm_eps)
 
-    def layer(self, base: str, width: int, rope: Tensor) -> Layer:
+    def layer(self, base: str, width: int, rope: Array) -> Layer:
         """`width`: columns of queries, keys and values."""
         spec, at = self.spec, f"{base}.self_attn"
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim

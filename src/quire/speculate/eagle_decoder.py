@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, ToLogits, sequential_block
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed, Norm
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
@@ -19,7 +18,7 @@ from quire.ops.layout import KVCache
 class Entry(Protocol):
     """How embedded tokens and hidden rows, [T, hidden] both, become the stream x and what the layer reads, h."""
 
-    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
         """(x [T, hidden], h [T, columns of the layer's qkv])."""
         ...
 
@@ -30,7 +29,7 @@ class Mixed:
 
     fc: Linear
 
-    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
         """Both are one tensor."""
         x = self.fc(ops, ops.join_columns((embedded, hidden)))
         return x, x
@@ -43,7 +42,7 @@ class Beside:
     token_norm: Norm
     hidden_norm: Norm
 
-    def __call__(self, ops: Ops, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
         """x is a copy: blocks change the stream in place."""
         h = ops.join_columns((self.token_norm(ops, embedded), self.hidden_norm(ops, hidden)))
         return ops.join_columns((hidden,)), h
@@ -62,18 +61,18 @@ class EagleDecoder:
     layer: Layer
     norm: Norm
     head: ToLogits
-    given: Tensor
-    kept: Tensor
+    given: Array
+    kept: Array
     recordable: bool = True
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, tokens it knows] of the rows `batch.logit_rows`."""
         ops, count = self.ops, len(batch.tokens)
         x, h = self.entry(ops, self.embed(ops, batch.tokens), self.given[:count])
         ops.next_layer()
         x, delta = sequential_block(ops, self.layer, x, h, views[0] if views else batch, caches[0], None)
         ops.place_columns(self.kept, ops.take_rows(x, delta, None), 0)
-        logits: Tensor = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
+        logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:

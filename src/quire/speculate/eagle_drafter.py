@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.net.linear import Linear
 from quire.model.net.tapped import picked
+from quire.ops.arrays import Array, concat
 from quire.run.builder import Shape, ancestors
 from quire.run.step import Step
 from quire.sample.rows import LogitRow
@@ -42,15 +41,15 @@ class Ahead:
 
     start: int
     end: int
-    pieces: list[tuple[Tensor, int, int]]
+    pieces: list[tuple[Array, int, int]]
 
     @property
-    def rows(self) -> Tensor:
+    def rows(self) -> Array:
         """All of them [end - start, width]."""
-        return torch.cat([rows[first:stop] for rows, first, stop in self.pieces])
+        return concat([rows[first:stop] for rows, first, stop in self.pieces])
 
 
-Work = list[tuple[Sequence, int, Tensor]]
+Work = list[tuple[Sequence, int, Array]]
 """Sequences, positions their rows begin at, and the rows."""
 
 
@@ -66,7 +65,7 @@ class EagleDrafter(ModelDrafter):
         step: Step,
         decoder: EagleDecoder,
         target: Step,
-        ends: tuple[Linear | None, Tensor | None],
+        ends: tuple[Linear | None, Array | None],
         form: TreeForm | None,
     ) -> None:
         """`ends`: what joins tapped rows, and the target's ids of the tokens that the layer knows."""
@@ -148,7 +147,7 @@ class EagleDrafter(ModelDrafter):
                 if take < len(rows):
                     later.append((seq, start + take, rows[take:]))
                 room -= take
-            self._pass(now, self._fused(torch.cat([rows for _, _, rows in now])), [])
+            self._pass(now, self._fused(concat([rows for _, _, rows in now])), [])
             work = later
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
@@ -165,8 +164,8 @@ class EagleDrafter(ModelDrafter):
             self._write([(seq, start, rows[:-1]) for seq, start, rows in work if len(rows) > 1])
             work = [(seq, start + len(rows) - 1, rows[-1:]) for seq, start, rows in work]
         begin = time.perf_counter()
-        last = torch.tensor([len(rows) for _, _, rows in work]).cumsum(0) - 1
-        given = self._fused(torch.cat([rows for _, _, rows in work]))
+        last = np.cumsum([len(rows) for _, _, rows in work]) - 1
+        given = self._fused(concat([rows for _, _, rows in work]))
         if self._form is not None:
             grow_trees(self._form, wanting, _Branches(self, self._form, work, given))
             wanting = []
@@ -182,18 +181,18 @@ class EagleDrafter(ModelDrafter):
                         left.append(i)
             if not left:
                 break
-            given = self._decoder.kept[last[left].to(self._decoder.kept.device)]
+            given = self._decoder.kept[last[left]]
             wanting = [wanting[i] for i in left]
             work = [(seq, len(seq.tokens) - 2 + len(seq.draft), given[i : i + 1]) for i, (seq, _) in enumerate(wanting)]
-            last = torch.arange(len(left))
+            last = np.arange(len(left))
         self.seconds = time.perf_counter() - begin
 
-    def _fused(self, rows: Tensor) -> Tensor:
+    def _fused(self, rows: Array) -> Array:
         """Hidden rows [n, hidden] of tapped ones [n, width]."""
         fuse = self._fuse
         return rows if fuse is None else self._step.ops.compute(lambda: fuse(self._step.ops, rows), together=False)
 
-    def _pass(self, work: Work, given: Tensor, wanted: list[int]) -> Tensor:
+    def _pass(self, work: Work, given: Array, wanted: list[int]) -> Array:
         """The layer over `work`, reading `given` [T, hidden]: logits of the last `wanted` rows of each sequence.
 
         Keys from the target's rows stand; those of positions that a draft says are written over. Rows of a draft that
@@ -216,27 +215,27 @@ class EagleDrafter(ModelDrafter):
         self._decoder.given[:at] = given
         logits = self._step.forward(Shape(shape.tokens, shape.seqs, total, shape.blocks, shape.tree))
         self._wrote(tuple(c for c in chunks if c.start + c.count < len(c.seq.tokens)))
-        return spread(logits, self._ids, self._vocab_size)
+        return spread(self._step.ops, logits, self._ids, self._vocab_size)
 
 
 class _Branches:
     """What may follow the nodes of trees: each pass is of all nodes so far, with the rows that the last one left."""
 
-    def __init__(self, drafter: EagleDrafter, form: TreeForm, work: Work, given: Tensor) -> None:
+    def __init__(self, drafter: EagleDrafter, form: TreeForm, work: Work, given: Array) -> None:
         self._drafter, self._form, self._work, self._given = drafter, form, work, given
-        self._roots: dict[Sequence, Tensor] = {}
-        self._rows: dict[Sequence, Tensor] = {}
+        self._roots: dict[Sequence, Array] = {}
+        self._rows: dict[Sequence, Array] = {}
 
     def __call__(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         """As `grow_trees` wants it."""
         drafter, first = self._drafter, not self._roots
         if not first:
             self._work = [(seq, len(seq.tokens) - 1, self._before(seq)) for seq in seqs]
-            self._given = torch.cat([rows for _, _, rows in self._work])
+            self._given = concat([rows for _, _, rows in self._work])
         logits = drafter._pass(self._work, self._given, counts)
         at = 0
         for seq, _, rows in self._work:
-            left = drafter._decoder.kept[at : at + len(rows)].clone()
+            left = concat([drafter._decoder.kept[at : at + len(rows)]])
             at += len(rows)
             if first:
                 self._roots[seq] = left[-1:]
@@ -251,7 +250,7 @@ class _Branches:
         ends = np.cumsum(counts)[:-1]
         return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]
 
-    def _before(self, seq: Sequence) -> Tensor:
+    def _before(self, seq: Sequence) -> Array:
         """The rows before the nodes of `seq`."""
         root, rows = self._roots[seq], self._rows.get(seq)
-        return torch.cat([root if parent < 0 or rows is None else rows[parent : parent + 1] for parent in seq.parents])
+        return concat([root if parent < 0 or rows is None else rows[parent : parent + 1] for parent in seq.parents])

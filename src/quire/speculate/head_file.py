@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-import torch
-from torch import Tensor
-
+from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import PICKLED, Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.load.place import placed
 from quire.model.net.linear import Linear
+from quire.ops.arrays import Array, cast_to, concat, contiguous
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
@@ -22,7 +21,7 @@ from quire.quant.base import QWeight, float_kind
 class HeadFile:
     """Its `config`, and its tensors by name, checked against the target's sizes and packed for `ops` in `dtype`."""
 
-    def __init__(self, model: str, ops: Ops, dtype: torch.dtype, named: Callable[[str], str] = str) -> None:
+    def __init__(self, model: str, ops: Ops, dtype: Dtype, named: Callable[[str], str] = str) -> None:
         """`named`: a tensor's name on disk -> that by which it is asked for."""
         self.folder = resolve(model)
         if self.folder.is_file():
@@ -51,7 +50,7 @@ class HeadFile:
         info = self._source.infos.get(self._names.get(name, ""))
         return info.shape[0] if info is not None and info.shape else 0
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int) -> Array:
         """The tensor `name` as it lies on disk; `ModelError` naming it when it is missing or not of `shape`."""
         if name not in self._names:
             raise ModelError(f"{self.folder}: {name} is missing")
@@ -61,35 +60,37 @@ class HeadFile:
         self._left.discard(name)
         return found
 
-    def vector(self, name: str, size: int) -> Tensor:
+    def vector(self, name: str, size: int) -> Array:
         """A norm's weight or a bias, f32 on the device."""
-        vector = self.tensor(name, size).float().clone().to(self._ops.device)
+        vector = cast_to(self.tensor(name, size), F32, copy=True)
         self.nbytes += vector.nbytes
-        return vector
+        placed: Array = self._ops.put(vector)
+        return placed
 
-    def linear(self, names: Mapping[str, int], k: int, rows: Tensor | None = None) -> Linear:
+    def linear(self, names: Mapping[str, int], k: int, rows: Array | None = None) -> Linear:
         """The matrices `names` (name without ".weight" -> rows n) below each other, [sum n, k], with their biases.
 
         `rows`: those that are kept of it.
         """
-        parts = [self.tensor(f"{name}.weight", n, k).to(self._dtype) for name, n in names.items()]
-        weight = torch.cat(parts) if rows is None else torch.cat(parts)[rows]
-        packed = QWeight(Weight(float_kind(self._dtype), weight.contiguous())).pack(self._ops)
+        weight = concat([cast_to(self.tensor(f"{name}.weight", n, k), self._dtype) for name, n in names.items()])
+        weight = weight if rows is None else weight[rows]
+        packed = QWeight(Weight(float_kind(self._dtype), contiguous(weight))).pack(self._ops)
         self.nbytes += packed.nbytes
         bias = None
         if any(f"{name}.bias" in self for name in names):
-            bias = torch.cat([self._bias(f"{name}.bias", n) for name, n in names.items()])
-        made: Linear = placed(Linear(packed, bias), self._ops.device)
+            bias = concat([self._bias(f"{name}.bias", n) for name, n in names.items()])
+        made: Linear = self._ops.place(Linear(packed, bias))
         return made
 
-    def _bias(self, name: str, n: int) -> Tensor:
-        return self.vector(name, n) if name in self else torch.zeros(n, device=self._ops.device)
+    def _bias(self, name: str, n: int) -> Array:
+        return self.vector(name, n) if name in self else self._ops.zeros((n,))
 
-    def table(self, name: str, rows: int, width: int) -> Tensor:
+    def table(self, name: str, rows: int, width: int) -> Array:
         """A look-up table, in the dtype of the matrices."""
-        found = self.tensor(name, rows, width).to(self._dtype, copy=True).to(self._ops.device)
+        found = cast_to(self.tensor(name, rows, width), self._dtype, copy=True)
         self.nbytes += found.nbytes
-        return found
+        placed: Array = self._ops.put(found)
+        return placed
 
     def finish(self) -> None:
         """`ModelError` naming a tensor that nothing has read: it would do something that is not done."""
@@ -98,9 +99,11 @@ class HeadFile:
         self._source.give_back()
 
 
-def spread(logits: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
+def spread(ops: Ops, logits: Array, ids: Array | None, vocab_size: int) -> Array:
     """Logits [n, tokens that heads know] as [n, vocab_size], -inf where they know none; ids None: they know all."""
     if ids is None:
         return logits
-    full = torch.full((len(logits), vocab_size), -math.inf, device=logits.device)
-    return full.index_copy_(1, ids, logits.float())
+    full: Any = ops.zeros((len(logits), vocab_size))
+    full[:] = -math.inf
+    full[:, ids] = logits
+    return cast(Array, full)

@@ -18,6 +18,7 @@ from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside
+from quire.model.disk.tokenizer import tokenizer_folder
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
@@ -218,7 +219,7 @@ def _first_layers(target: Model, layers: int) -> Model:
 
 def check_tokens(config: EngineConfig, target: Model, draft: str) -> None:
     """Refuse a draft model whose ids stand for other tokens: every id that both have is compared."""
-    folders = (config.model.tokenizer or target.folder, resolve(draft, hub_beside(config.model)))
+    folders = tokenizer_folder(config.model, target.folder), resolve(draft, hub_beside(config.model))
     try:
         ours, theirs = (Tokenizer.from_folder(folder).table for folder in folders)
     except ModelError as error:

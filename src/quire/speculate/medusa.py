@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.core.exclusions.features import HEADS_WITHOUT_OUTPUT, TENSOR
 from quire.core.exclusions.table import row_of
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.build import Model
+from quire.model.describe import KV_TYPES
 from quire.model.net.decoder import Decoder, ToLogits
 from quire.model.net.linear import Linear
 from quire.model.net.tapped import Taps, picked
+from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.step import Step
 from quire.sample.rows import LogitRow
@@ -42,7 +42,7 @@ class Head:
     blocks: tuple[Linear, ...]
     out: ToLogits
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [n, hidden] f32, past the target's last norm -> logits f32 [n, tokens that the head knows]."""
         for block in self.blocks:
             x = ops.take_rows(x, ops.activation(block(ops, x), "silu"), None)
@@ -54,7 +54,7 @@ class Medusa:
     """The heads. `ids` [tokens that they know] int64: the target's id of each, or None: the same."""
 
     heads: tuple[Head, ...]
-    ids: Tensor | None
+    ids: Array | None
     weight_bytes: int
 
     @property
@@ -74,7 +74,7 @@ def load_medusa(folder: str, target: Model, ops: Ops) -> Medusa:
     `ModelError` naming what does not fit `target`.
     """
     assert isinstance(target.decoder, Decoder)
-    file = HeadFile(folder, ops, getattr(torch, target.dtype), lambda name: name.removeprefix("medusa_heads."))
+    file = HeadFile(folder, ops, KV_TYPES[target.dtype], lambda name: name.removeprefix("medusa_heads."))
     hidden, vocab = target.spec.hidden, target.spec.vocab_size
     said = file.config.integer("hidden_size", hidden)
     if said != hidden:
@@ -86,7 +86,7 @@ def load_medusa(folder: str, target: Model, ops: Ops) -> Medusa:
     file.finish()
     if not heads:
         raise ModelError(f"{file.folder}: there is no head: neither 0.0.linear.weight nor blocks.0.layers.0.weight")
-    return Medusa(heads, None if ids is None else ids.to(ops.device), file.nbytes)
+    return Medusa(heads, None if ids is None else ops.put(ids), file.nbytes)
 
 
 def _count(file: HeadFile, pattern: str) -> int:
@@ -103,12 +103,12 @@ def _of_authors(file: HeadFile, hidden: int, vocab: int) -> tuple[Head, ...]:
     return tuple(heads)
 
 
-def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tuple[Head, ...], Tensor | None]:
+def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tuple[Head, ...], Array | None]:
     """`own`: the target's matrix to logits, for heads that bring none."""
     ids = file.tensor("token_map", file.config.integer("truncated_vocab_size", vocab)) if "token_map" in file else None
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
         raise ModelError(f"{file.folder}: token_map names tokens that the target does not have")
-    ids = None if ids is None else ids.long().clone()
+    ids = None if ids is None else np.asarray(ids).astype(np.int64)
     known = vocab if ids is None else len(ids)
     shared = "lm_head" if "lm_head.weight" in file else "lm_heads.0"
     one = file.config.flag("original_lm_head", False) or "lm_head.weight" in file
@@ -134,7 +134,7 @@ class Kept(NamedTuple):
     """The hidden row that position `position` of a sequence gave: rows[at]."""
 
     position: int
-    rows: Tensor
+    rows: Array
     at: int
 
 
@@ -161,11 +161,12 @@ class MedusaDrafter:
         """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
-            count, first = _rows_of(chunk)
+            wanted = chunk.wanted()
             if result.tokens and not result.again and result.error is None:
+                first = sum(target is not None for _, target in wanted)
                 places.append(at + first + (result.path[-1] + 1 if result.path else 0))
                 owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))
-            at += count
+            at += len(wanted)
         if places:
             rows = picked(self._hidden, places)
             for i, (seq, position) in enumerate(owners):
@@ -184,7 +185,7 @@ class MedusaDrafter:
             going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft)]
             if not going:
                 break
-            logits = self._logits(head, torch.stack([rows[k] for k in going]))
+            logits = self._logits(head, concat([rows[k][None] for k in going]))
             drawn = [wanting[k][0] for k in going]
             tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for seq in drawn])
             for seq, token in zip(drawn, tokens, strict=True):
@@ -197,19 +198,12 @@ class MedusaDrafter:
         assert self._form is not None
         kept = [seq.lookup.rows[seq.lookup.at] for seq in seqs if isinstance(seq.lookup, Kept)]
         rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft) - 1) for seq in seqs]
-        logits = self._logits(self._medusa.heads[self._level], torch.stack(kept))
+        logits = self._logits(self._medusa.heads[self._level], concat([row[None] for row in kept]))
         self._level += 1
         best = zip(counts, *self._sampler.best(logits, rows, self._form.topk), strict=True)
         return [Candidates(np.tile(tokens, (n, 1)), np.tile(chances, (n, 1))) for n, tokens, chances in best]
 
-    def _logits(self, head: Head, x: Tensor) -> Tensor:
+    def _logits(self, head: Head, x: Array) -> Array:
         """Of all tokens of the target, [n, V]."""
         logits = self._ops.compute(lambda: head(self._ops, x), together=False)
-        return spread(logits, self._medusa.ids, self._vocab_size)
-
-
-def _rows_of(chunk: Chunk) -> tuple[int, int]:
-    """How many rows of a chunk want logits, and the first of them that gives a token."""
-    seq, end = chunk.seq, chunk.start + chunk.count
-    wanted = [p for p in range(end - chunk.logits + 1, end + 1) if p >= len(seq.tokens) or p < seq.prompt_len]
-    return len(wanted), sum(p < len(seq.tokens) for p in wanted)
+        return spread(self._ops, logits, self._medusa.ids, self._vocab_size)

@@ -1,8 +1,9 @@
 """Templates are rendered in processes of their own, which the kernel bounds (`quire.text.sandbox` says how).
 
 One process starts with the first template (some 60 ms) and stays warm; a second one starts when two threads render at
-once. A process that exceeds a bound is ended and replaced; one that something else ended, too, and what it was at is
-done again. All end with the one that started them.
+once. A server ends the one that checked its templates at the start: the next one starts with the first chat. A process
+that exceeds a bound is ended and replaced; one that something else ended, too, and what it was at is done again. All
+end with the one that started them.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class _Process(BoundedProcess):
         """It is ready then; `Unavailable` when it does not start."""
         super().__init__(Program(_NAME, _SCRIPT, ("jinja2", "markupsafe"), (MEMORY, SHARE, MAX_FRAME)))
         self.known: set[str] = set()
+        self.rendered = False
+        """Whether it did more than check templates."""
 
     def ask(self, job: Mapping[str, Any], seconds: float) -> str:
         """The text for `job`, for which it has `seconds` of CPU time, and some for each byte of values.
@@ -131,6 +134,7 @@ class Renderer:
                 process.ask({"key": key, "source": source}, COMPILE_SECONDS)
                 process.known.add(key)
             if job is not None:
+                process.rendered = True
                 text = process.ask({"key": key, **job}, RENDER_SECONDS)
             keep = len(process.known) < MAX_TEMPLATES
             return text
@@ -173,6 +177,15 @@ class Renderer:
             else:
                 self._all.discard(process)
         if not keep:
+            process.close()
+
+    def rest(self) -> None:
+        """End idle processes that have only checked templates; one starts when a text is to be rendered."""
+        with self._lock:
+            unused = [process for process in self._idle if not process.rendered]
+            self._idle = [process for process in self._idle if process.rendered]
+            self._all.difference_update(unused)
+        for process in unused:
             process.close()
 
     def close(self) -> None:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.bench.drive import drive
 from quire.bench.records import Record, goodput, latencies, rates
 from quire.bench.workload import Item, Length, random_items, requests_of
-from quire.core.errors import ConfigError, EngineFailure
+from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.client import EngineClient
-from quire.engine.local import LocalEngine
 from quire.figures.metrics import PERCENTILES
 from quire.figures.statistics import median
 from quire.plan.load import Load
@@ -28,8 +28,6 @@ BATCHES = 3
 """Batches of a run at least, whose median counts: a machine that stalls half a second stalls one of them."""
 LEAST = 8
 """Requests of a run of a stream at least."""
-WAIT = 0.5
-"""Seconds that an engine in another process is waited for at one time."""
 MAX_PROMPTS = 64 << 20
 SHARED = 7
 """Seed of the tokens that all prompts begin with: they stay in the cache between runs."""
@@ -67,12 +65,12 @@ class Runs:
             rng, due = random.Random(f"{self._seed}/{round_}"), [0.0]
             while len(due) < count:
                 due.append(due[-1] + rng.expovariate(self.load.rate))
-            return [drive(engine, self._requests(engine, count, round_), due)]
+            return [drive(engine, self._requests(engine, count, round_), due=due)]
         return [self._batch(engine, round_ * 1000 + turn) for turn in range(self._times)]
 
     def _batch(self, engine: EngineClient, number: int) -> tuple[list[Record], float]:
         count = self.load.batch if not self.load.rate else LEAST
-        return drive(engine, self._requests(engine, count, number), [0.0] * count)
+        return drive(engine, self._requests(engine, count, number))
 
     def _requests(self, engine: EngineClient, count: int, number: int) -> list[Request]:
         self._turn += 1
@@ -107,43 +105,6 @@ class Runs:
 
 def _length(tokens: int) -> Length:
     return Length(tokens, tokens)
-
-
-def drive(engine: EngineClient, requests: Sequence[Request], due: Sequence[float]) -> tuple[list[Record], float]:
-    """Submit each when it is `due`, in seconds from the start: (records in order, seconds to the last token).
-
-    Latencies count from when a request was due: a client does not wait for steps. `EngineFailure` if one fails.
-    """
-    start = time.perf_counter()
-    records = {
-        request.id: Record(intended=start + at, sent=start + at, input_tokens=len(request.prompt))
-        for request, at in zip(requests, due, strict=True)
-    }
-    sent, left = 0, len(requests)
-    while left:
-        now = time.perf_counter() - start
-        while sent < len(requests) and due[sent] <= now:
-            engine.submit(requests[sent])
-            sent += 1
-        wait = min(WAIT, due[sent] - now) if sent < len(requests) else WAIT
-        if sent == len(requests) - left:  # nothing is under way
-            time.sleep(wait)
-            continue
-        report = engine.poll(wait)
-        if report is None:
-            if isinstance(engine, LocalEngine):
-                raise EngineFailure(f"the engine stopped with {left} requests unfinished")
-            continue
-        now = time.perf_counter()
-        for output in report.outputs:
-            record = records[output.request_id]
-            if output.finish_reason == "error":
-                raise EngineFailure(f"{output.request_id}: {output.error}")
-            if output.tokens:
-                record.chunks.append(now)
-                record.output_tokens += len(output.tokens)
-            left -= output.finish_reason is not None
-    return list(records.values()), time.perf_counter() - start
 
 
 def read_prompts(path: Path, folder: str) -> list[tuple[int, ...]]:

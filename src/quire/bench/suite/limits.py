@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import signal
 
-import torch
+import numpy as np
 
 from quire.bench.suite.foreign.protocol import serve
 from quire.core.machine import end_with_parent
-from quire.ops.arena import huge_bytes
-from quire.ops.cpu import Cpu
-from quire.ops.measure import best_seconds, read_rate
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.measure import best_seconds, read_rate
+from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native
 
 READ_BYTES = 768 << 20
@@ -38,7 +38,8 @@ class Probe:
 
     def __init__(self) -> None:
         self.cpu = Cpu(Native())
-        self._data = huge_bytes(self.cpu.native, READ_BYTES).zero_()
+        self._data = huge_bytes(self.cpu.native, READ_BYTES)
+        self._data.fill(0)
 
     def facts(self) -> dict[str, str]:
         """Which unit."""
@@ -47,10 +48,10 @@ class Probe:
     def limits(self) -> dict[str, float]:
         """By name, per second, of all threads together; half a second."""
         found = {"read_bytes_per_s": read_rate(self.cpu, self._data)}
-        out = torch.zeros(1, dtype=torch.int64)
+        out = np.zeros(1, np.int64)
         for op, (kind, work) in PROBES.items():
             if op in self.cpu.native.ids and kind in NAMES:
-                seconds = best_seconds(functools.partial(self.cpu.call, op, out.data_ptr(), ROUNDS))
+                seconds = best_seconds(functools.partial(self.cpu.call, op, out, ROUNDS))
                 rate = ROUNDS * work * self.cpu.native.threads / seconds
                 found[NAMES[kind]] = max(rate, found.get(NAMES[kind], 0.0))
         return found

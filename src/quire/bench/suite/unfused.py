@@ -6,51 +6,48 @@ stay one: how weights lie is decided when they are read, and attention reads wha
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.ops import rowwise_cpu as _rowwise_cpu  # noqa: F401  (registers the implementations)
-from quire.ops.cpu import Cpu
-from quire.ops.op import REGISTRY, impl
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import Cpu
+from quire.ops.op import IMPLEMENTATIONS, impl, load_modules
 from quire.ops.weights import Packed
 
 
 def unfuse() -> None:
     """Register the parts in the place of the whole."""
+    load_modules("quire.ops.cpu")
     own = {
-        name: REGISTRY[name].impls["cpu"]
+        name: IMPLEMENTATIONS[name]["cpu"]
         for name in ("linear", "activation", "gated_activation", "add", "rmsnorm", "layernorm")
     }
 
     @impl("gated_mlp", "cpu")
     def gated_mlp(
         cpu: Cpu,
-        x: Tensor,
+        x: Host,
         gate_up: Packed,
-        gate_up_bias: Tensor | None,
+        gate_up_bias: Host | None,
         down: Packed,
-        down_bias: Tensor | None,
+        down_bias: Host | None,
         kind: str,
-    ) -> Tensor:
+    ) -> Host:
         wide = own["linear"](cpu, x, gate_up, gate_up_bias)
-        narrow: Tensor = own["linear"](cpu, own["gated_activation"](cpu, wide, kind), down, down_bias)
+        narrow: Host = own["linear"](cpu, own["gated_activation"](cpu, wide, kind), down, down_bias)
         return narrow
 
     @impl("plain_mlp", "cpu")
     def plain_mlp(
-        cpu: Cpu, x: Tensor, up: Packed, up_bias: Tensor | None, down: Packed, down_bias: Tensor | None, kind: str
-    ) -> Tensor:
+        cpu: Cpu, x: Host, up: Packed, up_bias: Host | None, down: Packed, down_bias: Host | None, kind: str
+    ) -> Host:
         wide = own["activation"](cpu, own["linear"](cpu, x, up, up_bias), kind)
-        narrow: Tensor = own["linear"](cpu, wide, down, down_bias)
+        narrow: Host = own["linear"](cpu, wide, down, down_bias)
         return narrow
 
     @impl("add_layernorm", "cpu")
-    def add_layernorm(
-        cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_layernorm(cpu: Cpu, x: Host, delta: Host, weight: Host, bias: Host | None, eps: float) -> tuple[Host, Host]:
         total = own["add"](cpu, x, delta)
         return total, own["layernorm"](cpu, total, weight, bias, eps)
 
     @impl("add_rmsnorm", "cpu")
-    def add_rmsnorm(cpu: Cpu, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rmsnorm(cpu: Cpu, x: Host, delta: Host, weight: Host, eps: float) -> tuple[Host, Host]:
         total = own["add"](cpu, x, delta)
         return total, own["rmsnorm"](cpu, total, weight, eps)

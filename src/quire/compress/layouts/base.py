@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
+from quire.compress.rows import over_rows
 from quire.core.errors import ConfigError
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
-from quire.quant.rows import over_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,8 @@ def group_index(weight: Weight) -> Tensor | None:
 
 def columns(weight: Weight) -> Tensor:
     """The codes [n, k] with their columns in the activations' order."""
-    return weight.codes if weight.order is None else weight.codes[:, weight.order.argsort()]
+    codes: Tensor = weight.codes
+    return codes if weight.order is None else codes[:, weight.order.argsort()]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compress.layouts.base import columns, facts_of, group_index, integers, is_plain, plain, unfit, with_bias
 from quire.core.errors import ConfigError
+from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.codebook import NF4, NF4_NUMBERS
@@ -60,7 +61,7 @@ class BitsAndBytes:
         return {"weight": columns(weight), "SCB": scb, "weight_format": torch.tensor(0, dtype=torch.uint8)}
 
     def _four(self, base: str, weight: Weight) -> dict[str, Tensor]:
-        if weight.table is None or not torch.equal(weight.table, NF4.table):
+        if weight.table is None or not torch.equal(weight.table, to_torch(NF4.table)):
             raise unfit(self.name, base, "is in another code book than NF4")
         if weight.group not in BLOCKS:
             raise unfit(

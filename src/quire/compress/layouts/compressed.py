@@ -26,6 +26,7 @@ from quire.compress.layouts.base import (
     with_bias,
 )
 from quire.core.errors import ConfigError
+from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.codebook import MXFP4
@@ -184,12 +185,10 @@ class CompressedTensors:
         """Whether the matrix has the zeros of 2:4, or enough of any pattern to pay for a bit a number."""
         if not self.sparsity or weight.shape[1] % 8:
             return False
-        there = _bytes_or_numbers(weight.codes) != 0
+        there, bits = _bytes_or_numbers(weight.codes) != 0, 8 * int(weight.codes.itemsize)
         if FORMATS[self.sparsity]:
             return bool((there.view(len(there), -1, 4).sum(-1) <= 2).all())
-        return int(there.sum()) * 8 * weight.codes.element_size() < there.numel() * (
-            8 * weight.codes.element_size() - 1
-        )
+        return int(there.sum()) * bits < there.numel() * (bits - 1)
 
     def _compact(self, numbers: Tensor) -> dict[str, Tensor]:
         """The numbers that are kept of a matrix [n, k], and where they are."""
@@ -252,7 +251,7 @@ def _float_scales(weight: Weight) -> tuple[tuple[int, int] | None, Tensor]:
 
 def _mxfp4(layout: str, base: str, weight: Weight) -> dict[str, Tensor]:
     """weight_packed uint8 [n, k / 2], weight_scale uint8 [n, k / 32], exponents of two plus 127."""
-    if weight.table is None or not torch.equal(weight.table, MXFP4.table):
+    if weight.table is None or not torch.equal(weight.table, to_torch(MXFP4.table)):
         raise unfit(layout, base, "is in another code book than MXFP4")
     if weight.group % GROUP or group_index(weight) is not None:
         raise unfit(layout, base, f"has groups of {weight.group} columns, needs {GROUP} in the activations' order")

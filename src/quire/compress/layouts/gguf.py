@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.compress.layouts.gguf_vocab import vocabulary
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
@@ -35,9 +36,11 @@ from quire.model.disk.opened import Opened
 from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
 from quire.quant.registry import DENSE, matrix_scheme
+from quire.quant.registry import load as load_matrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,7 +209,7 @@ class _Writer:
             return dict(zip(ROPE_TENSORS[1:], sets, strict=True))
         if isinstance(scaling, Llama3):
             plain = Plain().inverse_frequencies(rope.theta, rope.dim, 0)
-            return {ROPE_TENSORS[0]: (plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)).numpy()}
+            return {ROPE_TENSORS[0]: plain / scaling.inverse_frequencies(rope.theta, rope.dim, 0)}
         return {}
 
     def tensors(self) -> list[NewTensor]:
@@ -251,7 +254,7 @@ class _Writer:
         given = self.weights.get(base)
         rows = self._rows(piece)
         if piece.part == "weight" and given is not None:
-            weight = given if rows is None else given.take_rows(rows)
+            weight = given if rows is None else given.take_rows(torch.from_numpy(rows))
             exact = _as_blocks(weight, kind)
             if exact is not None:
                 return exact
@@ -272,11 +275,11 @@ class _Writer:
         """What a folder holds of a role, its codes as numbers."""
         source, scheme = self.opened.source, matrix_scheme(self.opened.scheme, parts)
         if part == "bias" or scheme is DENSE:
-            return source.tensor(parts[part])
+            return to_torch(source.tensor(parts[part]))
         raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
-        return scheme.load(raw, torch.float32).dequantize()
+        return to_torch(load_matrix(scheme, raw, F32, 0).dequantize())
 
-    def _rows(self, piece: _Piece) -> Tensor | None:
+    def _rows(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
         """The order in which rows of queries and keys lie, None for anything else."""
         spec, layer = self.opened.spec, piece.layer
         if layer is None or piece.role not in ("q", "k") or not self.architecture.interleaved:
@@ -324,7 +327,7 @@ def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
         return False
     lengths = (longest, getattr(a.scaling, "original", longest))
     pairs = [[r.scaling.inverse_frequencies(r.theta, r.dim, length) for r in (a, b)] for length in lengths]
-    return all(torch.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)
+    return all(np.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)
 
 
 def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:

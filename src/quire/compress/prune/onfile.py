@@ -86,9 +86,9 @@ class OnFile:
         """The matrix on disk that holds `role`, and which of its rows are the role's, in order: int64 [n]."""
         holder = self.claim.holder(role, layer)
         rows = disk_rows(role, holder, self.spec, self.family.grouped_qkv, 0)
-        return holder, torch.arange(
-            self.tensors[self.name(holder, layer)].shape[self.axis(0)]
-        ) if rows is None else rows
+        if rows is None:
+            return holder, torch.arange(self.tensors[self.name(holder, layer)].shape[self.axis(0)])
+        return holder, torch.from_numpy(rows)
 
     def name(self, role: str, layer: int, part: str = "weight") -> str:
         """The tensor on disk of a role of a layer, "" when there is none."""

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.layout import quantize_rows
-from quire.ops.weights import quantize_activations, quantize_to_float8
+from quire.core.dtypes import Dtype
+from quire.ops.reference.caches import quantize_rows
+from quire.ops.rounding import quantize_activations, quantize_to_float8
 
 
 class _Through(torch.autograd.Function):
@@ -49,7 +50,7 @@ def _activations(x: Tensor, group: int, quantize: Any) -> Tensor:
     return straight_through(x, rounded)
 
 
-def fake_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
+def fake_cache(x: Tensor, dtype: Dtype) -> Tensor:
     """Keys or values x [..., head_dim] as a cache of `dtype` (int8 or float8_e4m3fn) gives them back.
 
     One scale per token and head, as the caches here have it.

@@ -14,11 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from quire.compress.rows import over_rows
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.weights import CANNOT_ROUND, Weight
+from quire.ops.arrays import to_numpy, to_torch
+from quire.ops.lazy import array_dtype
+from quire.ops.weights import CANNOT_ROUND, Weight, as_tensors
 from quire.quant.codebook import CodeBook
 from quire.quant.packed import GROUPS, KINDS
-from quire.quant.rows import over_rows
 
 Measure = Callable[[Tensor], Tensor]
 """Errors of numbers [n, g, group] -> the damage [n, g] by which scales are compared."""
@@ -227,18 +229,20 @@ class Numbers(Grid):
 
     def steps(self, groups: Tensor, clip: float) -> Steps:
         """Steps of the largest magnitudes."""
-        return Steps((self.book.scale(groups.abs().amax(-1)) * clip).float().to(groups.dtype))
+        scale = to_torch(self.book.scale(to_numpy(groups.abs().amax(-1))))
+        return Steps((scale * clip).float().to(groups.dtype))
 
     def snap(self, w: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
         """Codes int8, and their numbers."""
-        borders, places = self.book.borders(w.dtype)
+        borders, places = (to_torch(part) for part in self.book.borders(array_dtype(w.dtype)))
         scaled = (w * _inverse(steps.scale)).contiguous()
         codes = places[torch.bucketize(scaled, borders, out_int32=True)]
-        return codes, self.book.table.to(w.dtype)[codes.int()] * (steps.scale / self.book.unit)
+        return codes, to_torch(self.book.table).to(w.dtype)[codes.int()] * (steps.scale / self.book.unit)
 
     def weight(self, codes: Tensor, steps: Steps, group: int, order: Tensor | None = None) -> Weight:
         """Kind table4."""
-        return replace(self.book.weight(codes, _finite(steps.scale).float(), group).weight, order=order)
+        scales = to_numpy(_finite(steps.scale).float())
+        return replace(as_tensors(self.book.weight(to_numpy(codes), scales, group).weight), order=order)
 
 
 def _inverse(scale: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quire.core.dtypes import F8, I8, Dtype
 from quire.core.errors import ModelError
 from quire.ops.layout import LARGEST
 
@@ -15,15 +16,15 @@ from quire.ops.layout import LARGEST
 class CacheFormat(NamedTuple):
     """A format of cached keys and values, and what `kv_cache_scheme` says of it."""
 
-    dtype: torch.dtype
+    dtype: Dtype
     scheme: dict[str, Any]
 
 
-def _of(dtype: torch.dtype, kind: str) -> CacheFormat:
+def _of(dtype: Dtype, kind: str) -> CacheFormat:
     return CacheFormat(dtype, {"num_bits": 8, "type": kind, "strategy": "tensor", "symmetric": True, "dynamic": False})
 
 
-CACHES = {"fp8": _of(torch.float8_e4m3fn, "float"), "int8": _of(torch.int8, "int")}
+CACHES = {"fp8": _of(F8, "float"), "int8": _of(I8, "int")}
 
 
 @dataclass
@@ -40,7 +41,7 @@ class CachePeaks:
             raise ModelError("keys or values on the calibration rows hold nan or inf; the model overflows on them")
         self.key, self.value = max(self.key, found[0]), max(self.value, found[1])
 
-    def scales(self, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    def scales(self, dtype: Dtype = F8) -> tuple[Tensor, Tensor]:
         """(`k_scale`, `v_scale`) f32 [1]: the peak over the largest code of `dtype`, float8_e4m3fn or int8.
 
         A layer whose keys or values were never seen, or always 0, gets 1.

@@ -28,7 +28,7 @@ class WithOutliers:
 
     def dequantize(self) -> Tensor:
         """The matrix as f32 [n, k]."""
-        whole = self.weight.dequantize()
+        whole: Tensor = self.weight.dequantize()
         whole[:, self.columns] = self.kept.float()
         return whole
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from quire.compress.quantize.grid import Grid, Integers, Measure, Steps, in_groups, squares
 from quire.core.errors import ModelError
-from quire.ops.weights import CANNOT_ROUND, Weight
+from quire.ops.arrays import to_numpy
+from quire.ops.weights import CANNOT_ROUND, Weight, as_tensors
 from quire.quant.rtn import INT4, INT8
 
 NATIVE_GROUPS = (32, 64, 128)
@@ -26,7 +27,7 @@ def rtn(w: Tensor, grid: Grid, group: int = 128, measure: Measure = squares) -> 
     width = groups.shape[-1]
     native = {4: INT4, 8: INT8}.get(grid.bits) if isinstance(grid, Integers) else None
     if native and grid == Integers(native.bits) and measure is squares and width in NATIVE_GROUPS:
-        return _positive(native.quantize(w.detach(), width).weight)
+        return _positive(as_tensors(native.quantize(to_numpy(w), width).weight))
     if not bool(torch.isfinite(w).all()):
         raise ModelError(CANNOT_ROUND)
     groups = groups.float()

@@ -44,4 +44,5 @@ def product(weight: Weight, x: Tensor) -> Tensor:
     """x [T, k] f32 times an int8 `weight` as W8A8 defines it, [T, n]: activations int8, one scale a token."""
     scale = x.abs().amax(1, keepdim=True) / 127.0
     codes = torch.where(scale > 0, x / scale, 0.0).round()
-    return codes @ weight.dequantize().t() * scale
+    out: Tensor = codes @ weight.dequantize().t() * scale
+    return out

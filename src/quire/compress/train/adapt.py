@@ -18,6 +18,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import write_whole
 from quire.model.load.adapter_files import LowRank, TableChange, module_of, read_adapter
 from quire.model.load.roles import ADAPTED, FUSED
+from quire.ops.arrays import to_torch
 
 MOST_RANK = 1 << 16
 
@@ -96,7 +97,7 @@ def freeze(net: SeenNet) -> int:
     """
     for matrix in matrices(net.opened):
         if matrix.layer is not None:
-            net.seen.frozen[matrix.name] = Nf4.of(net.opened.source.tensor(matrix.name), matrix.name)
+            net.seen.frozen[matrix.name] = Nf4.of(to_torch(net.opened.source.tensor(matrix.name)), matrix.name)
             net.seen.give_back()
     return sum(codes.nbytes for codes in net.seen.frozen.values() if isinstance(codes, Nf4))
 
@@ -114,14 +115,14 @@ def merge(net: Net, adapter: Path) -> None:
         new = _changed(w.t() if matrix.transposed else w, low)
         net.set(matrix.name, (new.t().contiguous() if matrix.transposed else new).to(w.dtype))
         if low.bias is not None:
-            _add_bias(net, matrix.name.removesuffix("weight") + "bias", low.bias, adapter)
+            _add_bias(net, matrix.name.removesuffix("weight") + "bias", to_torch(low.bias), adapter)
     _merge_tables(net, {"embed": file.embed, "head": file.head}, adapter)
 
 
 def _changed(w: Tensor, low: LowRank) -> Tensor:
     """W + B A of w [n, k], in f64, its rows brought to their norms where there are any (DoRA)."""
-    new = w.double() + low.b.double() @ low.a.double()
-    return new if low.magnitude is None else new * (low.magnitude.double() / new.norm(dim=1))[:, None]
+    new = w.double() + to_torch(low.b).double() @ to_torch(low.a).double()
+    return new if low.magnitude is None else new * (to_torch(low.magnitude).double() / new.norm(dim=1))[:, None]
 
 
 def _add_bias(net: Net, name: str, bias: Tensor, adapter: Path) -> None:
@@ -142,9 +143,9 @@ def _merge_tables(net: Net, changes: Mapping[str, TableChange], adapter: Path) -
         if change.low is not None:
             new = _changed(w.t(), change.low).t() if role == "embed" else _changed(w, change.low)
         elif change.own is not None:
-            new = change.own
+            new = to_torch(change.own)
         elif change.rows is not None:
-            new[list(change.tokens)] = change.rows.to(w.dtype)
+            new[list(change.tokens)] = to_torch(change.rows).to(w.dtype)
         if change.own_bias is not None or (change.low is not None and change.low.bias is not None):
             raise ModelError(f"{adapter}: {module_of(net.opened, role)} gets a bias; serve it as an adapter")
         made[role] = name, new.to(w.dtype).contiguous()

@@ -29,6 +29,7 @@ from quire.compress.train.student import fewer_layers, from_scratch
 from quire.compress.train.teacher_text import write_answers
 from quire.compress.train.text import Row, Texts
 from quire.compress.write import whole_folder, write_folder
+from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.core.params import SamplingParams
@@ -44,7 +45,7 @@ from quire.text.tokenizer import Tokenizer
 SAME_RESULT = ("paged", "checkpointing")
 """Options that change no number, so that a run may go on with others."""
 SCHEMES = {"4": "int4", "8": "int8", "fp8": "fp8"}
-CACHES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CACHES = {"auto": None, "int8": I8, "fp8": F8}
 Tell = Callable[[str, int, int], None]
 """(what is done, how much of it, of how much)"""
 

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.compress.train.seen import SeenNet, matrices
+from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
+from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
+from quire.ops.experts import Grouped
 from quire.ops.held import Held
 from quire.ops.layout import KVCache
-from quire.ops.moe import Grouped
 from quire.ops.weights import Packed
 from quire.quant.base import Quantizer
 from quire.quant.float8 import Float8
@@ -50,7 +52,7 @@ class FakeQuantized:
         scheme = self._scheme.head if matrix.role == "head" else self._scheme
         w = rounded.t().contiguous() if matrix.transposed else rounded
         try:
-            made = scheme.quantize(w, self._group).dequantize()
+            made = to_torch(scheme.quantize(to_numpy(w), self._group).dequantize())
         except ModelError as error:
             raise ModelError(f"{name}: {error.message}") from None
         return straight_through(tensor, made.t() if matrix.transposed else made)
@@ -63,7 +65,7 @@ class RoundedOps(Differentiable):
     float8_e4m3fn, a scale for each token and head; None: as they are.
     """
 
-    def __init__(self, scheme: Quantizer | None, group: int, kept: torch.dtype | None) -> None:
+    def __init__(self, scheme: Quantizer | None, group: int, kept: Dtype | None) -> None:
         super().__init__()
         self._rounds: Callable[[Tensor, int], Tensor] | None = None
         if scheme is not None:
@@ -101,16 +103,14 @@ class RoundedOps(Differentiable):
 class RoundedHeld(Held):
     """What is put into it is rounded to `kept`, with a scale for each token and head."""
 
-    kept: torch.dtype = torch.int8
+    kept: Dtype = I8
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """As of `Held`."""
         super().put(slots, fake_cache(keys, self.kept), fake_cache(values, self.kept))
 
 
-def fake_quantize(
-    net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtype, kept: torch.dtype | None = None
-) -> None:
+def fake_quantize(net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtype, kept: Dtype | None = None) -> None:
     """Let the forward pass of `net` round everything as it will be served: see `FakeQuantized` and `RoundedOps`.
 
     `ConfigError` where that cannot be.

@@ -23,6 +23,7 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import module_of
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.decoder import Decoder
+from quire.ops.arrays import to_torch
 
 Value = Callable[[str, Tensor], Tensor]
 """(name of a tensor, its numbers) -> what the decoder is made of instead, of the same shape."""
@@ -46,7 +47,7 @@ class Seen:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name` as the methods make it."""
-        tensor = self.frozen[name].dequantize() if name in self.frozen else self._source.tensor(name)
+        tensor = self.frozen[name].dequantize() if name in self.frozen else to_torch(self._source.tensor(name))
         for value in self.values:
             tensor = value(name, tensor)
         return tensor

@@ -7,33 +7,21 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from quire.core.request import FinishReason, Output, Timing
+from quire.core.request import FinishReason, SequenceStats, span
 
 
-class SequenceClock:
-    """When one sequence was received, gave tokens, and how many; seconds of `time.monotonic`.
+class SequenceClock(SequenceStats, eq=False):
+    """When one sequence was received, gave tokens, and how many, beside what the engine says of it; seconds of
+    `time.monotonic`. `first`, `last`: when its tokens reached the edge."""
 
-    `first`, `last`: when its tokens reached the edge. `timing`: the engine's account, None until the first token.
-    """
-
-    __slots__ = ("arrival", "first", "last", "preemptions", "reason", "restarts", "timing", "tokens")
-
-    def __init__(self, arrival: float) -> None:
-        self.arrival = arrival
-        self.first = self.last = 0.0
-        self.tokens = self.preemptions = self.restarts = 0
-        self.timing: Timing | None = None
-        self.reason: FinishReason | None = None
-
-    def note(self, output: Output) -> None:
-        """Keep what the engine says beside tokens."""
-        self.preemptions, self.restarts = output.preemptions, output.restarts
-        self.timing = output.timing or self.timing
-        self.reason = output.finish_reason
+    arrival: float
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
 
     def cut(self, reason: FinishReason) -> None:
         """The edge ended it: the engine's account goes on until the last token that came."""
-        self.reason = reason
+        self.finish_reason = reason
         if self.timing is not None:
             self.timing = replace(self.timing, last_token=max(self.last, self.timing.last_token))
 
@@ -59,11 +47,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 def timings(clocks: Sequence[SequenceClock], prompt_tokens: int) -> Timings:
     """Of sequences that were received together: queue = received to first scheduled, prefill = from there to the first
     token, decode = from there to the last, TTFT and E2E = received to first and last token at the edge."""
-    told = [clock.timing for clock in clocks if clock.timing is not None]
+    scheduled, first, last = span(clocks)
     arrival = min((clock.arrival for clock in clocks), default=0.0)
-    scheduled = min((each.scheduled for each in told if each.scheduled), default=0.0)
-    first = min((each.first_token for each in told if each.first_token), default=0.0)
-    last = max((each.last_token for each in told), default=0.0)
     return Timings(
         queue_seconds=_between(arrival, scheduled),
         prefill_seconds=_between(scheduled, first),
@@ -93,14 +78,8 @@ class Moments(msgspec.Struct, frozen=True, kw_only=True):
 
 def moments(clocks: Sequence[SequenceClock], received: float, told: float) -> Moments:
     """Of sequences that were received together: the earliest beginnings, the latest end."""
-    found = [clock.timing for clock in clocks if clock.timing is not None]
-    return Moments(
-        received=received,
-        admitted=min((each.scheduled for each in found if each.scheduled), default=None),
-        first_token=min((each.first_token for each in found if each.first_token), default=None),
-        last_token=max((each.last_token for each in found if each.last_token), default=None),
-        told=told,
-    )
+    admitted, first, last = (moment or None for moment in span(clocks))
+    return Moments(received=received, admitted=admitted, first_token=first, last_token=last, told=told)
 
 
 def _between(start: float, end: float) -> float | None:

@@ -8,16 +8,20 @@ received, TPOT = (E2E - TTFT) / (tokens - 1). Each of a request's `n` sequences 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from quire.core.request import FinishReason, Request
-from quire.engine.client import EngineInfo, ReplicaStats, Stats
+from quire.engine.client import EngineInfo
 from quire.engine.edge.account import SequenceClock
+from quire.engine.statistic import Metric, annotated
+from quire.engine.stats import Stats
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -36,29 +40,10 @@ LATENCY_BUCKETS = (
 )
 STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 N_BUCKETS = (1, 2, 5, 10, 20)
-
-
-STORE = (
-    ("gauge", "blocks", "Blocks in the folder behind the KV cache."),
-    ("gauge", "bytes", "Bytes that they take."),
-    ("counter", "written", "Blocks written there."),
-    ("counter", "hits", "Blocks that came back from there."),
-    ("counter", "misses", "Blocks that were to come back and were not there any more, or bad."),
-    ("counter", "bad", "Blocks whose checksum or tokens were wrong."),
-    ("counter", "dropped", "Blocks that were not kept, for want of time or room."),
-)
-"""Of `StoreStats`: kind of metric, name, help."""
-
-
-REPLICA: tuple[tuple[str, str, str, Callable[[ReplicaStats], float]], ...] = (
-    ("gauge", "up", "1 while this engine of several answers.", lambda one: one.up),
-    ("gauge", "running", "Sequences in its batch.", lambda one: one.running),
-    ("gauge", "waiting", "Sequences in its queue.", lambda one: one.waiting),
-    ("gauge", "kv_usage", "Used share of its KV blocks.", lambda one: one.used_blocks / max(1, one.total_blocks)),
-    ("counter", "generation_tokens", "Tokens it generated.", lambda one: one.generation_tokens),
-    ("counter", "restarts", "Times it was started again.", lambda one: one.restarts),
-)
-"""Of `ReplicaStats`: kind of metric, name, help, value."""
+FAMILIES: dict[str, type[GaugeMetricFamily | CounterMetricFamily]] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+}
 
 
 def buckets_125(limit: int) -> tuple[int, ...]:
@@ -78,106 +63,50 @@ class _StepCollector(Collector):
         self.healthy = True
         self.updated = 0.0
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """The metric families of this moment."""
-        stats, values = self.stats, (self.info.served_name, ENGINE)
-
-        def gauge(name: str, help_text: str, value: float) -> Metric:
-            family = GaugeMetricFamily(name, help_text, labels=LABELS)
-            family.add_metric(values, value)
-            return family
-
-        def counter(name: str, help_text: str, value: float) -> Metric:
-            family = CounterMetricFamily(name, help_text, labels=LABELS)
-            family.add_metric(values, value)
-            return family
-
-        usage = stats.used_blocks / stats.total_blocks if stats.total_blocks else 0.0
-        yield gauge("vllm:num_requests_running", "Sequences in the batch.", stats.running)
-        yield gauge("vllm:num_requests_waiting", "Sequences in the queue.", stats.waiting)
-        yield gauge("vllm:kv_cache_usage_perc", "Used share of the KV blocks, 1 = all.", usage)
-        yield counter("vllm:num_preemptions", "Sequences preempted.", stats.preemptions)
-        yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries)
-        yield counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
-        yield counter("vllm:prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens)
-        yield counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
-        yield from self._drafts()
-        yield gauge("quire:kv_waste_ratio", "Share of reserved KV slots that hold no token.", stats.waste)
-        yield gauge("quire:kv_cached_blocks", "KV blocks that a prefix can hit, used or free.", stats.cached_blocks)
-        yield counter("quire:engine_steps", "Engine steps.", stats.steps)
-        yield counter("quire:engine_restarts", "Engines that were started after one died.", stats.restarts)
-        yield counter("quire:numeric_errors", "Rows that ended because of NaN or infinity.", stats.numeric_errors)
-        yield gauge("quire:requests_in_flight", "Sequences accepted and not finished.", self.in_flight)
-        yield gauge("quire:requests_paused", "Requests that wait until somebody reads what came of them.", self.paused)
-        yield gauge("quire:engine_healthy", "1 while the engine answers.", float(self.healthy))
-        yield gauge("quire:model_load_seconds", "Seconds the model took to load.", self.info.load_seconds)
-        yield gauge("quire:model_weight_bytes", "Bytes of the weights in memory.", self.info.weight_bytes)
-        yield gauge("quire:kv_bytes_per_token", "Bytes of keys and values per token.", self.info.kv_bytes_per_token)
-        if stats.bubbles:
-            yield self._bubbles()
+        stats, info = self.stats, self.info
+        yield from self._families([stats])
         if stats.replicas:
-            yield from self._replicas()
+            yield from self._families(stats.replicas, "replica")
         if stats.kv_store is not None:
-            for kind, name, text in STORE:
-                made = gauge if kind == "gauge" else counter
-                yield made(f"quire:kv_store_{name}", text, getattr(stats.kv_store, name))
-        yield self._cache_config()
-        if stats.expert_pairs:
-            yield gauge(
-                "quire:expert_imbalance", "Pairs of the rank that had most, over the mean.", stats.expert_imbalance
-            )
-            yield self._experts()
-        if self.info.max_loras:
-            yield self._adapters()
-        if self.info.pictures:
-            yield counter("vllm:mm_cache_queries", "Pictures that prompts came to.", stats.picture_queries)
-            yield counter("vllm:mm_cache_hits", "Pictures that were encoded already.", stats.picture_hits)
-
-    def _drafts(self) -> Iterable[Metric]:
-        """Totals of speculation; acceptance rate = accepted tokens / draft tokens."""
-        stats, values = self.stats, (self.info.served_name, ENGINE)
+            yield from self._families([stats.kv_store])
         for name, text, value in (
-            ("drafts", "Drafts verified.", stats.drafts),
-            ("draft_tokens", "Tokens guessed ahead.", stats.draft_tokens),
-            ("accepted_tokens", "Guessed tokens that were kept.", stats.accepted_tokens),
+            ("requests_in_flight", "Sequences accepted and not finished.", self.in_flight),
+            ("requests_paused", "Requests that wait until somebody reads what came of them.", self.paused),
+            ("engine_healthy", "1 while the engine answers.", float(self.healthy)),
+            ("model_load_seconds", "Seconds the model took to load.", info.load_seconds),
+            ("model_weight_bytes", "Bytes of the weights in memory.", info.weight_bytes),
+            ("kv_bytes_per_token", "Bytes of keys and values per token.", info.kv_bytes_per_token),
         ):
-            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=LABELS)
-            family.add_metric(values, value)
+            family = GaugeMetricFamily(f"quire:{name}", text, labels=LABELS)
+            family.add_metric([info.served_name, ENGINE], value)
             yield family
-        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Those kept, by their place in the draft."
-        family = CounterMetricFamily(name, text, labels=[*LABELS, "position"])
-        for place, count in enumerate(stats.accepted_per_pos):
-            family.add_metric([*values, str(place)], count)
-        yield family
+        yield self._cache_config()
+        if info.max_loras:
+            yield self._adapters()
 
-    def _bubbles(self) -> Metric:
-        text = "Share of the time of steps that a rank of a pipeline waited for others, since the start."
-        family = GaugeMetricFamily("quire:pipeline_bubble_ratio", text, labels=[*LABELS, "rank"])
-        for rank, share in enumerate(self.stats.bubbles):
-            family.add_metric([self.info.served_name, ENGINE, str(rank)], share)
-        return family
-
-    def _replicas(self) -> Iterable[Metric]:
-        """Each of several engines of the model, by its number."""
-        kinds: dict[str, type[GaugeMetricFamily | CounterMetricFamily]] = {
-            "gauge": GaugeMetricFamily,
-            "counter": CounterMetricFamily,
-        }
-        for kind, name, text, value in REPLICA:
-            family = kinds[kind](f"quire:replica_{name}", text, labels=[*LABELS, "replica"])
-            for number, stats in enumerate(self.stats.replicas):
-                family.add_metric([self.info.served_name, ENGINE, str(number)], float(value(stats)))
+    def _families(self, parts: Sequence[Struct], label: str = "") -> Iterable[Family]:
+        """What the fields of structs of one kind ask for. `label`: name of the label that tells these apart."""
+        for name, metric in annotated(type(parts[0]), Metric).items():
+            if not self._has(metric.needs):
+                continue
+            names = [*LABELS, *filter(None, (label, metric.label))]
+            family = FAMILIES[metric.kind](metric.name, metric.help, labels=names)
+            for number, part in enumerate(parts):
+                values = [self.info.served_name, ENGINE, *([str(number)] if label else [])]
+                found = getattr(part, name) if metric.value is None else metric.value(part)
+                if not metric.label:
+                    family.add_metric(values, float(found))
+                for place, value in enumerate(found if metric.label else ()):
+                    family.add_metric([*values, str(place)], value)
             yield family
 
-    def _experts(self) -> Metric:
-        family = CounterMetricFamily(
-            "quire:expert_pairs", "Pairs of a token and an expert it chose.", labels=[*LABELS, "rank"]
-        )
-        for rank, count in enumerate(self.stats.expert_pairs):
-            family.add_metric([self.info.served_name, ENGINE, str(rank)], count)
-        return family
+    def _has(self, name: str) -> bool:
+        """Whether what a metric needs is there."""
+        return not name or bool(getattr(self.stats, name, None) or getattr(self.info, name, None))
 
-    def _cache_config(self) -> Metric:
+    def _cache_config(self) -> Family:
         info = self.info
         labels = {
             "model_name": info.served_name,
@@ -191,7 +120,7 @@ class _StepCollector(Collector):
         family.add_metric(list(labels.values()), 1.0)
         return family
 
-    def _adapters(self) -> Metric:
+    def _adapters(self) -> Family:
         """vLLM's shape: names in labels, the time of the latest step as the value."""
         stats = self.stats
         labels = {

@@ -40,23 +40,6 @@ class Edge(Protocol):
         """Go on with a request."""
 
 
-def _merge(old: Output, new: Output) -> None:
-    """Append a later output of the same sequence to one the reader has not taken yet."""
-    old.tokens.extend(new.tokens)
-    old.logprobs.extend(new.logprobs)
-    if new.prompt_logprobs is not None:
-        old.prompt_logprobs = [*(old.prompt_logprobs or ()), *new.prompt_logprobs]
-    old.finish_reason = new.finish_reason
-    old.stop_token, old.complete = new.stop_token, new.complete
-    old.cached_tokens = max(old.cached_tokens, new.cached_tokens)
-    old.drafted, old.accepted = max(old.drafted, new.drafted), max(old.accepted, new.accepted)
-    old.preemptions, old.restarts = new.preemptions, new.restarts
-    old.miss = old.miss or new.miss
-    old.error = new.error
-    old.pooled = old.pooled or new.pooled
-    old.timing = new.timing or old.timing
-
-
 def _size(output: Output) -> int:
     """Bytes of memory, about."""
     return TOKEN_BYTES * len(output.tokens) + SCORE_BYTES * sum(len(each.top) + 1 for each in output.logprobs)
@@ -139,7 +122,7 @@ class OutputStream:
             REFUSED.note(request.tenant, request.grammar, error)
             self.fail(error)
         elif key in self._pending:
-            _merge(self._pending[key], output)
+            self._pending[key].merge(output)
             self._pause_if_full(output)
         else:
             self._pending[key] = output

@@ -77,8 +77,8 @@ class Agent:
         # Only these need torch.
         from quire.parallel.place import Memory
         from quire.parallel.topology import topology_of
+        from quire.run.meeting import start_all
         from quire.run.messages import Start
-        from quire.run.reach import start_all
 
         starts = [replace(each, config=self._own(each.config)) for each in msgspec.json.decode(line, type=list[Start])]
         memory = Memory(topology_of(starts[0].config.parallel))

@@ -18,11 +18,12 @@ import msgspec
 
 from quire.core.errors import QuireError
 from quire.core.request import Request
-from quire.engine.client import AdapterChanged, EngineInfo, ReplicaStats, Stats, StepReport
+from quire.engine.client import AdapterChanged, EngineInfo, StepReport
 from quire.engine.life.kept import Kept
 from quire.engine.life.router import Ready, Router, suited
 from quire.engine.life.supervised import SupervisedEngine
-from quire.engine.life.totals import ended, total
+from quire.engine.statistic import ended, over_replicas
+from quire.engine.stats import ReplicaStats, Stats
 
 logger = logging.getLogger("quire.engine")
 
@@ -257,12 +258,8 @@ class ReplicatedEngine:
 
     def _total(self) -> Stats:
         """The numbers of all together, and of each."""
-        names = ("running", "waiting", "used_blocks", "total_blocks", "generation_tokens", "restarts")
-        each = tuple(
-            ReplicaStats(up=up, **{name: getattr(stats, name) for name in names})
-            for up, stats in zip(self._ready, self._stats, strict=True)
-        )
-        return msgspec.structs.replace(total(self._stats), replicas=each)
+        each = tuple(ReplicaStats.of(stats, up) for up, stats in zip(self._ready, self._stats, strict=True))
+        return msgspec.structs.replace(over_replicas(self._stats), replicas=each)
 
     def _settled(self, place: int, change: AdapterChanged) -> list[AdapterChanged]:
         """What became of a change once every replica said so: the first error, if there was one."""

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
-from quire.engine.client import EngineClient, EngineInfo, Interrupted, Stats, StepReport
+from quire.engine.client import EngineClient, EngineInfo, Interrupted, StepReport
 from quire.engine.life.kept import Kept, KeptAdapters
-from quire.engine.life.totals import ended, over_lives
 from quire.engine.life.trial import Trial
 from quire.engine.life.watchdog import Watchdog
+from quire.engine.statistic import ended, over_lives
+from quire.engine.stats import Stats
 
 logger = logging.getLogger("quire.engine")
 
@@ -291,7 +292,7 @@ class SupervisedEngine:
         changes = tuple(change for change in report.changes if self._adapters.settle(change))
         self._stats = report.stats
         if self._restarts:
-            self._stats = replace(over_lives(self._before, report.stats), restarts=self._restarts)
+            self._stats = replace(over_lives([self._before, report.stats]), restarts=self._restarts)
         return StepReport(outputs, self._stats, changes, portable)
 
     def _go_on(self, failure: EngineFailure) -> StepReport:

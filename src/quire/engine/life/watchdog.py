@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.core.errors import EngineFailure
-from quire.engine.client import Stats
+from quire.engine.stats import Stats
 
 SLOW, LARGE = 20.0, 3.0
 """A step hangs after so many times the 99th percentile of steps, and of the time that the largest step is to take."""

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.load.ranks import counted_pairs
+from quire.ops.arrays import Host
 from quire.parallel.experts import ExpertPlan, write_counts
 
 log = logging.getLogger(__name__)
@@ -22,12 +21,12 @@ EVERY_S = 10.0
 class ExpertCounts:
     """The counts of a decoder whose experts are divided; those before now are forgotten."""
 
-    def __init__(self, counted: Tensor, parallel: ParallelConfig, plan: ExpertPlan) -> None:
+    def __init__(self, counted: Host, parallel: ParallelConfig, plan: ExpertPlan) -> None:
         self._counted, self._before = counted, plan.counts
         self._path = Path(parallel.expert_load_file).expanduser() if parallel.expert_load_file else None
         self._ranks = parallel.tensor_parallel_size if plan.axis == "tensor" else parallel.expert_parallel_size
         self._written, self._kept = 0.0, 0
-        counted.zero_()
+        counted[:] = 0
 
     def shown(self) -> dict[str, Any]:
         """`expert_pairs` and `expert_imbalance` of `Stats`."""

@@ -6,7 +6,6 @@ import hashlib
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from quire.core.config import ModelConfig
@@ -14,8 +13,7 @@ from quire.core.errors import PartFailure
 from quire.core.machine import trim_heap
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
-from quire.model.disk.checkpoint import resolve
-from quire.model.disk.hub import hub_beside
+from quire.model.disk.tokenizer import tokenizer_folder
 from quire.sched.scheduler import Scheduler
 from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
@@ -97,6 +95,4 @@ class Guiding:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        other = self._config.tokenizer
-        folder = Path(self._folder) if other is None else resolve(other, hub_beside(self._config))
-        return vocabulary_of(Tokenizer.from_folder(folder), self._vocab_size)
+        return vocabulary_of(Tokenizer.from_folder(tokenizer_folder(self._config, self._folder)), self._vocab_size)

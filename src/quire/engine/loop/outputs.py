@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from quire.core.request import Output, Request, Timing, TokenLogprob
+from quire.core.request import Output, Request, TokenLogprob, span
+from quire.engine.continuation import Continuation
 from quire.text.detokenizer import OutputText
 from quire.text.structured.checker import SchemaError
 from quire.text.structured.checks import NO_CHECKS, Checks
@@ -109,41 +111,35 @@ class RequestBuilder:
             CompletionOutput(index=i, cumulative_logprob=0.0 if want else None, logprobs=[] if want else None)
             for i in range(request.params.n)
         ]
-        self._texts = [OutputText(self._tokenizer, request.params, prompt=prompt) for _ in self.outputs]
+        begin = partial(OutputText, self._tokenizer, request.params, prompt=prompt)
+        self._parts = [Continuation(begin) for _ in self.outputs]
+        self._live = len(self._parts)
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._cached = 0
-        self._guessed = [(0, 0)] * request.params.n
-        self._timings: dict[int, Timing] = {}
-        self._preemptions = [0] * request.params.n
         self._first: float | None = None
         self._last: float | None = None
 
     @property
     def finished(self) -> bool:
         """Whether all `n` continuations have ended."""
-        return all(o.finish_reason is not None for o in self.outputs)
+        return not self._live
 
     def push(self, output: Output) -> str:
         """Take new tokens of one continuation; returns the text they add."""
-        target = self.outputs[output.index]
-        if output.index == 0:  # the others fork from it, and count its prompt as found
-            self._cached = max(self._cached, output.cached_tokens)
-        if output.drafted:
-            self._guessed[output.index] = output.drafted, output.accepted
-        if output.timing is not None:
-            self._timings[output.index] = output.timing
-        self._preemptions[output.index] = output.preemptions
+        growth = self._parts[output.index].push(output)
+        if growth is None:
+            return ""
+        target, (text, used, reason, stop) = self.outputs[output.index], growth
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
-        if target.finish_reason is not None:
-            return ""
         if output.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
-        text, used, target.finish_reason, target.stop_reason = self._texts[output.index].push(output)
         target.text += text
         target.token_ids += output.tokens[:used]
-        self._add_logprobs(target, output.logprobs[:used])
+        target.finish_reason, target.stop_reason = reason, stop
+        self._live -= reason is not None
+        if output.logprobs:
+            self._add_logprobs(target, output.logprobs[:used])
         return text
 
     def _add_logprobs(self, target: CompletionOutput, logprobs: Sequence[TokenLogprob]) -> None:
@@ -175,19 +171,19 @@ class RequestBuilder:
             prompt_logprobs=[None, *map(self._named, self._prompt_logprobs)] if scored else None,
             outputs=self.outputs,
             finished=self.finished,
-            num_cached_tokens=self._cached,
-            num_draft_tokens=sum(drafted for drafted, _ in self._guessed),
-            num_accepted_tokens=sum(accepted for _, accepted in self._guessed),
+            num_cached_tokens=self._parts[0].cached_tokens,  # the others fork from it, and count its prompt as found
+            num_draft_tokens=sum(part.drafted for part in self._parts),
+            num_accepted_tokens=sum(part.accepted for part in self._parts),
             metrics=self._metrics(),
         )
 
     def _metrics(self) -> RequestMetrics:
         """The engine's clock where it told; a text that a stop string ended has only ours."""
-        told = self._timings.values()
+        scheduled, first, last = span(self._parts)
         return RequestMetrics(
             arrival_time=self.request.arrival,
-            first_scheduled_time=min((t.scheduled for t in told if t.scheduled), default=None),
-            first_token_time=min((t.first_token for t in told if t.first_token), default=self._first),
-            last_token_time=max((t.last_token for t in told if t.last_token), default=self._last),
-            preemptions=sum(self._preemptions),
+            first_scheduled_time=scheduled or None,
+            first_token_time=first or self._first,
+            last_token_time=last or self._last,
+            preemptions=sum(part.preemptions for part in self._parts),
         )

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.core.blame import of_request
 from quire.core.errors import BadRequest
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
+from quire.ops.arrays import Host
 
 
 def check_kind(pooling: Pooling, request: Request) -> None:
@@ -22,11 +22,11 @@ def check_kind(pooling: Pooling, request: Request) -> None:
         raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 
 
-def classify(classifier: Tensor | None, outputs: Sequence[Output]) -> None:
+def classify(classifier: Host | None, outputs: Sequence[Output]) -> None:
     """Make logits of classes of the vectors in `outputs`, by the matrix [labels, hidden] f32, summed in f64."""
     if classifier is None:
         return
-    matrix = classifier.numpy().astype(np.float64)
+    matrix = classifier.astype(np.float64)
     for output in outputs:
         if output.pooled:
             try:

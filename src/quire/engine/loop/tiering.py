@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from quire.cache.disk import DiskStore
 from quire.cache.host import HostStore
 from quire.cache.store_folder import StoreFolder
@@ -30,7 +28,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.plan import StepPlan
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.client import StoreStats
+from quire.engine.stats import StoreStats
 from quire.model.build import Model
 from quire.model.load.adapters import parse_modules
 from quire.ops.backend import Ops
@@ -196,7 +194,8 @@ def facts(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan,
     return json.dumps(
         {
             "code": _code(),
-            "torch": torch.__version__,
+            "numpy": _version("numpy"),
+            "torch": _version("torch"),
             "transformers": _version("transformers"),
             "files": [_print(path, since) for each in models for path in _matching(each.folder, FILES)],
             "specs": [repr(each.spec) for each in models],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.found import padded
+from quire.ops.arrays import Array, to_torch
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
@@ -43,20 +46,24 @@ class Site:
 class Bridge:
     """Stands between transformers' attention modules, which know only themselves, and the step that is being run.
 
-    `sites`: by module, in the order of the first calls. `batch`, `caches` are those of the step, None between steps;
-    `table`: of a rope that turns nothing, for any position. Without caches (the trial) each site has
+    `sites`: by module, in the order of the first calls. `batch`, `caches` are those of the step, None between steps.
+    Without caches (the trial) each site has
     `spare` blocks of its own.
     """
 
     ops: Ops
     block_size: int
-    dtype: torch.dtype
+    dtype: Dtype
     sites: dict[int, Site] = field(default_factory=dict)
     spare: dict[int, KVCache] = field(default_factory=dict)
     batch: Batch | None = None
     caches: Sequence[KVCache] = ()
     views: Sequence[Batch] = ()
-    table: Tensor = field(default_factory=lambda: torch.empty(1 << 27, 2, 0))
+
+    @functools.cached_property
+    def table(self) -> Array:
+        """Of a rope that turns nothing, for any position."""
+        return self.ops.zeros((1 << 27, 2, 0))
 
     def begin(self, batch: Batch | None, caches: Sequence[KVCache] = (), views: Sequence[Batch] = ()) -> None:
         """The step whose rows the next forward pass holds."""
@@ -77,13 +84,11 @@ class Bridge:
         cache = self.caches[site.index] if self.caches else self._spare(site)
         d = site.layout.head_dim
         qkv = torch.cat([F.pad(x[0].float(), (0, d - x.shape[-1])).transpose(0, 1) for x in (q, k, v)], 1)
-        qkv = qkv.flatten(1).contiguous()
+        rows = self.ops.put(qkv.flatten(1).contiguous())
         self.ops.next_layer()
-        self.ops.rope_and_cache(qkv, batch.positions, self.table, batch.slots, cache, None, 1.0)
-        out: Tensor = self.ops.attention(
-            qkv, cache, batch.cu_q, batch.context, batch.block_tables, site.attend, batch.tree
-        )
-        return out.view(1, len(qkv), site.heads, d)[..., : site.value_dim].to(q.dtype, copy=True)
+        self.ops.rope_and_cache(rows, batch.positions, self.table, batch.slots, cache, None, 1.0)
+        out = self.ops.attention(rows, cache, batch.cu_q, batch.context, batch.block_tables, site.attend, batch.tree)
+        return to_torch(out).view(1, len(qkv), site.heads, d)[..., : site.value_dim].to(q.dtype, copy=True)
 
     def _new_site(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Site:
         """Sizes and score function of an attention from its first call; `ModelError` for one we cannot compute."""
@@ -103,7 +108,7 @@ class Bridge:
             q.shape[-1] ** -0.5 if scale is None else float(scale),
             int(given.get("sliding_window") or 0),
             float(given.get("softcap") or 0.0),
-            None if sinks is None else sinks.detach().float().flatten().contiguous(),
+            None if sinks is None else self.ops.put(sinks.detach().float().flatten().contiguous()),
         )
         layout = KVLayout(self.block_size, k.shape[1], d, self.dtype)
         site = self.sites[id(module)] = Site(len(self.sites), q.shape[1], layout, v.shape[-1], spec)
@@ -111,7 +116,7 @@ class Bridge:
 
     def _spare(self, site: Site) -> KVCache:
         if site.index not in self.spare:
-            layout = replace(site.layout, dtype=torch.float32)
+            layout = replace(site.layout, dtype=F32)
             self.spare[site.index] = self.ops.allocate_cache(layout, SPARE_TOKENS)
         return self.spare[site.index]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
@@ -17,6 +16,7 @@ from quire.model.borrowed.matrices import Packer, SameInEveryBatch, expert_count
 from quire.model.borrowed.trial import check_windows, forward, try_out
 from quire.model.families.rope import NO_ROPE
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.lazy import torch_dtype
@@ -32,7 +32,7 @@ class BorrowedDecoder:
     bridge: Bridge
     recordable: bool = False
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`."""
         self.bridge.begin(batch, caches, views)
         threads = torch.get_num_threads()
@@ -41,7 +41,7 @@ class BorrowedDecoder:
         torch.set_num_threads(1)
         try:
             with torch.no_grad(), SameInEveryBatch():
-                return forward(self.model, batch)
+                return self.ops.put(forward(self.model, batch))
         finally:
             torch.set_num_threads(threads)
             self.bridge.begin(None)

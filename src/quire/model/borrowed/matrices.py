@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from quire.ops.arrays import Array, to_numpy, to_torch
 from quire.ops.backend import Ops
+from quire.ops.lazy import array_dtype
 from quire.ops.weights import Packed, Weight
 from quire.quant.base import Quantizer, QWeight, float_kind
 
@@ -23,7 +25,7 @@ UNLIKE_TAILS = (torch.sigmoid, Tensor.sigmoid, F.silu, F.gelu, F.softplus, F.elu
 class PackedLinear(nn.Module):
     """A matrix in our format where transformers had an `nn.Linear`: x [..., k] -> [..., n] f32."""
 
-    def __init__(self, ops: Ops, packed: Packed, bias: Tensor | None) -> None:
+    def __init__(self, ops: Ops, packed: Packed, bias: Array | None) -> None:
         super().__init__()
         self.ops, self.packed, self.offset = ops, packed, bias
 
@@ -35,7 +37,8 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """A tensor of its own: memory of ops is taken back before torch is done with it."""
         self.ops.next_layer()
-        y: Tensor = self.ops.linear(x.reshape(-1, self.packed.k).float().contiguous(), self.packed, self.offset)
+        rows = self.ops.put(x.reshape(-1, self.packed.k).float().contiguous())
+        y = to_torch(self.ops.linear(rows, self.packed, self.offset))
         return y.view(*x.shape[:-1], self.packed.n).clone()
 
 
@@ -102,7 +105,7 @@ class Packer:
     def __init__(self, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, routers: set[int]) -> None:
         self.ops, self.dtype, self.target, self.group, self.routers = ops, dtype, target, group, routers
         self.nbytes = 0
-        self.label = float_kind(dtype)
+        self.label = float_kind(array_dtype(dtype))
 
     def pack(self, model: Any) -> dict[str, tuple[str, int]]:
         """Replace every matrix of `model`; what remains becomes f32. The account of both: what -> (kind, bytes)."""
@@ -130,17 +133,17 @@ class Packer:
 
     def _linear(self, name: str, weight: Tensor, bias: Tensor | None, head: bool = False) -> PackedLinear:
         if weight.shape[0] in self.routers:
-            made = QWeight(Weight("f32", weight.float()))
+            made = QWeight(Weight("f32", to_numpy(weight.float())))
         elif self.target is None:
-            made = QWeight(Weight(float_kind(self.dtype), weight.to(self.dtype)))
+            made = QWeight(Weight(float_kind(array_dtype(self.dtype)), to_numpy(weight.to(self.dtype))))
         else:
             own = self.target.head if head else self.target
             own.check(name, weight.shape[1], self.group)
-            made = own.at_pack(weight, self.group)
+            made = own.at_pack(to_numpy(weight), self.group)
             self.label = self.label if head else made.label
         packed = made.pack(self.ops)
         self.nbytes += packed.nbytes
-        return PackedLinear(self.ops, packed, None if bias is None else bias.float().clone())
+        return PackedLinear(self.ops, packed, None if bias is None else self.ops.put(bias.float().clone()))
 
     def _experts(self, module: Any) -> PackedExperts:
         """The experts of a module that keeps them stacked; torch's are dropped."""

@@ -13,6 +13,7 @@ from quire.core.errors import ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.attention import INTERFACE, Bridge, Site
 from quire.model.borrowed.found import Borrowed
+from quire.ops.arrays import to_torch
 
 TRIAL = [[4, 3], [1, 1], [1, 1], [1, 0], [1, 0]]
 """How the trial cuts its two sequences into steps: state kept outside the cache is lost between them."""
@@ -22,10 +23,10 @@ TRIAL_ERROR_16_BIT = 5e-2
 
 def forward(model: Any, batch: Batch) -> Tensor:
     """Logits f32 [R, V] of the rows `batch.logit_rows`, by the modules of `model`."""
-    rows = batch.logit_rows.long()
+    rows = to_torch(batch.logit_rows).long()
     out = model(
-        input_ids=batch.tokens[None].long(),
-        position_ids=batch.positions[None].long(),
+        input_ids=to_torch(batch.tokens)[None].long(),
+        position_ids=to_torch(batch.positions)[None].long(),
         use_cache=False,
         logits_to_keep=rows,
     ).logits[0]
@@ -48,8 +49,9 @@ def try_out(found: Borrowed, model: Any, bridge: Bridge) -> None:
             got: list[list[Tensor]] = [[], []]
             for batch, counts in _batches(tokens, bridge.block_size):
                 bridge.ops.begin_step()
-                bridge.begin(batch)
-                for rows, part in zip(got, torch.split(forward(model, batch), counts), strict=True):
+                step = bridge.ops.place(batch)
+                bridge.begin(step)
+                for rows, part in zip(got, torch.split(forward(model, step), counts), strict=True):
                     rows.append(part)
     except ModelError as error:
         raise ModelError(f"{where}: {name} cannot run over our cache: {error.message}") from None

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
@@ -21,9 +21,7 @@ from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub, download, is_hub_name
 from quire.model.disk.mapped import give_back, read_ahead, view
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.ops.arrays import AnyArray, Host
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
@@ -57,8 +55,8 @@ class Source(Protocol):
 
     infos: dict[str, TensorInfo]
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor `name`; the caller must not write to it."""
+    def tensor(self, name: str) -> AnyArray:
+        """The tensor `name`, numpy's but for sources of the workbench; the caller must not write to it."""
         ...
 
     def read_ahead(self, names: Iterable[str]) -> None:
@@ -121,7 +119,7 @@ class Checkpoint:
         """Bytes of all tensors on disk."""
         return sum(i.nbytes for i in self.infos.values())
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Host:
         """A view of the mapped file: read-only by convention, pages are loaded when touched.
 
         `ModelError` when the file was replaced since its header was read.
@@ -146,7 +144,7 @@ class Checkpoint:
             give_back(data)
 
     def _map(self, file: str) -> mmap.mmap:
-        """The file as private copy-on-write pages: tensors made of it count as writable, the file never changes."""
+        """The file as private copy-on-write pages: arrays made of it count as writable, the file never changes."""
         with (self.folder / file).open("rb") as opened:
             if _identity(os.fstat(opened.fileno())) != self._seen[file]:
                 raise ModelError(f"{self.folder / file} was changed while it was read; start again")

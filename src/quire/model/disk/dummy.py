@@ -5,17 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from quire.core.dtypes import BF16
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.dtypes import BF16, F32, F64
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.disk.claim import disk_shape, slots
 from quire.model.families.row import Family
 from quire.model.spec import ModelSpec
-from quire.ops.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.ops.arrays import Host
 
 POOL = 1_000_003  # a prime, so that rows of a matrix start at different places of the pool
 STD = 0.02
@@ -42,20 +41,39 @@ class DummyWeights:
                 self.infos[f"{base}.bias"] = TensorInfo(BF16, role.shape(spec)[:1], "dummy")
 
     @cached_property
-    def _pool(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed)
-        return (torch.randn(POOL, generator=generator) * STD).bfloat16().repeat(2)
+    def _pool(self) -> Host:
+        return np.tile((normal(self._seed, POOL) * STD).astype(BF16), 2)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Host:
         """The tensor `name`, bf16."""
         info = self.infos[name]
         if name in self.vectors:
-            return torch.ones(info.shape, dtype=torch.bfloat16)
+            return np.ones(info.shape, BF16)
         start = zlib.crc32(name.encode()) % POOL
-        return self._pool[start : start + POOL].repeat(-(-info.numbers // POOL))[: info.numbers].view(info.shape)
+        return np.resize(self._pool[start : start + POOL], info.shape)
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Nothing: these numbers are on no disk."""
 
     def give_back(self) -> None:
         """Nothing: they are in memory of their own."""
+
+
+def normal(seed: int, count: int) -> NDArray[np.float32]:
+    """`count` standard normal numbers f32, at least 16, by Box and Muller (1958), in the order in which torch draws.
+
+    Of two runs of eight uniform numbers the first gives radii and the second angles; what is left over at the end is
+    drawn anew, as the last sixteen. The functions are those of float64, whose results do not depend on the processor.
+    """
+    blocks = count // 16
+    drawn = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 1 << 32, count + 16, np.uint32)
+    uniform = (drawn & 0xFFFFFF).astype(F32) * np.float32(2**-24)
+    pairs = np.concatenate((uniform[: 16 * blocks], uniform[count:])).reshape(-1, 2, 8)
+    radius = np.sqrt(np.float32(-2) * np.log((1 - pairs[:, 0]).astype(F64)).astype(F32))
+    angle = (np.float32(2 * np.pi) * pairs[:, 1]).astype(F64)
+    made = np.stack((radius * np.cos(angle).astype(F32), radius * np.sin(angle).astype(F32)), 1).reshape(-1)
+    found = np.empty(count, F32)
+    found[: 16 * blocks] = made[:-16]
+    if count % 16:
+        found[-16:] = made[-16:]
+    return found

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +27,10 @@ from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import Host
 from quire.quant.base import QuantScheme
 from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
 NAMES = {
@@ -176,7 +174,7 @@ class GgufTensors:
             raise self.file.fail(tensor.name, f"is quantized ({tensor.type.name}), only matrices can be")
         return name, TensorInfo(U8, (*rows, width), self.file.path.name)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Host:
         """A view of the mapped file; the caller must not write to it."""
         info, tensor = self.infos[name], self._tensors[name]
         return view(self.file.data, info.dtype, info.shape, tensor.start)

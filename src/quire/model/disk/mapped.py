@@ -7,24 +7,22 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from quire.core.dtypes import Dtype
-from quire.ops.lazy import torch, torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.ops.arrays import Host
 
 STEP = 256 << 10
 """Bytes asked for at a time: of a larger piece Linux reads only the beginning."""
 
 
-def view(data: mmap.mmap, dtype: Dtype, shape: tuple[int, ...], start: int) -> Tensor:
+def view(data: mmap.mmap, dtype: Dtype, shape: tuple[int, ...], start: int) -> Host:
     """The numbers from byte `start` on, where they lie."""
     count = math.prod(shape)
     if not count:
-        return torch.empty(shape, dtype=torch_dtype(dtype))
-    return torch.frombuffer(data, dtype=torch_dtype(dtype), count=count, offset=start).view(shape)
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype, count, start).reshape(shape)
 
 
 def read_ahead(path: Path, spans: Iterable[tuple[int, int]]) -> None:

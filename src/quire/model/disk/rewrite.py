@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar, cast
 
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.ops.arrays import AnyArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
+A = TypeVar("A", bound=AnyArray)
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ class Rewritten:
         """What the tensors are called in the file."""
         return {name: origin.name for name, origin in self._from.items()}
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> AnyArray:
         """The tensor `name`; the caller must not write to it."""
         return self.part(name, self.source.tensor(self._from[name].name))
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def part(self, name: str, whole: A) -> A:
         """The view of `whole`, shaped as the file's tensor is, that `name` stands for."""
         origin = self._from[name]
-        tensor = whole if origin.expert is None else whole[origin.expert]
-        tensor = tensor.t() if origin.transposed else tensor
-        return tensor if origin.rows is None else tensor[origin.rows]
+        tensor: AnyArray = whole if origin.expert is None else whole[origin.expert]
+        tensor = tensor.T if origin.transposed else tensor
+        return cast(A, tensor if origin.rows is None else tensor[origin.rows])
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read the tensors `names`."""

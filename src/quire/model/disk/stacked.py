@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from quire.model.disk.checkpoint import Source, TensorInfo
 from quire.model.families.row import Family
-from quire.ops.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.ops.arrays import AnyArray, stack
 
 
 class Stacked:
@@ -38,10 +34,10 @@ class Stacked:
         self.infos[whole] = replace(first, shape=(len(names), *first.shape))
         self._pieces[whole] = names
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> AnyArray:
         """The tensor `name`, put together when it lies in pieces."""
         pieces = self._pieces.get(name)
-        return self._source.tensor(name) if pieces is None else torch.stack([self._source.tensor(n) for n in pieces])
+        return self._source.tensor(name) if pieces is None else stack([self._source.tensor(n) for n in pieces])
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read the tensors `names`."""

@@ -1,21 +1,23 @@
 """Rotary position embedding (Su et al. 2021): the cosine and sine table and the kinds of context extension.
 
 Angles are float32 products position * inverse frequency, as transformers computes them: at large positions another
-order of operations differs in the third digit of the angle.
+order of operations differs in the third digit of the angle. Powers, cosines and sines are those of float64, rounded.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.dtypes import F32, F64
 from quire.core.errors import ModelError
 from quire.model.disk.hf_config import HfConfig
-from quire.ops.lazy import torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Floats = NDArray[np.float32]
 
 
 class Scaling(Protocol):
@@ -31,13 +33,15 @@ class Scaling(Protocol):
         """How many times `max_position_embeddings` a sequence may be long, if the file says nothing longer."""
         ...
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """Radians per position [dim / 2] f32 for a model that serves sequences of up to `max_len` tokens."""
         ...
 
 
-def _periods(theta: float, dim: int) -> Tensor:
-    return torch.pow(theta, torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+def _periods(theta: float, dim: int) -> Floats:
+    exponents = np.arange(0, dim, 2, dtype=F32) / np.float32(dim)
+    found: Floats = np.power(np.float64(np.float32(theta)), exponents.astype(F64)).astype(F32)
+    return found
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Plain:
     attention_factor: float = 1.0
     stretch: float = 1.0
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """theta^(-2i / dim)."""
         return 1.0 / _periods(theta, dim)
 
@@ -64,7 +68,7 @@ class Linear:
         """Interpolation stretches the context by its factor."""
         return self.factor
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """theta^(-2i / dim) / factor."""
         return 1.0 / _periods(theta, dim) / self.factor
 
@@ -80,14 +84,14 @@ class Llama3:
     attention_factor: float = 1.0
     stretch: float = 1.0
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """Blend weight 0 at wavelength original / low, 1 at original / high."""
         plain = 1.0 / _periods(theta, dim)
-        wavelength = 2 * math.pi / plain
-        blend = ((self.original / wavelength - self.low) / (self.high - self.low)).clamp(0, 1)
+        wavelength = 1 / plain * (2 * math.pi)
+        blend = np.clip((1 / wavelength * self.original - self.low) / (self.high - self.low), 0, 1)
         blended = (1 - blend) * plain / self.factor + blend * plain
-        long = torch.where(wavelength > self.original / self.low, plain / self.factor, blended)
-        return torch.where(wavelength < self.original / self.high, plain, long)
+        long = np.where(wavelength > self.original / self.low, plain / self.factor, blended)
+        return np.where(wavelength < self.original / self.high, plain, long)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Yarn:
         """Up to factor times the original context, whatever part of that the file claims."""
         return max(1.0, self.factor * self.original / self.max_position)
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """The ramp runs between the dimensions that turn beta_fast and beta_slow times over the original context."""
         low, high = (
             dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -117,9 +121,11 @@ class Yarn:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         width = (high - low) or 0.001
-        keep = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+        ramp: Floats = (np.arange(dim // 2, dtype=F32) - np.float32(low)) / np.float32(width)
+        keep = 1 - np.clip(ramp, 0, 1)
         periods = _periods(theta, dim)
-        return 1.0 / (self.factor * periods) * (1 - keep) + 1.0 / periods * keep
+        found: Floats = 1.0 / (self.factor * periods) * (1 - keep) + 1.0 / periods * keep
+        return found
 
 
 @dataclass(frozen=True)
@@ -137,9 +143,9 @@ class LongRope:
     attention_factor: float
     stretch: float = 1.0
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """theta^(-2i / dim) divided by the factors of the chosen set."""
-        factors = torch.tensor(self.long if max_len > self.original else self.short, dtype=torch.float32)
+        factors = np.array(self.long if max_len > self.original else self.short, F32)
         return 1.0 / (factors * _periods(theta, dim))
 
 
@@ -161,7 +167,7 @@ class Dynamic:
         """The extension the file was made for."""
         return self.factor
 
-    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Tensor:
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """theta'^(-2i / dim), theta' = theta * (factor * length / max_position - (factor - 1))^(dim / (dim - 2))."""
         length = max(max_len, self.max_position)
         grown = self.factor * length / self.max_position - (self.factor - 1)
@@ -180,17 +186,18 @@ class Rope:
     dim: int
     scaling: Scaling
 
-    def table(self, max_len: int, longest: int = 0) -> Tensor:
+    def table(self, max_len: int, longest: int = 0) -> Floats:
         """Cosines and sines [max_len, 2, dim / 2] f32, the attention factor multiplied in.
 
         `longest`: the length that a scaling goes by, 0 = `max_len`.
         """
         frequencies = self.scaling.inverse_frequencies(self.theta, self.dim, longest or max_len)
-        table = torch.empty(max_len, 2, len(frequencies))
+        table = np.empty((max_len, 2, len(frequencies)), F32)
         for start in range(0, max_len, PIECE):
             stop = min(start + PIECE, max_len)
-            angles = torch.arange(start, stop, dtype=torch.float32)[:, None] * frequencies
-            table[start:stop] = torch.stack((angles.cos(), angles.sin()), 1) * self.scaling.attention_factor
+            angles = (np.arange(start, stop, dtype=F32)[:, None] * frequencies).astype(F64)
+            table[start:stop] = np.stack((np.cos(angles), np.sin(angles)), 1)
+            table[start:stop] *= self.scaling.attention_factor
         return table
 
 
@@ -285,18 +292,19 @@ def short_reach(ropes: tuple[Rope, ...], max_len: int) -> int:
     return found.pop() if found else 0
 
 
-def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Tensor]:
+def shared_tables(ropes: tuple[Rope, ...], max_len: int) -> dict[Rope, Floats]:
     """One table per distinct rope, for `max_len` positions; `ModelError` when it cannot be made.
 
     Where short sequences turn in another way, rows for the positions of these follow: a position p of theirs is
     `max_len` + p.
     """
     short = short_reach(ropes, max_len)
-    tables = {rope: rope.table(max_len) for rope in set(ropes)}
-    for rope, long in tables.items() if short else ():
-        longest = short if isinstance(rope.scaling, LongRope) else max_len
-        tables[rope] = torch.cat((long, rope.table(short, longest)))
+    with np.errstate(all="ignore"):  # what is not finite is refused below
+        tables = {rope: rope.table(max_len) for rope in set(ropes)}
+        for rope, long in tables.items() if short else ():
+            longest = short if isinstance(rope.scaling, LongRope) else max_len
+            tables[rope] = np.concatenate((long, rope.table(short, longest)))
     for rope, table in tables.items():
-        if not all(bool(torch.isfinite(piece).all()) for piece in torch.split(table, PIECE)):
+        if not all(np.isfinite(table[i : i + PIECE]).all() for i in range(0, len(table), PIECE)):
             raise ModelError(f"config.json: the rope parameters give angles that are not finite: {rope}")
     return tables

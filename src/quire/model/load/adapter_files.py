@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from quire.core.dtypes import is_float
+from quire.core.dtypes import F32, is_float
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.adapter_config import AdapterConfig, read_adapter_config
 from quire.model.disk.adapter_tensors import Parts, adapter_parts, is_module
@@ -17,6 +14,7 @@ from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.opened import Opened
 from quire.model.load.roles import DISK_ROLES
+from quire.ops.arrays import Host, equal, to_numpy
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,10 @@ class LowRank:
     that the rows of the sum are brought to (DoRA, Liu et al. 2024).
     """
 
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None = None
-    magnitude: Tensor | None = None
+    a: Host
+    b: Host
+    bias: Host | None = None
+    magnitude: Host | None = None
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ class TableChange:
     """
 
     low: LowRank | None = None
-    own: Tensor | None = None
-    own_bias: Tensor | None = None
+    own: Host | None = None
+    own_bias: Host | None = None
     tokens: tuple[int, ...] = ()
-    rows: Tensor | None = None
+    rows: Host | None = None
 
     @property
     def nothing(self) -> bool:
@@ -124,7 +122,7 @@ class _Reader:
             "the output head (those of experts, routers, latent attention take none)"
         )
 
-    def _get(self, name: str, shape: tuple[int, ...], what: str) -> Tensor:
+    def _get(self, name: str, shape: tuple[int, ...], what: str) -> Host:
         found = self.tensors.infos[name]
         if found.shape != shape or not is_float(found.dtype):
             raise ModelError(
@@ -142,8 +140,8 @@ class _Reader:
                 f"{self.folder}: {module}: lora_A {list(a)} and lora_B {list(b)} do not fit a matrix of [{n}, {k}] and "
                 f"rank {rank}, which adapter_config.json says"
             )
-        low = LowRank(*(self._get(parts[w], s, module).float() for w, s in zip(kind, (a, b), strict=True)))
-        extra = {w: self._get(parts[w], (n,), module).float() for w in ("bias", "magnitude") if w in parts}
+        low = LowRank(*(self._get(parts[w], s, module).astype(F32) for w, s in zip(kind, (a, b), strict=True)))
+        extra = {w: self._get(parts[w], (n,), module).astype(F32) for w in ("bias", "magnitude") if w in parts}
         return LowRank(low.a, low.b * scale, extra["bias"] * scale if "bias" in extra else None, extra.get("magnitude"))
 
     def _table(self, role: str, module: str, parts: Parts) -> TableChange:
@@ -158,9 +156,11 @@ class _Reader:
             tokens = next((ids for name, ids in self.config.tokens.items() if not name or is_module(name, module)), ())
             if not tokens:
                 raise self.config.file.fail("trainable_token_indices", f"does not say which tokens {module} holds")
-            return TableChange(tokens=tokens, rows=self._get(parts["tokens"], (len(tokens), shape[1]), module).float())
+            return TableChange(
+                tokens=tokens, rows=self._get(parts["tokens"], (len(tokens), shape[1]), module).astype(F32)
+            )
         if "own" in parts:
-            bias = self._get(parts["own_bias"], shape[:1], module).float() if "own_bias" in parts else None
+            bias = self._get(parts["own_bias"], shape[:1], module).astype(F32) if "own_bias" in parts else None
             return TableChange(own=self._get(parts["own"], shape, module), own_bias=bias)
         if ("rows_A" in parts) != (role == "embed"):
             raise ModelError(f"{self.folder}: {module} has matrices of the other kind of layer")
@@ -170,15 +170,15 @@ class _Reader:
             raise ModelError(f"{self.folder}: {module}: DoRA of a table of tokens that the model scales is not known")
         return TableChange(low=self._low(module, parts, (shape[1], shape[0]), ("rows_A", "rows_B")))
 
-    def _check_base(self, role: str, module: str, base: Tensor) -> None:
+    def _check_base(self, role: str, module: str, base: Host) -> None:
         """PEFT writes a table that is adapted beside its changes: it must be this model's."""
         claim = self.opened.claim
         name = (claim.get(role) or claim.get("embed")).get("weight")
         if name is None or not is_float(self.opened.source.infos[name].dtype):
             return  # that of a quantized model has no numbers to compare with
-        own = self.opened.source.tensor(name)
+        own = to_numpy(self.opened.source.tensor(name))
         dtype = min(own.dtype, base.dtype, key=lambda d: d.itemsize)
-        if own.shape == base.shape and not torch.equal(own.to(dtype), base.to(dtype)):
+        if own.shape == base.shape and not equal(own.astype(dtype, copy=False), base.astype(dtype, copy=False)):
             raise ModelError(
                 f"{self.folder}: {module}.base_layer.weight is not this model's: the adapter belongs to another model, "
                 "or its base was changed; merge it into that base and serve the result"

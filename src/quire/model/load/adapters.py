@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.config import LoraConfig
+from quire.core.dtypes import I32
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import ADAPTER_TABLES, STAGES
 from quire.core.exclusions.table import row_of
@@ -18,41 +20,45 @@ from quire.model.load.extension import Where
 from quire.model.load.extensions import Extensions
 from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, KEY_VALUE, Share, disk_rows
 from quire.model.net.lora import NONE, Piece
+from quire.ops.backend import Ops
+
+if TYPE_CHECKING:
+    pass
 
 
 class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
     def __init__(
-        self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, device: torch.device, ranks: int = 1
+        self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, ops: Ops, ranks: int = 1
     ) -> None:
         """`max_rows`: of a step."""
-        self.rows, self.logit_rows = (torch.full((max_rows,), NONE, dtype=torch.int32, device=device) for _ in range(2))
-        self._device = device
+        self.rows, self.logit_rows = (ops.put(np.full(max_rows, NONE, I32)) for _ in range(2))
+        self._ops = ops
         self.names: dict[str, int] = {}
         self._folders: dict[str, Path] = {}
         self._opened, self._share, self._ranks = opened, share, ranks
         self.slots = max(options.max_loras, len(options.lora_modules))
         self._rank = options.max_lora_rank
         self._pieces: dict[Where, Piece] = {}
-        self.extensions = Extensions(self.slots, options.lora_extra_bytes, self.rows, self.logit_rows)
+        self.extensions = Extensions(ops, self.slots, options.lora_extra_bytes, self.rows, self.logit_rows)
 
     @property
-    def arrays(self) -> Mapping[str, Tensor]:
+    def arrays(self) -> Mapping[str, Any]:
         """What a step's arrays of these names must be: its rows' slots, and those of its rows of logits."""
         return {"adapters": self.rows, "logit_adapters": self.logit_rows}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the room for all slots, and of what adapters hold beyond it."""
-        return sum(p.a.nbytes + p.b.nbytes for p in self._pieces.values()) + self.extensions.nbytes
+        return sum(int(p.a.nbytes + p.b.nbytes) for p in self._pieces.values()) + self.extensions.nbytes
 
     def make_room(self, roles: tuple[str, ...], layer: int) -> tuple[Piece, ...]:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""
         pieces, start = [], 0
         for role in roles:
             n, k = self._share.shape(role, self._opened.spec)
-            a, b = (torch.zeros(self.slots, self._rank, size, device=self._device) for size in (k, n))
+            a, b = (self._ops.zeros((self.slots, self._rank, size)) for size in (k, n))
             piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
             pieces.append(piece)
             start += n
@@ -92,7 +98,7 @@ class Adapters:
             if at not in self._pieces:
                 continue  # another stage has the layer
             piece, rank = self._pieces[at], len(part.a)
-            piece.a[slot, :rank], piece.b[slot, :rank] = part.a, part.b.t()
+            piece.a[slot, :rank], piece.b[slot, :rank] = (self._ops.put(x) for x in (part.a, part.b.T))
         self.extensions.hold(held)
         self._opened.source.give_back()
         self.names[name], self._folders[name] = slot, folder.resolve()
@@ -135,7 +141,7 @@ class Adapters:
                 yield role, layer, low if rows is None else _taken_rows(low, rows)
 
 
-def _taken_rows(low: LowRank, rows: Tensor) -> LowRank:
+def _taken_rows(low: LowRank, rows: NDArray[np.int64]) -> LowRank:
     """What is added to the rows `rows` of a matrix."""
     bias, magnitude = (None if part is None else part[rows] for part in (low.bias, low.magnitude))
     return LowRank(low.a, low.b[rows], bias, magnitude)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
 
+import numpy as np
+
+from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
 from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.mla import load_latent
 from quire.model.load.mlp import load_mlp
 from quire.model.load.moe import load_moe
 from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
-from quire.model.load.place import held_bytes
+from quire.model.load.place import Unplaced, held_bytes
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
 from quire.model.load.runs import in_runs, load_o
@@ -58,12 +60,12 @@ BLOCKS: dict[str, Block] = {
 }
 
 
-def load_decoder(reader: Reader, ropes: dict[Rope, Tensor]) -> Decoder:
+def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
     """Everything that the reader's share has, packed and on its device, layer by layer. `ropes` holds the table of each
     rope of the spec, there. A part that is another stage's has no numbers.
     """
     spec, layers, span = reader.opened.spec, list[Layer](), reader.share.span(reader.opened.spec)
-    embed: Tensor | PackedTable = torch.empty(0)
+    embed: Unplaced | PackedTable = reader.place(np.empty(0, F32))
     steps: tuple[Step, ...] = ()
     final: Norm = NoNorm()
     head: ToLogits = Elsewhere()
@@ -102,20 +104,20 @@ def embed_steps(reader: Reader) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def load_table(reader: Reader) -> Tensor | PackedTable:
+def load_table(reader: Reader) -> Unplaced | PackedTable:
     """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
     claim, tied = reader.opened.claim, not reader.opened.claim.get("head")
     quantized = matrix_scheme(reader.opened.scheme, claim.get("embed")) is not DENSE
     if not reader.ops.reads_packed_tables or not (quantized or (tied and reader.form.target is None)):
         return reader.table("embed")
-    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.form.dtype is torch.bfloat16)
+    return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.form.dtype == BF16)
 
 
-def load_layer(reader: Reader, index: int, rope: Tensor, bias: Tensor | None) -> Layer:
+def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None) -> Layer:
     """Layer `index`, packed; `bias` of its scores by distance."""
     spec = reader.local
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
-    alibi = torch.tensor(spec.alibi) if spec.alibi else None
+    alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
     own = spec.kv_layer(index) == index
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
     qkv, attention = (
@@ -168,7 +170,7 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def load_head(reader: Reader, embed: Tensor | PackedTable) -> Linear:
+def load_head(reader: Reader, embed: Unplaced | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
     own = reader.share.head is None  # a stage that shares the head has other rows of it than of the table
     if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and own:

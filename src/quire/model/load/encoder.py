@@ -4,46 +4,51 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from quire.core.dtypes import F32
 from quire.model.load.mlp import load_mlp
 from quire.model.load.norms import load_norm
+from quire.model.load.place import Unplaced
 from quire.model.load.reader import Reader
 from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed
+from quire.ops.arrays import AnyArray, contiguous
 from quire.ops.attention_spec import AttentionSpec
 
 
-def bucket_of(distance: Tensor, buckets: int, furthest: int) -> Tensor:
+def bucket_of(distance: NDArray[np.int64], buckets: int, furthest: int) -> NDArray[np.int64]:
     """The bucket of each distance in tokens (int64, >= 0): half are exact, half grow by a factor up to `furthest`.
 
     In f32 as the models were trained: at a border between buckets other roundings would choose the other one.
     """
     exact = buckets // 2
-    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
-    return torch.where(distance < exact, distance, (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1))
+    growth = np.log(np.maximum(distance, 1).astype(F32) / exact) / math.log(furthest / exact)
+    grown = exact + (growth * (buckets - exact)).astype(np.int64)
+    return np.where(distance < exact, distance, np.minimum(grown, buckets - 1))
 
 
-def backward_bias(reader: Reader) -> Tensor | None:
+def backward_bias(reader: Reader) -> Unplaced | None:
     """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
     weight, stack = reader.vector("relative_bias"), reader.opened.spec.encoder
     if weight is None:
         return None
-    return weight[bucket_of(torch.arange(stack.furthest + 1), stack.buckets, stack.furthest)].t().contiguous()
+    distances = np.arange(stack.furthest + 1, dtype=np.int64)
+    return contiguous(weight[bucket_of(distances, stack.buckets, stack.furthest)].T)
 
 
-def both_ways_bias(weight: Tensor, furthest: int) -> Tensor:
+def both_ways_bias(weight: AnyArray, furthest: int) -> Unplaced:
     """The encoder's bias [heads, 2 furthest + 1] f32: half of the buckets [buckets, heads] are for later keys."""
     half = len(weight) // 2
-    after = torch.arange(-furthest, furthest + 1)
-    return weight[bucket_of(after.abs(), half, furthest) + half * (after > 0)].t().contiguous()
+    after = np.arange(-furthest, furthest + 1, dtype=np.int64)
+    return contiguous(weight[bucket_of(np.abs(after), half, furthest) + half * (after > 0)].T)
 
 
-def load_cross(reader: Reader, index: int, still: Tensor) -> CrossAttention | None:
+def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention | None:
     """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
     spec = reader.opened.spec
     if not spec.encoder.layers:
@@ -60,7 +65,7 @@ def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
     return EncoderLayer(attn_norm, qkv, o, mlp_norm, in_runs(reader, lambda run: load_mlp(run, index, "encoder_")))
 
 
-def load_encoder(reader: Reader, embed: Embed, still: Tensor) -> Encoder:
+def load_encoder(reader: Reader, embed: Embed, still: Unplaced) -> Encoder:
     """The encoder, packed and on its device; `embed` is the decoder's too, `still` a rope table, both there."""
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")

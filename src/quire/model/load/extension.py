@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from quire.core.dtypes import F32, F64, I32, Dtype
 from quire.core.errors import ModelError
 from quire.core.exclusions.features import ADAPTER_TOKEN_NORMS, TENSOR
 from quire.core.exclusions.table import row_of
@@ -17,8 +19,9 @@ from quire.model.net.linear import Linear
 from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
 from quire.model.net.parts import Embed, Embedding
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import AnyArray, Host, dtype_of, is_array, row_norms, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.weights import Weight
+from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight, float_kind
 
 CHUNK = 4096
@@ -26,7 +29,7 @@ CHUNK = 4096
 WHOLE_MODEL = Share()
 Where = tuple[str, int]
 """A role and a layer."""
-Weights = Callable[[], tuple[QWeight, Tensor | None]]
+Weights = Callable[[], tuple[QWeight, AnyArray | None]]
 """A matrix as served, before packing, and its bias."""
 
 
@@ -38,8 +41,8 @@ class Base:
     ops: Ops
     spec: ModelSpec
     embed: Embed
-    weights: Callable[[str, int | None], tuple[QWeight, Tensor | None]]
-    dtype: torch.dtype
+    weights: Callable[[str, int | None], tuple[QWeight, AnyArray | None]]
+    dtype: Dtype
     share: Share = WHOLE_MODEL
 
     @property
@@ -54,10 +57,10 @@ class Base:
         return self.share.cut("head", self.spec, self.spec.vocab_size)
 
     @property
-    def row_dtype(self) -> torch.dtype:
+    def row_dtype(self) -> Dtype:
         """Of rows between ops: a GPU's have that of the table of tokens."""
         table = self.table.table
-        return table.dtype if self.ops.gpu is not None and isinstance(table, Tensor) else torch.float32
+        return F32 if self.ops.gpu is None or isinstance(table, PackedTable) else dtype_of(table)
 
     def kept_bytes(self, rows: int) -> int:
         """Bytes of `rows` rows that the head reads."""
@@ -69,7 +72,7 @@ class HeadChange:
     """`changes`: what an adapter adds to the output head; `own`: the head in its place. mine [tokens] int32: 0 for the
     logits' rows that have the adapter, -1 for others."""
 
-    mine: Tensor
+    mine: Any
     changes: tuple[Change, ...] = ()
     own: Linear | None = None
 
@@ -78,8 +81,8 @@ class HeadChange:
 class Extension:
     """What one adapter holds; `excess` and `shift` [n] f32 are those of `Factors` and `Shift`, by role."""
 
-    excess: Mapping[Where, Tensor]
-    shift: Mapping[Where, Tensor]
+    excess: Mapping[Where, Host]
+    shift: Mapping[Where, Host]
     embed: OwnRows | None
     head: HeadChange | None
 
@@ -93,8 +96,8 @@ class Extension:
         return sum(t.nbytes for t in held) + (0 if own is None else own.weight.nbytes)
 
 
-def _numbers(part: object) -> list[Tensor]:
-    named = {name: t for name, t in vars(part).items() if isinstance(t, Tensor)}
+def _numbers(part: object) -> list[Any]:
+    named = {name: t for name, t in vars(part).items() if is_array(t)}
     return [t for name, t in named.items() if name not in ("rows", "ones", "mine", "at")]
 
 
@@ -105,7 +108,7 @@ def table_bytes(base: Base, embed: TableChange, head: TableChange) -> int:
     return numbers * 4 * (embed.own is not None) + numbers * base.dtype.itemsize * (head.own is not None)
 
 
-def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Tensor | None, Tensor | None]:
+def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Host | None, Host | None]:
     """(what rows add, excess, shift) of one matrix.
 
     DoRA's output is bias + g (W x + b a x), g = magnitude / norms of the rows of W + b a; ours is
@@ -114,20 +117,18 @@ def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Tensor
     if part.magnitude is None:
         return part, None, part.bias
     weight, bias = weights()
-    squares = [
-        torch.linalg.vector_norm(
-            weight.take_rows(slice(i, i + CHUNK)).dequantize() + part.b[i : i + CHUNK] @ part.a, dim=1
-        )
+    norms = [
+        row_norms(weight.take_rows(slice(i, i + CHUNK)).dequantize() + part.b[i : i + CHUNK] @ part.a)
         for i in range(0, len(part.b), CHUNK)
     ]
-    factor = _factor(part.magnitude, torch.cat(squares), what)
-    shift = None if bias is None else (1 - factor) * bias
+    factor = _factor(part.magnitude, np.concatenate(norms), what)
+    shift = None if bias is None else (1 - factor) * to_numpy(bias)
     return LowRank(part.a, factor[:, None] * part.b), factor - 1, shift
 
 
 def cut(
-    role: str, low: LowRank, added: tuple[Tensor | None, Tensor | None], spec: ModelSpec, share: Share
-) -> tuple[LowRank, Tensor | None, Tensor | None]:
+    role: str, low: LowRank, added: tuple[Host | None, Host | None], spec: ModelSpec, share: Share
+) -> tuple[LowRank, Host | None, Host | None]:
     """This rank's part of what `settled` gave, (low, *added), for a role, cut as its matrix is.
 
     Rows of partial sums are scaled by every rank; what is added to all sums is rank 0's.
@@ -143,9 +144,10 @@ def cut(
     return replace(low, b=low.b[part]), of[0], of[1]
 
 
-def _factor(magnitude: Tensor, norms: Tensor, what: str) -> Tensor:
-    factor = magnitude / norms
-    if not bool((factor.isfinite() & (factor >= 0)).all()):
+def _factor(magnitude: Host, norms: Host, what: str) -> Host:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor: Host = magnitude / norms
+    if not (np.isfinite(factor) & (factor >= 0)).all():
         raise ModelError(f"lora_magnitude_vector of {what}: has numbers below zero, or stands for rows of zeros")
     return factor
 
@@ -154,8 +156,8 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
     """The change of the table of tokens by the adapter in `slot`; `rows`: most of a step."""
     if change.nothing:
         return None
-    device = base.ops.device
-    its, places = (torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2))
+    ops = base.ops
+    its, places = (ops.zeros((rows,), I32) for _ in range(2))
     found = OwnRows(slot, its, places)
     low, here = change.low, base.tokens
     if low is not None:
@@ -164,71 +166,70 @@ def own_rows(base: Base, slot: int, change: TableChange, rows: int) -> OwnRows |
             if base.share.world > 1:
                 raise row_of(TENSOR, ADAPTER_TOKEN_NORMS).refusal({})
             factor = _factor(low.magnitude, _column_norms(base, low), "the table of tokens")
-            low, excess = LowRank(low.a, factor[:, None] * low.b), (factor - 1)[None, None].to(device)
-        a, b = low.a.t()[here].contiguous().to(device), low.b.t()[None].contiguous().to(device)
+            low, excess = LowRank(low.a, factor[:, None] * low.b), ops.put((factor - 1)[None, None])
+        a, b = (ops.put(x) for x in (low.a.T[here], low.b.T[None]))
         return replace(found, excess=excess, a=a, b=b, first=base.table.first)
     vocabulary = base.spec.vocab_size
-    ids = (
-        torch.tensor(change.tokens, dtype=torch.int32)
-        if change.own is None
-        else torch.arange(vocabulary, dtype=torch.int32)
-    )
+    ids = np.array(change.tokens, I32) if change.own is None else np.arange(vocabulary, dtype=I32)
     own = change.rows if change.own is None else change.own
     assert own is not None
     mine = (ids >= here.start) & (ids < here.stop)
     ids, own = ids[mine], own[mine]
-    added = torch.empty(1 + len(ids), own.shape[1], dtype=base.row_dtype, device=device)
+    added = np.empty((1 + len(ids), own.shape[1]), base.row_dtype)
     added[0] = -0.0  # x + -0 is x for every x
     for i in range(0, len(ids), CHUNK):
         part = slice(i, i + CHUNK)
-        added[1 + i : 1 + i + CHUNK] = own[part].float().to(device) - _embedded(base, ids[part]).float()
-    place = torch.zeros(vocabulary, dtype=torch.int32)
-    place[ids.long()] = torch.arange(1, 1 + len(ids), dtype=torch.int32)
-    return replace(found, added=added, place=place.to(device))
+        added[1 + i : 1 + i + CHUNK] = own[part].astype(F32) - _embedded(base, ids[part])
+    place = np.zeros(vocabulary, I32)
+    place[ids] = np.arange(1, 1 + len(ids), dtype=I32)
+    return replace(found, added=ops.put(added), place=ops.put(place))
 
 
-def _embedded(base: Base, ids: Tensor) -> Tensor:
+def _embedded(base: Base, ids: NDArray[np.int32]) -> NDArray[np.float32]:
     """Rows of the model's table as they are served."""
     base.ops.begin_step()
-    return base.table(base.ops, ids.to(base.ops.device))
+    return base.ops.host(base.table(base.ops, base.ops.put(ids))).astype(F32)
 
 
-def _column_norms(base: Base, low: LowRank) -> Tensor:
+def _column_norms(base: Base, low: LowRank) -> Host:
     """Norms [d] over all tokens of the table with what `low` adds."""
-    total = torch.zeros(len(low.b), dtype=torch.float64)
+    total = np.zeros(len(low.b), F64)
     for i in range(0, base.spec.vocab_size, CHUNK):
-        ids = torch.arange(i, min(i + CHUNK, base.spec.vocab_size), dtype=torch.int32)
-        rows = _embedded(base, ids).float().cpu() + (low.b @ low.a[:, i : i + CHUNK]).t()
-        total += rows.double().square().sum(0)
-    return total.sqrt().float()
+        ids = np.arange(i, min(i + CHUNK, base.spec.vocab_size), dtype=I32)
+        rows = _embedded(base, ids) + (low.b @ low.a[:, i : i + CHUNK]).T
+        total += np.square(rows.astype(F64)).sum(0)
+    return np.sqrt(total).astype(F32)
 
 
-def head_change(base: Base, change: TableChange, rows: int, ones: Tensor) -> HeadChange | None:
+def head_change(base: Base, change: TableChange, rows: int, ones: Any) -> HeadChange | None:
     """The change of the output head; `rows` and `ones` as of `own_rows` and `Shift`.
 
     Rows of their own for m tokens are matrices of rank m: what these rows have more, and which tokens they are.
     """
     if change.nothing:
         return None
-    device, scale, here = base.ops.device, base.spec.logit_scale, base.tokens
-    mine = torch.zeros(rows, dtype=torch.int32, device=device)
+    scale, here = base.spec.logit_scale, base.tokens
+
+    def put(x: Host) -> Any:
+        return base.ops.put(x)
+
+    mine = base.ops.zeros((rows,), I32)
     if change.own is not None and base.share.rank:
         return None  # rank 0 makes these logits, of rows that it has whole
     if change.own is not None:
-        packed = base.ops.pack(Weight(float_kind(base.dtype), change.own.to(base.dtype)))
-        bias = None if change.own_bias is None else (change.own_bias * scale).to(device)
+        own = change.own.astype(base.dtype, copy=False)
+        packed = base.ops.pack(Weight(float_kind(base.dtype), own))
+        bias = None if change.own_bias is None else base.ops.put(change.own_bias * scale)
         return HeadChange(mine, own=Linear(packed, bias))
     if change.rows is not None:
-        ids = torch.tensor(change.tokens)
+        ids = np.array(change.tokens, np.int64)
         added = change.rows - base.weights("head", None)[0].take_rows(ids).dequantize()
-        chosen = torch.zeros(len(ids), base.spec.vocab_size)
-        chosen[torch.arange(len(ids)), ids] = 1.0
-        return HeadChange(
-            mine, (Piece(added[None].to(device), chosen[None, :, here].contiguous().to(device), mine, 0),)
-        )
+        chosen = np.zeros((len(ids), base.spec.vocab_size), F32)
+        chosen[np.arange(len(ids)), ids] = 1.0
+        return HeadChange(mine, (Piece(put(added[None]), put(chosen[None, :, here]), mine, 0),))
     assert change.low is not None
     low, excess, shift = settled(change.low, lambda: base.weights("head", None), "the output head")
-    piece = Piece(low.a[None].to(device), low.b.t()[None, :, here].contiguous().to(device), mine, 0)
-    before = () if excess is None else (Factors(excess[None, None, here].contiguous().to(device), mine),)
-    after = () if shift is None else (Shift((shift * scale)[None, None, here].contiguous().to(device), mine, ones),)
+    piece = Piece(put(low.a[None]), put(low.b.T[None, :, here]), mine, 0)
+    before = () if excess is None else (Factors(put(excess[None, None, here]), mine),)
+    after = () if shift is None else (Shift(put((shift * scale)[None, None, here]), mine, ones),)
     return HeadChange(mine, (*before, piece, *after))

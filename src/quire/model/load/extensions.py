@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from quire.core.dtypes import F32, I32
 from quire.core.errors import ConfigError
+from quire.core.rebuilt import rebuilt
 from quire.model.batch import Batch
 from quire.model.load.adapter_files import AdapterFile, LowRank
 from quire.model.load.extension import Base, Extension, Where, cut, head_change, own_rows, settled, table_bytes
-from quire.model.load.place import rebuilt
 from quire.model.net.decoder import Decoder
 from quire.model.net.linear import Linear
 from quire.model.net.lora import NONE, Change, Factors, Keep, Piece, Shift
 from quire.model.net.parts import Embedding
+from quire.ops.arrays import AnyArray, Host, cast_to, dtype_of
+from quire.ops.backend import Ops
+
+L = TypeVar("L", bound=AnyArray)
 
 
 @dataclass(frozen=True)
@@ -44,22 +47,22 @@ class Held:
     def nbytes(self) -> int:
         """Bytes of all of it, the step's arrays aside."""
         together = [f.excess for f in self.before.values()] + [s.shift for s in self.after.values()]
-        return sum(e.nbytes for e in self.by_slot.values()) + sum(t.nbytes for t in together)
+        return sum(e.nbytes for e in self.by_slot.values()) + sum(int(t.nbytes) for t in together)
 
 
 class Extensions:
     """Those of the adapters that are loaded. `version` changes with them."""
 
-    def __init__(self, slots: int, limit: int, rows: Tensor, logit_rows: Tensor) -> None:
+    def __init__(self, ops: Ops, slots: int, limit: int, rows: Any, logit_rows: Any) -> None:
         """`limit`: bytes they may take together; `rows` and `logit_rows` [tokens] int32: the slots of a step's rows."""
         self.version = 0
         self._slots, self._limit = slots, limit
-        self._rows, self._logit_rows = rows, logit_rows
-        self._ones = torch.ones(len(rows), 1, device=rows.device)
+        self._ops, self._rows, self._logit_rows = ops, rows, logit_rows
+        self._ones = ops.put(np.ones((len(rows), 1), F32))
         self._linears: dict[Where, tuple[tuple[str, ...], tuple[int, ...]]] = {}
         self._first: dict[int, Where] = {}
         self._held = Held({}, {}, {})
-        self._kept: Tensor | None = None
+        self._kept: Any = None
         self._base: Base | None = None
 
     @property
@@ -100,7 +103,7 @@ class Extensions:
             return self._together(others), own
         base, rows = self._base, len(self._rows)
         self._check(sum(e.nbytes for e in others.values()) + table_bytes(base, file.embed, file.head))
-        low, excess, shift = dict[Where, LowRank](), dict[Where, Tensor](), dict[Where, Tensor]()
+        low, excess, shift = dict[Where, LowRank](), dict[Where, Host](), dict[Where, Host]()
         for at, part in parts.items():
             what = f"{at[0]} of layer {at[1]}"
             whole, *more = settled(part, lambda at=at: base.weights(*at), what)  # type: ignore[misc]
@@ -131,9 +134,9 @@ class Extensions:
         before = {at: Factors(numbers, self._rows) for at, numbers in excess.items()}
         return Held(by_slot, before, {at: Shift(numbers, self._rows, self._ones) for at, numbers in shift.items()})
 
-    def _stacked(self, vectors: Mapping[int, Mapping[Where, Tensor]]) -> dict[Where, Tensor]:
+    def _stacked(self, vectors: Mapping[int, Mapping[Where, Host]]) -> dict[Where, Any]:
         """[slots, 1, width] of each linear that has one, zeros where a slot or a role has none."""
-        found: dict[Where, Tensor] = {}
+        found: dict[Where, Any] = {}
         for first, (roles, widths) in self._linears.items():
             parts = {
                 (slot, i): numbers[role, first[1]]
@@ -142,10 +145,11 @@ class Extensions:
                 if (role, first[1]) in numbers
             }
             if parts:
-                together = found[first] = torch.zeros(self._slots, 1, sum(widths), device=self._rows.device)
+                together = np.zeros((self._slots, 1, sum(widths)), F32)
                 for (slot, i), vector in parts.items():
                     start = sum(widths[:i])
                     together[slot, 0, start : start + widths[i]] = vector
+                found[first] = self._ops.put(together)
         return found
 
     def hold(self, held: Held) -> None:
@@ -156,7 +160,7 @@ class Extensions:
             self._kept = None
         elif self._kept is None:
             base, rows = self._base, len(self._rows)
-            self._kept = torch.empty(rows, base.spec.embed_width, dtype=base.row_dtype, device=base.ops.device)
+            self._kept = base.ops.zeros((rows, base.spec.embed_width), base.row_dtype)
 
     def drop(self, slot: int) -> None:
         """Give back what the adapter in `slot` holds."""
@@ -193,21 +197,21 @@ class Extensions:
             if extension.embed is not None:
                 extension.embed.look_up(tokens, self._rows[: len(tokens)])
             if extension.head is not None:
-                extension.head.mine[:logits] = torch.where(self._logit_rows[:logits] == slot, 0, NONE)
+                extension.head.mine[:logits] = NONE
+                extension.head.mine[:logits][self._logit_rows[:logits] == slot] = 0
 
-    def after(self, logits: Tensor, slots: NDArray[np.int32], decoder: Decoder, batch: Batch) -> Tensor:
+    def after(self, logits: L, slots: NDArray[np.int32], decoder: Decoder, batch: Batch) -> L:
         """After a step: its logits [R, V]; rows of adapters with a head of their own get that one's. slots [R]."""
         for slot, extension in self._held.by_slot.items():
             own = None if extension.head is None else extension.head.own
             rows = np.flatnonzero(slots == slot)
             if own is None or self._kept is None or not len(rows):
                 continue
-            ops = decoder.ops
-            at = torch.from_numpy(rows.astype(np.int32)).to(logits.device)
-            found = own(ops, ops.pick_rows(self._kept[: len(logits)], at))
+            ops, changed = decoder.ops, cast(Any, logits)
+            found = own(ops, ops.pick_rows(self._kept[: len(logits)], ops.put(rows.astype(I32))))
             for step in decoder.head_steps:
                 found = step(ops, found, batch)
-            logits.index_copy_(0, at.long(), found.to(logits.dtype))
+            changed[rows] = cast_to(found, dtype_of(logits))
         return logits
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from quire.core.dtypes import F16, F32
 from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
 from quire.model.net.parts import RmsNorm
-from quire.ops.mla import EPS, Heads
-from quire.ops.moe import padded_rows
+from quire.ops.arrays import Array, cast_to
+from quire.ops.experts import padded_rows
+from quire.ops.latents import EPS, Heads
 from quire.ops.weights import Packed, Weight
 from quire.quant.base import float_kind
 
@@ -21,45 +23,46 @@ from quire.quant.base import float_kind
 def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
     """`qkv` and attention of layer `index`, packed."""
     spec, mla = reader.local, reader.local.mla
-    turn = halves(mla.rope) if mla.interleaved else torch.arange(mla.rope)
-    down = reader.linear(("kv_a",), index, torch.cat((torch.arange(mla.rank), mla.rank + turn)))
-    per_head = torch.cat((torch.arange(mla.nope), mla.nope + turn))
-    rows = (torch.arange(spec.heads)[:, None] * spec.head_dim + per_head).flatten()
+    turn = halves(mla.rope) if mla.interleaved else np.arange(mla.rope, dtype=np.int64)
+    down = reader.linear(("kv_a",), index, np.concatenate((np.arange(mla.rank, dtype=np.int64), mla.rank + turn)))
+    per_head = np.concatenate((np.arange(mla.nope, dtype=np.int64), mla.nope + turn))
+    rows = (np.arange(spec.heads, dtype=np.int64)[:, None] * spec.head_dim + per_head).flatten()
     norm = reader.vector("kv_a_norm", index)
     assert norm is not None
 
     @cache
-    def kv_b() -> Tensor:
-        return reader.matrix(("kv_b",), index)[0].dequantize().view(spec.heads, mla.nope + mla.value, mla.rank)
+    def kv_b() -> Array:
+        return reader.matrix(("kv_b",), index)[0].dequantize().reshape(spec.heads, mla.nope + mla.value, mla.rank)
 
-    into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].transpose(1, 2))
+    into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].swapaxes(1, 2))
     out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
     reader.count("kv_b", into.kind, into.nbytes + out.nbytes)
     return down, LatentAttention(_query(reader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
 
 
-def halves(dim: int) -> Tensor:
+def halves(dim: int) -> NDArray[np.int64]:
     """Order in which pairs (2i, 2i + 1) of `dim` numbers become pairs (i, i + dim / 2)."""
-    return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))
+    return np.concatenate((np.arange(0, dim, 2, dtype=np.int64), np.arange(1, dim, 2, dtype=np.int64)))
 
 
-def _query(reader: Reader, index: int, rows: Tensor) -> Project:
+def _query(reader: Reader, index: int, rows: NDArray[np.int64]) -> Project:
     weight = reader.vector("q_a_norm", index)
     if weight is None:
         return reader.linear(("q",), index, rows)
     return LowRank(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
 
 
-def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Tensor]) -> Packed:
+def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Array]) -> Packed:
     """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
     rows = padded_rows(n)
     kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None
     if kept is not None:
         return kept.packed
     dtype = reader.form.dtype
-    if dtype is torch.float16 and reader.ops.gpu is None:
-        dtype = torch.float32  # `head_linear` has no products of f16 there
-    packed = reader.ops.pack(Weight(float_kind(dtype), make()[:, rows].flatten(0, 1).to(dtype)))
+    if dtype == F16 and reader.ops.gpu is None:
+        dtype = F32  # `head_linear` has no products of f16 there
+    numbers = cast_to(make()[:, rows].reshape(-1, k), dtype)
+    packed = reader.ops.pack(Weight(float_kind(dtype), numbers))
     if reader.cache is not None:
         reader.cache.put(name, packed, None)
     return packed

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHolder
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
-from quire.ops.moe import Between, Grouped, padded_rows
+from quire.ops.experts import Between, Grouped, padded_rows
 from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 
@@ -48,7 +47,7 @@ def _experts(reader: Reader, index: int) -> Experts:
     return CutExperts(gate_up, down, activation(spec))
 
 
-def activation(spec: ModelSpec) -> Callable[[Ops, Tensor], Tensor]:
+def activation(spec: ModelSpec) -> Callable[[Ops, Any], Any]:
     """What stands between up and down of an expert."""
     kind, clamp = spec.activation, spec.moe.clamp
     if clamp is None:
@@ -66,10 +65,10 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
     kept = None
     if reader.cache is not None:
         kept = reader.cache.get(name, experts * len(padded_rows(height)), widths[0][1])
-    if kept is not None and (kept.bias is None or kept.bias.numel() == experts * height):
-        bias = None if kept.bias is None else kept.bias.view(experts, height)
+    if kept is not None and (kept.bias is None or numbers(kept.bias) == experts * height):
+        bias = None if kept.bias is None else kept.bias.reshape(experts, height)
         return _counted(reader, roles, kept.label, kept.packed, bias)
-    biases = list[Tensor]()
+    biases = list[AnyArray]()
 
     def weights() -> Iterator[QWeight]:
         for expert in held:
@@ -79,7 +78,7 @@ def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
 
     with reader.naming(f"experts of layer {index}"):
         label, packed = _stacked(reader.ops, weights(), experts)
-    bias = torch.stack(biases) if biases else None
+    bias = stack(biases) if biases else None
     if reader.cache is not None:
         reader.cache.put(name, packed, bias)
     return _counted(reader, roles, label, packed, bias)
@@ -96,7 +95,7 @@ def _stacked(ops: Ops, weights: Iterator[QWeight], count: int) -> tuple[str, Pac
     return labelled(whole.label, packed), packed
 
 
-def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: Tensor | None) -> Grouped:
+def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: AnyArray | None) -> Grouped:
     """The experts' matrices as the kernels want them, entered in the account."""
     spec = reader.local
     if bias is not None:

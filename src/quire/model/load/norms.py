@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
+from quire.core.dtypes import F32
+from quire.model.load.place import Unplaced
 from quire.model.load.reader import Reader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.parts import LayerNorm, NoNorm, Norm, ProjectedNorm, ReplacingNorm, RmsNorm
+from quire.ops.arrays import as_f32
 
 
 def load_norm(reader: Reader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
     """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
     spec = reader.opened.spec
     if spec.norm == "plain" and DISK_ROLES[role].optional is False:
-        return LayerNorm(torch.full((spec.hidden,), scale), None, spec.norm_eps)
+        same: Unplaced = np.full(spec.hidden, scale, F32)
+        return LayerNorm(same, None, spec.norm_eps)
     weight = reader.vector(role, layer)
     if weight is None:
         return NoNorm()
     if not spec.norm.startswith("layer"):
         return RmsNorm(weight * scale, spec.norm_eps)
     name = reader.opened.claim.get(role, layer).get("bias")
-    bias = None if name is None else reader.read(name).float() * scale
+    bias: Unplaced = None if name is None else as_f32(reader.read(name)) * scale
     reader.count("norms", "f32", 0 if bias is None else bias.nbytes)
     return LayerNorm(weight * scale, bias, spec.norm_eps)
 

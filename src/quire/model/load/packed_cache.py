@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quire.core.config import EngineConfig
+from quire.core.dtypes import F32, I32, Dtype
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
@@ -34,15 +34,15 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
-from quire.ops.arena import huge_bytes
+from quire.ops.arrays import AnyArray
 from quire.ops.backend import Ops
-from quire.ops.cpu import Cpu
-from quire.ops.kinds import KINDS, LANES, SUPER_KINDS
-from quire.ops.matrix import Numbers, assemble, part_sizes, take_apart
-from quire.ops.pack import PLAIN, narrow_bf16, pack_dense
-from quire.ops.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks, sieved, two_of_four
-from quire.ops.random_weights import random_weight
-from quire.ops.weights import MOST, SUPER, Packed, Weight
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import Numbers, assemble, part_sizes
+from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks
+from quire.ops.cpu.samples import layout_digest, numbers
+from quire.ops.cpu.state import Cpu
+from quire.ops.kinds import KINDS, LANES
+from quire.ops.weights import MOST, SUPER, Packed
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
 
@@ -109,7 +109,7 @@ class PackedCache:
         kept = self.get(name, *shape)
         return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
 
-    def put(self, name: str, packed: Packed, bias: Tensor | None) -> None:
+    def put(self, name: str, packed: Packed, bias: AnyArray | None) -> None:
         """Take a matrix that was made just now."""
         self._made = True
         self._used[name] = Kept(packed, bias)
@@ -126,7 +126,7 @@ class PackedCache:
             return None
         return Writing(self.path, self._source, self._used)
 
-    def _restore(self, entry: Entry, data: Tensor) -> Kept:
+    def _restore(self, entry: Entry, data: Any) -> Kept:
         """The matrix of `entry` as views of `data`."""
         shape = f"[{entry.n}, {entry.k}]"
         if entry.kind not in KINDS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
@@ -154,8 +154,8 @@ class PackedCache:
         parts = {name: data[a : a + s] for name, (a, s) in entry.parts.items()}
         offsets = parts.pop("bias", None)
         if "order" in parts:
-            parts["order"] = parts["order"].view(torch.int32)
-            if not torch.equal(parts["order"].sort()[0], torch.arange(entry.k, dtype=torch.int32)):
+            parts["order"] = parts["order"].view(I32)
+            if not np.array_equal(np.sort(parts["order"]), np.arange(entry.k)):
                 raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
         numbers = Numbers(entry.wide, entry.activation_bits)
         packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
@@ -163,11 +163,11 @@ class PackedCache:
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
         if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
             raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
-        return Kept(packed, None if offsets is None else offsets.view(torch.float32))
+        return Kept(packed, None if offsets is None else offsets.view(F32))
 
 
 def packed_cache(
-    config: EngineConfig, opened: Opened, ops: Ops, dtype: torch.dtype, target: Quantizer | None, share: Share
+    config: EngineConfig, opened: Opened, ops: Ops, dtype: Dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None.
 
@@ -184,7 +184,7 @@ def packed_cache(
     plain = target is None and laid_out(opened.scheme) and options.activations != "int16"
     if auto and plain and ops.cpu.bf16_bits == 16:
         return None
-    name = f"{beginning(options)}{str(dtype).removeprefix('torch.')}"
+    name = f"{beginning(options)}{dtype.name}"
     files = sorted({info.file for info in opened.source.infos.values()})
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
@@ -215,53 +215,7 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
     return found.hexdigest()
 
 
-def _in_super_blocks(codes: Tensor, bits: int, group: int, mins: bool, table: bool) -> Weight:
-    """A weight of that form in super-blocks from codes -7..7 int8 [n, 256]."""
-    k = codes.shape[1]
-    least = 0 if mins or table else -(1 << bits - 1)
-    kind = "table4" if table else "int8" if bits > 4 else "int4"
-    units, multiples = codes[:, :1].half() / 8, codes[:, : k // group].float().abs()
-    return Weight(
-        kind, (codes & (1 << bits) - 1) + least, multiples * units, group=group, units=units, bits=bits,
-        mins=multiples * units if mins else None, min_units=units if mins else None,
-        table=torch.arange(-8, 8, dtype=torch.int16) if table else None,
-    )  # fmt: skip
-
-
 def _layout(cpu: Cpu, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
-    found = hashlib.blake2b(digest_size=16)
-    numbers = torch.arange(24 * 256, dtype=torch.float32).view(24, 256).sin()
-    codes = (numbers * 7).round().to(torch.int8)
-    made = [_in_super_blocks(codes, *form) for form in SUPER_KINDS]
-    made += [q.quantize(numbers, 32).weight for q in ((target, target.head) if target else ())]
-    two = torch.arange(256) % 4 < 2
-    for weight in (*_samples(), *(replace(w, codes=torch.where(two, w.codes, 0)) for w in _samples()), *made):
-        packed = pack_dense(cpu, weight)
-        for each in (packed, sieved(cpu, packed), two_of_four(cpu, packed)):
-            for part in take_apart(each)[1].values() if each is not None else ():
-                found.update(part.numpy().data)
-    narrowed = narrow_bf16(cpu, Weight("bf16", numbers.bfloat16()))
-    for part in take_apart(narrowed)[1].values() if narrowed is not None else ():
-        found.update(part.numpy().data)
-    return found.hexdigest()
-
-
-def _samples() -> Iterator[Weight]:
-    """A small matrix of each kind that is packed as it is, in each of its groups, with each of its optional parts."""
-    random = torch.Generator().manual_seed(0)
-    order = torch.arange(255, -1, -1, dtype=torch.int32)
-    for name, kind in PLAIN.items():
-        for group in kind.groups or (0,):
-            weight = random_weight(random, name, 24, 256, group)
-            yield weight
-            if weight.scales is None:
-                continue
-            if weight.scales.dtype is torch.float16:
-                yield replace(weight, scales=weight.scales.float())
-            if "zeros" in kind.parts:
-                yield random_weight(random, name, 24, 256, group, zeros=True)
-            if "mins" in kind.parts:
-                yield replace(weight, codes=weight.codes & 15, mins=-weight.scales)
-            if "order" in kind.parts:
-                yield replace(weight, order=order)
+    quantizers = (target, target.head) if target else ()
+    return layout_digest(cpu, [quantizer.quantize(numbers(), 32).weight for quantizer in quantizers])

@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
 
 from quire.core.config import cpu_count
 from quire.core.progress import LoadProgress
+from quire.ops.arrays import AnyArray, to_numpy
 
 FORMAT = 2
 PIECE = 4 << 20
@@ -83,9 +83,9 @@ def read_index(path: Path) -> tuple[Index, int]:
     return index, 8 + length
 
 
-def read_data(path: Path, offset: int, index: Index, into: Tensor, progress: LoadProgress) -> None:
+def read_data(path: Path, offset: int, index: Index, into: AnyArray, progress: LoadProgress) -> None:
     """Read and check all data into `into` (uint8 [index.size]) on all cores; `Damaged` when a checksum differs."""
-    view = into.numpy().data
+    view = to_numpy(into).data
     done = 0
 
     def piece(number: int) -> int:
@@ -136,11 +136,11 @@ class Writer:
         self._size = self._crc = 0
         self._crcs: list[int] = []
 
-    def add(self, name: str, entry: Entry, buffers: Mapping[str, Tensor]) -> None:
+    def add(self, name: str, entry: Entry, buffers: Mapping[str, AnyArray]) -> None:
         """Write one matrix; its entry is kept with the places of its buffers."""
         places = {}
         for part, buffer in buffers.items():
-            data = buffer.contiguous().view(-1).view(torch.uint8).numpy().data
+            data = np.ascontiguousarray(to_numpy(buffer)).reshape(-1).view(np.uint8).data
             places[part] = self._size, len(data)
             pad = -len(data) % ALIGN
             for key, size, chunk in ((f"{name}.{part}", len(data), data), (f"{name}.{part}.pad", pad, bytes(pad))):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread, get_native_id
 
-from torch import Tensor
-
 from quire.model.load.packed_file import Entry, Writer
-from quire.ops.matrix import take_apart
+from quire.model.load.place import Unplaced
+from quire.ops.arrays import AnyArray
+from quire.ops.cpu.matrix import take_apart
 from quire.ops.weights import Packed, labelled
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Kept:
     """A packed matrix and its bias f32: [n], or of experts below each other without what pads their rows."""
 
     packed: Packed
-    bias: Tensor | None
+    bias: Unplaced | None
 
     @property
     def label(self) -> str:
@@ -48,7 +48,7 @@ class Kept:
         """Bytes of both."""
         return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def described(self) -> tuple[Entry, dict[str, Tensor]]:
+    def described(self) -> tuple[Entry, dict[str, AnyArray]]:
         """Its entry in an index, without places, and its parts."""
         packed = self.packed
         numbers, parts = take_apart(packed)
@@ -56,7 +56,7 @@ class Kept:
             kind=packed.kind, n=packed.n, k=packed.k, group=packed.group, wide=numbers.wide,
             activation_bits=numbers.activation_bits, parts={},
         )  # fmt: skip
-        return entry, parts if self.bias is None else parts | {"bias": self.bias}
+        return entry, {**parts} if self.bias is None else {**parts, "bias": self.bias}
 
 
 class _GivenUp(Exception):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import F32
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
@@ -29,6 +30,7 @@ from quire.model.net.scattered import GatheringNorm, ScatteredAttention, Scatter
 from quire.model.net.spread import spread
 from quire.model.net.stage import Stage
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import cast_to
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import Division
@@ -111,7 +113,8 @@ def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> St
 
 def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
     """With experts whose pairs are computed by who holds them."""
-    counted, layers = torch.zeros(len(decoder.layers), experts + comm.world + 1, dtype=torch.int64), list[Layer]()
+    counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
+    counted, layers = counts, list[Layer]()
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
         if isinstance(mlp, MoeMlp):
@@ -121,7 +124,7 @@ def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm
     return replace(decoder, layers=tuple(layers))
 
 
-def counted_pairs(decoder: Forward) -> Tensor | None:
+def counted_pairs(decoder: Forward) -> Any:
     """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
     for layer in decoder.layers if isinstance(decoder, Decoder) else ():
         if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ManyHolders):
@@ -183,5 +186,5 @@ def _step(step: Step, ops: Ops, comm: Comm) -> Step:
         return step
     widths = (step.span,) * comm.world
     ops.begin_step()
-    weight = comm.gather_columns(ops, step.weight[None], widths)[0].clone()
+    weight = cast_to(comm.gather_columns(ops, step.weight[None], widths)[0], F32, copy=True)
     return GatheredNorm(weight, step.start, widths, step.centered, step.eps, comm)

@@ -10,9 +10,10 @@ from itertools import groupby
 from threading import Thread
 from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
@@ -20,9 +21,21 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapters import Adapters
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
-from quire.model.load.place import placed
+from quire.model.load.place import Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
+from quire.ops.arrays import (
+    AnyArray,
+    Array,
+    as_f32,
+    cast_to,
+    concat,
+    contiguous,
+    dtype_of,
+    to_numpy,
+    unit_rows,
+    zeros_of,
+)
 from quire.ops.backend import Ops
 from quire.ops.weights import labelled
 from quire.quant.base import Quantizer, QuantScheme, QWeight
@@ -41,7 +54,7 @@ class Form:
     ranks are cut into runs (`load.runs`). `narrow`: matrices may be kept in 12 bits.
     """
 
-    dtype: torch.dtype
+    dtype: Dtype
     target: Quantizer | None = None
     group: int = 32
     activations: str = "auto"
@@ -101,8 +114,8 @@ class Reader:
         return made
 
     def place(self, value: T) -> T:
-        """`value` with all of its tensors on the device."""
-        moved: T = placed(value, self.ops.device)
+        """`value` with all of its arrays where ops read them."""
+        moved: T = self.ops.place(value)
         return moved
 
     def count(self, role: str, kind: str, nbytes: int) -> None:
@@ -113,26 +126,26 @@ class Reader:
         """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
         self._progress(self._total if last else self._done, self._total, what)
 
-    def vector(self, role: str, layer: int | None = None) -> Tensor | None:
+    def vector(self, role: str, layer: int | None = None) -> Unplaced | None:
         """A norm's weight as f32, or None when the checkpoint has none."""
         name = self.opened.claim.get(role, layer).get("weight")
         if name is None:
             return None
-        tensor = self.read(name).float() + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
+        tensor = as_f32(self.read(name)) + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
         self.count("norms", "f32", tensor.nbytes)
         return tensor
 
-    def table(self, role: str) -> Tensor:
+    def table(self, role: str) -> Unplaced:
         """This rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
         names, spec = self.opened.claim.get(role), self.opened.spec
         raw = {s: self.read(name) for s, name in names.items()}
         rows = self.share.cut(role, spec, spec.vocab_size) if DISK_ROLES[role].shard == ROWS else slice(None)
         tensor = _as_table(raw, matrix_scheme(self.opened.scheme, names), self.form.dtype, rows)
-        self.count(role, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        self.count(role, dtype_of(tensor).name, tensor.nbytes)
         return tensor
 
-    def linear(self, roles: tuple[str, ...], layer: int | None, rows: Tensor | None = None) -> Linear:
+    def linear(self, roles: tuple[str, ...], layer: int | None, rows: NDArray[np.int64] | None = None) -> Linear:
         """The matrices of `roles` quantized, fused by rows, put in the order `rows` and packed, with their biases."""
         if rows is None and len(runs := self._runs(roles, layer)) > 1:
             first, *more = [self.linear(run, layer) for run in runs]
@@ -159,17 +172,18 @@ class Reader:
 
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
-    ) -> tuple[QWeight, Tensor | None]:
+    ) -> tuple[QWeight, Unplaced | None]:
         """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
         holders = {role: self._holder(role, layer, expert) for role in roles}
         whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
+        one = next((b for _, b in parts if b is not None), None)
         bias = None
-        if any(b is not None for _, b in parts):
-            bias = torch.cat([torch.zeros(w.shape[0]) if b is None else b for w, b in parts])
+        if one is not None:
+            bias = concat([zeros_of(one, w.shape[0]) if b is None else b for w, b in parts])
         return QWeight.cat_rows([w for w, _ in parts]), bias
 
-    def whole(self, role: str, layer: int | None) -> tuple[QWeight, Tensor | None]:
+    def whole(self, role: str, layer: int | None) -> tuple[QWeight, Unplaced | None]:
         """The matrix of `role` of all ranks, quantized, and its bias."""
         holder = self._holder(role, layer)
         return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
@@ -177,12 +191,13 @@ class Reader:
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
         names = self.opened.claim.get(role, layer)
-        packed = self.ops.pack_exact(self.read(names["weight"]).float())
-        bias = self.read(names["bias"]).float().clone() if "bias" in names else None
+        weight: Array = self.read(names["weight"])
+        packed = self.ops.pack_exact(as_f32(weight))
+        bias: Unplaced = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         self.count(role, packed.kind.removesuffix("_f32"), packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
 
-    def _shape(self, roles: tuple[str, ...], rows: Tensor | None) -> tuple[int, int]:
+    def _shape(self, roles: tuple[str, ...], rows: NDArray[np.int64] | None) -> tuple[int, int]:
         """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
         shapes = [self.share.of_role(role).shape(role, self.opened.spec) for role in roles]
         return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
@@ -201,22 +216,22 @@ class Reader:
         return [tuple(run) for _, run in groupby(roles, key=form)]
 
     def _part(
-        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
-    ) -> tuple[QWeight, Tensor | None]:
+        self, role: str, holder: str, weight: QWeight, bias: Unplaced | None, layer: int | None
+    ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order, and of those this rank's."""
         weight, bias = self._ordered(role, holder, weight, bias, layer)
         return shard(weight, bias, role, self.opened.spec, self.share.of_role(role))
 
     def _ordered(
-        self, role: str, holder: str, weight: QWeight, bias: Tensor | None, layer: int | None
-    ) -> tuple[QWeight, Tensor | None]:
+        self, role: str, holder: str, weight: QWeight, bias: Unplaced | None, layer: int | None
+    ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order."""
         rows = self.disk_rows(role, holder, layer)
         if rows is None:
             return weight, bias
         return weight.take_rows(rows), None if bias is None else bias[rows]
 
-    def disk_rows(self, role: str, holder: str, layer: int | None) -> Tensor | None:
+    def disk_rows(self, role: str, holder: str, layer: int | None) -> NDArray[np.int64] | None:
         """Rows [n] int64 of the matrix `holder` on disk that are `role`, in our order; None: all as they lie."""
         spec = self.opened.spec
         if layer is None:
@@ -224,23 +239,24 @@ class Reader:
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
         return disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
 
-    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Tensor | None]:
+    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Unplaced | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
         names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self.read(name) for s, name in names.items() if s != "bias"}
         scheme = matrix_scheme(self.opened.scheme, names)
         if self.opened.family.transposed and layer is not None and scheme is DENSE:
-            raw = {s: t.t().contiguous() for s, t in raw.items()}
+            raw = {s: contiguous(t.T) for s, t in raw.items()}
         if holder == "head" and self.opened.spec.unit_head:
-            raw["weight"] = torch.nn.functional.normalize(raw["weight"].float())
+            raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
             if self.form.target is None or DISK_ROLES[holder].wide:
-                weight = load_matrix(scheme, raw, self.form.dtype, self.ops.float8_activations(self.form.dtype))
+                dtype = self.form.dtype
+                weight = load_matrix(scheme, raw, dtype, self.ops.float8_activations(dtype))
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
-                weight = target.at_pack(raw["weight"], self.form.group)
+                weight = target.at_pack(to_numpy(raw["weight"]), self.form.group)
             weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
-        bias = self.read(names["bias"]).float().clone() if "bias" in names else None
+        bias = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         return weight, bias
 
     @contextmanager
@@ -253,7 +269,7 @@ class Reader:
                 raise
             raise ModelError(f"{self.opened.folder}: {what}: {error.message}") from None
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> AnyArray:
         """The tensor `name` as it lies on disk; the caller must not write to it."""
         self._done += self.opened.source.infos[name].nbytes
         return self.opened.source.tensor(name)
@@ -266,8 +282,8 @@ def _fitted(weight: QWeight, shape: tuple[int, ...], activations: str) -> QWeigh
     return weight if activations == "auto" else weight.with_activations(int(activations.removeprefix("int")))
 
 
-def _as_table(raw: Mapping[str, Tensor], scheme: QuantScheme, dtype: torch.dtype, rows: slice) -> Tensor:
+def _as_table(raw: Mapping[str, AnyArray], scheme: QuantScheme, dtype: Dtype, rows: slice) -> Array:
     """The numbers of some rows of a look-up table, which are copied or taken out of their format."""
     if "weight" in raw:
-        return raw["weight"][rows].to(dtype, copy=True)
-    return scheme.load(raw, dtype).take_rows(rows).dequantize().to(dtype)
+        return cast_to(raw["weight"][rows], dtype, copy=True)
+    return cast_to(load_matrix(scheme, raw, dtype, 0).take_rows(rows).dequantize(), dtype)

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
 from quire.model.spec import ModelSpec
-from quire.ops.lazy import torch
+from quire.ops.arrays import AnyArray, contiguous
 from quire.parallel.experts import Division
 from quire.quant.base import QWeight
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+A = TypeVar("A", bound=AnyArray)
 ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
 EVEN, SHARED, FIRST, STEPS = "even", "shared", "first", "steps"
 """Every rank has as many units; the same, and fewer units than ranks are replicated; the first ranks have as many, the
@@ -218,7 +219,7 @@ DISK_ROLES = ROLES | {name: _fused(parts) for name, parts in FUSED.items()}
 """What a checkpoint may hold: the roles, and the fused matrices that are cut into roles at load."""
 
 
-def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: int) -> Tensor | None:
+def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: int) -> NDArray[np.int64] | None:
     """Rows of the matrix `holder` on disk that are `role`, in our order; None when they are all of it as they lie.
 
     A fused matrix holds its roles below each other, or, `grouped`, per key/value head its query heads, key and value.
@@ -227,16 +228,16 @@ def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: i
     """
     d, n = spec.head_dim, ROLES[role].shape(spec)[0]
     if holder == role:
-        rows = torch.arange(n)
+        rows = np.arange(n, dtype=np.int64)
     elif grouped:
-        grid = torch.arange(DISK_ROLES[holder].shape(spec)[0]).view(spec.kv_heads, -1, d)
+        grid = np.arange(DISK_ROLES[holder].shape(spec)[0], dtype=np.int64).reshape(spec.kv_heads, -1, d)
         rows = {"q": grid[:, :-2], "k": grid[:, -2], "v": grid[:, -1]}[role].flatten()
     else:
         before = FUSED[holder][: FUSED[holder].index(role)]
-        rows = torch.arange(n) + sum(ROLES[p].shape(spec)[0] for p in before)
+        rows = np.arange(n, dtype=np.int64) + sum(ROLES[p].shape(spec)[0] for p in before)
     if rotated and role in ("q", "k"):
-        heads = rows.view(-1, d)
-        rows = torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten()
+        heads = rows.reshape(-1, d)
+        rows = np.concatenate((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten()
     elif holder == role:
         return None
     return rows
@@ -367,9 +368,7 @@ def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
     return replace(wide, heads=count("q"), kv_heads=count("k"), vocab_size=count("head"), alibi=alibi)
 
 
-def shard(
-    weight: QWeight, bias: Tensor | None, name: str, spec: ModelSpec, share: Share
-) -> tuple[QWeight, Tensor | None]:
+def shard(weight: QWeight, bias: A | None, name: str, spec: ModelSpec, share: Share) -> tuple[QWeight, A | None]:
     """A rank's part of a linear role: the identity where it has all.
 
     Heads are never cut. Fewer key/value heads than ranks are replicated. The bias of a column shard stays on rank 0, so
@@ -381,14 +380,14 @@ def shard(
     part = share.cut(name, spec, weight.shape[0 if role.shard == ROWS else 1])
     if role.shard == COLUMNS:
         return weight.slice_cols(part.start, part.stop), bias if share.rank == 0 else None
-    return weight.take_rows(part), None if bias is None else bias[part]
+    return weight.take_rows(part), None if bias is None else cast(A, bias[part])
 
 
-def shard_vector(vector: Tensor, name: str, spec: ModelSpec, share: Share) -> Tensor:
+def shard_vector(vector: A, name: str, spec: ModelSpec, share: Share) -> A:
     """This rank's part of a vector role, or of the table [., units] that a column shard has."""
     role = ROLES[name]
     if not share.cuts(name):
         return vector
     if role.shard == COLUMNS:
-        return vector[:, share.cut(name, spec, vector.shape[1])].contiguous()
-    return vector[share.cut(name, spec, len(vector))]
+        return cast(A, contiguous(vector[:, share.cut(name, spec, vector.shape[1])]))
+    return cast(A, vector[share.cut(name, spec, len(vector))])

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embed, Mlp, Norm, Product, Step
 from quire.model.net.source import LayerSource, Resident
+from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
@@ -27,9 +26,9 @@ class Layer:
     attn_norm: Norm
     qkv: Linear
     qkv_steps: tuple[Step, ...]
-    qk_norms: tuple[Tensor, Tensor] | None
+    qk_norms: tuple[Array, Array] | None
     eps: float
-    rope: Tensor
+    rope: Array
     attend: AttentionSpec
     o: Product
     attn_post_norm: Norm
@@ -46,11 +45,11 @@ class CrossAttention:
 
     norm: Norm
     q: Linear
-    still: Tensor
+    still: Array
     attend: AttentionSpec
     o: Product
 
-    def __call__(self, ops: Ops, h: Tensor, view: Batch, cache: KVCache) -> Tensor:
+    def __call__(self, ops: Ops, h: Array, view: Batch, cache: KVCache) -> Array:
         """h [T, hidden] -> [T, hidden]; in `view` each row is a sequence that sees all of its encoder's tokens."""
         layout = cache.layout
         q = self.q(ops, h)
@@ -58,62 +57,60 @@ class CrossAttention:
         return self.o(ops, ops.attention(qkv, cache, view.cu_q, view.context, view.block_tables, self.attend))
 
 
-Wanted = Tensor | None
+Wanted = Array | None
 """Rows [R] int32 that the blocks to come need of a layer's T, or None: all."""
-Attention = Callable[[Ops, "Layer", Tensor, Batch, KVCache, Wanted], Tensor]
-ToLogits = Callable[[Ops, Tensor], Tensor]
+Attention = Callable[[Ops, "Layer", Array, Batch, KVCache, Wanted], Array]
+ToLogits = Callable[[Ops, Array], Array]
 """What the final norm leaves [R, hidden] -> logits [R, V]."""
-Block = Callable[[Ops, Layer, Tensor, Tensor, Batch, KVCache, Wanted], tuple[Tensor, Tensor]]
+Block = Callable[[Ops, Layer, Array, Array, Batch, KVCache, Wanted], tuple[Array, Array]]
 """The stream x [R, hidden] and what the caller adds to it."""
 
 
-def chosen(ops: Ops, x: Tensor, wanted: Wanted) -> Tensor:
+def chosen(ops: Ops, x: Array, wanted: Wanted) -> Array:
     """x [T, d] -> [R, d]."""
     return x if wanted is None else ops.pick_rows(x, wanted)
 
 
-def own_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+def own_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
     """h [T, hidden] -> [R, hidden]; keys and values of all rows are written to `cache`."""
     return attended_rows(ops, layer, own_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
-def reading_attention(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+def reading_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
     """Like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
     return attended_rows(ops, layer, reading_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
-def own_rows(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
     """h [T, hidden] -> what attention reads of the rows; their keys and values are written to `cache`."""
     qkv = layer.qkv(ops, h)
     for step in layer.qkv_steps:
         qkv = step(ops, qkv, batch)
-    rotated: Tensor = ops.rope_and_cache(
-        qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps
-    )
+    rotated: Array = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
     return rotated
 
 
-def reading_rows(ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
     """Like `own_rows` with queries only."""
     q = layer.qkv(ops, h)
     for step in layer.qkv_steps:
         q = step(ops, q, batch)
     norm = layer.qk_norms[0] if layer.qk_norms else None
-    rotated: Tensor = ops.rope_queries(
+    rotated: Array = ops.rope_queries(
         q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
     )
     return rotated
 
 
-def attended_rows(ops: Ops, layer: Layer, qkv: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+def attended_rows(ops: Ops, layer: Layer, qkv: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
     """What attention adds to the stream, [R, hidden]."""
     attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
     return layer.o(ops, chosen(ops, attended, wanted))
 
 
 def sequential_block(
-    ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted
-) -> tuple[Tensor, Tensor]:
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+) -> tuple[Array, Array]:
     """x += attention(h); then mlp(norm(x)). x, h [T, hidden], h = norm(x)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
     x, h = layer.mlp_norm.add(ops, chosen(ops, x, wanted), attended)
@@ -121,8 +118,8 @@ def sequential_block(
 
 
 def post_norm_block(
-    ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted
-) -> tuple[Tensor, Tensor]:
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+) -> tuple[Array, Array]:
     """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
     attended = layer.attn_post_norm(ops, layer.attention(ops, layer, h, batch, cache, wanted))
     x, h = layer.mlp_norm.add(ops, chosen(ops, x, wanted), attended)
@@ -130,16 +127,16 @@ def post_norm_block(
 
 
 def parallel_block(
-    ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted
-) -> tuple[Tensor, Tensor]:
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+) -> tuple[Array, Array]:
     """Attention and MLP read the same norm of x and are added together (Wang and Komatsuzaki 2021)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
     return chosen(ops, x, wanted), ops.add(attended, layer.mlp(ops, chosen(ops, h, wanted)))
 
 
 def parallel_two_norms_block(
-    ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted
-) -> tuple[Tensor, Tensor]:
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+) -> tuple[Array, Array]:
     """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
     x = chosen(ops, x, wanted)
@@ -147,8 +144,8 @@ def parallel_two_norms_block(
 
 
 def crossed_block(
-    ops: Ops, layer: Layer, x: Tensor, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted
-) -> tuple[Tensor, Tensor]:
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+) -> tuple[Array, Array]:
     """Like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
     assert layer.cross is not None and batch.cross is not None, "decoders with an encoder are loaded and fed with them"
     x, h = layer.cross.norm.add(ops, x, layer.attention(ops, layer, h, batch, cache, None))
@@ -184,14 +181,14 @@ class Decoder:
         """Whether steps may be recorded."""
         return self.source.recordable
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`.
 
         One cache per layer. `views`: the batch as each layer sees it, where layers have block tables of their own.
         """
         return self.score(self.head_rows(batch, caches, views), batch)
 
-    def head_rows(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Tensor:
+    def head_rows(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
         """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of a call."""
         wanted = self.wanted(batch)
         x, delta = self.walk(self.enter(batch), None, views or (batch,) * len(caches), caches, wanted=wanted)
@@ -203,7 +200,7 @@ class Decoder:
             return None
         return batch.logit_rows if len(batch.logit_rows) else batch.cu_q[:1]  # row 0 where none is wanted: ops need one
 
-    def enter(self, batch: Batch) -> Tensor:
+    def enter(self, batch: Batch) -> Array:
         """The tokens of `batch` as the stream x [T, hidden]."""
         x = self.embed(self.ops, batch.tokens)
         for step in self.embed_steps:
@@ -212,13 +209,13 @@ class Decoder:
 
     def walk(
         self,
-        x: Tensor,
-        delta: Tensor | None,
+        x: Array,
+        delta: Array | None,
         views: Sequence[Batch],
         caches: Sequence[KVCache],
         layers: range | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Array, Array]:
         """The stream x [T, hidden] and what is to be added to it, past `layers` (None: all), which are not none.
 
         `delta`: what is to be added to x before them, None at the first layer. `views` and `caches` by layer. `wanted`:
@@ -235,18 +232,18 @@ class Decoder:
         assert delta is not None, "a walk has layers"
         return x, delta
 
-    def leave(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+    def leave(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`. x, delta: past the last layer, of the rows `wanted`."""
         return self.score(self.last(x, delta, batch, wanted), batch)
 
-    def score(self, h: Tensor, batch: Batch) -> Tensor:
+    def score(self, h: Array, batch: Batch) -> Array:
         """Logits f32 [R, V] of what the head reads of the rows `batch.logit_rows`, h [R, hidden]."""
-        logits: Tensor = self.head(self.ops, h)
+        logits: Array = self.head(self.ops, h)
         for step in self.head_steps:
             logits = step(self.ops, logits, batch)
         return logits
 
-    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+    def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of `leave`."""
         ops, count = self.ops, len(batch.logit_rows)
         rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)

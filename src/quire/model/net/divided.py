@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quire.model.net.moe import Experts
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.pairs import PairDivider, row_parts
@@ -23,15 +23,15 @@ class ManyHolders:
 
     divide: PairDivider
     comm: Comm
-    counted: Tensor
+    counted: Array
 
-    def __call__(self, ops: Ops, own: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, own: Experts, x: Array, ids: Array, weights: Array) -> Array:
         """As `Holders` says: the bits of one rank with all of them."""
         rows, top_k = ids.shape
         parts = row_parts(rows, self.comm.world)
         count, first = parts[self.comm.rank], sum(parts[: self.comm.rank])
         pairs = self.divide(ops, ids)
-        y = own(ops, x, (pairs.tokens, pairs.order, pairs.offsets, torch.ones(rows * top_k, 1)))
+        y = own(ops, x, (pairs.tokens, pairs.order, pairs.offsets, ops.put(np.ones((rows * top_k, 1), np.float32))))
         found, _ = self.comm.all_to_all(ops, y, pairs.sends, max(parts) * top_k)
-        summed: Tensor = ops.combine(found[: count * top_k], pairs.places, weights[first : first + count])
+        summed: Array = ops.combine(found[: count * top_k], pairs.places, weights[first : first + count])
         return self.comm.all_gather(ops, summed, parts)

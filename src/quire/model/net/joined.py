@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Attention, Layer, ToLogits, Wanted
 from quire.model.net.parts import Embedding, Mlp, Product
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
@@ -25,7 +24,7 @@ class SummedAttention:
     own: Attention
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         return self.comm.all_reduce(ops, self.own(ops, layer, h, batch, cache, wanted))
 
@@ -37,7 +36,7 @@ class SummedMlp:
     own: Mlp
     comm: Comm
 
-    def __call__(self, ops: Ops, h: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, h: Array) -> Array:
         """h [T, hidden] -> [T, hidden]."""
         return self.comm.all_reduce(ops, self.own(ops, h))
 
@@ -49,7 +48,7 @@ class SummedProduct:
     own: Product
     comm: Comm
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, its columns] -> [T, n]."""
         return self.comm.all_reduce(ops, self.own(ops, x))
 
@@ -61,7 +60,7 @@ class SummedEmbedding:
     own: Embedding
     comm: Comm
 
-    def __call__(self, ops: Ops, tokens: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, tokens: Array) -> Array:
         """tokens [T] int32 -> [T, width]."""
         return self.comm.all_reduce(ops, self.own(ops, tokens))
 
@@ -70,19 +69,19 @@ class SummedEmbedding:
 class GatheredNorm:
     """A norm of rows whose columns `start` on are one rank's `widths[rank]` of all; `weight` is of all."""
 
-    weight: Tensor
+    weight: Array
     start: int
     widths: tuple[int, ...]
     centered: bool
     eps: float
     comm: Comm
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """x [T, width], these columns normed in place."""
         own, before = self.widths[self.comm.rank], sum(self.widths[: self.comm.rank])
         rows = self.comm.gather_columns(ops, ops.take_columns(x, self.start, own), self.widths)
         rows = ops.norm_spans(rows, self.weight, 0, sum(self.widths), self.centered, self.eps)
-        normed: Tensor = ops.place_columns(x, ops.take_columns(rows, before, own), self.start)
+        normed: Array = ops.place_columns(x, ops.take_columns(rows, before, own), self.start)
         return normed
 
 
@@ -94,6 +93,6 @@ class GatheredHead:
     comm: Comm
     widths: tuple[int, ...]
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [R, hidden] -> logits [R, V]."""
         return self.comm.gather_columns(ops, self.own(ops, x), self.widths)

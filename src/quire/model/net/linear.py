@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.model.net.lora import Change
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 
@@ -19,13 +18,13 @@ class Linear:
     """
 
     weight: Packed
-    bias: Tensor | None = None
+    bias: Array | None = None
     adapters: tuple[Change, ...] = ()
     more: tuple[Linear, ...] = ()
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, k] f32 -> [T, n] f32."""
-        y: Tensor = ops.linear(x, self.weight, self.bias)
+        y: Array = ops.linear(x, self.weight, self.bias)
         for change in self.adapters:
             y = change(ops, x, y)
         if self.more:

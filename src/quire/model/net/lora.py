@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 
 NONE = -1
 """What a row without an adapter has in the place of a slot."""
-Change = Callable[[Ops, Tensor, Tensor], Tensor]
+Change = Callable[[Ops, Array, Array], Array]
 """x [T, k] and y [T, width], the output of a linear so far -> y changed, in place; each row by its own adapter."""
 
 
@@ -28,48 +26,48 @@ class Piece:
     a [slots, rank, k] f32; b [slots, rank, n] f32, the scale multiplied in; rows [tokens] int32: a row's slot, or -1.
     """
 
-    a: Tensor
-    b: Tensor
-    rows: Tensor
+    a: Array
+    b: Array
+    rows: Array
     start: int
 
-    def __call__(self, ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y[:, start:start + n] += b (a x)."""
-        return ops.lora(x, y, self.a, self.b, self.rows, self.start)  # type: ignore[no-any-return]
+        return ops.lora(x, y, self.a, self.b, self.rows, self.start)
 
 
 @dataclass(frozen=True)
 class Factors:
     """DoRA: each output times a number of the row's adapter. excess [slots, 1, width] f32: factors less one."""
 
-    excess: Tensor
-    rows: Tensor
+    excess: Array
+    rows: Array
 
-    def __call__(self, ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y *= 1 + excess."""
-        return ops.lora_scale(y, self.excess, self.rows)  # type: ignore[no-any-return]
+        return ops.lora_scale(y, self.excess, self.rows)
 
 
 @dataclass(frozen=True)
 class Shift:
     """A bias of the row's adapter. shift [slots, 1, width] f32; ones [tokens, 1] f32."""
 
-    shift: Tensor
-    rows: Tensor
-    ones: Tensor
+    shift: Array
+    rows: Array
+    ones: Array
 
-    def __call__(self, ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y += shift."""
-        return ops.lora_expand(self.ones[: len(y)], y, self.shift, self.rows, 0)  # type: ignore[no-any-return]
+        return ops.lora_expand(self.ones[: len(y)], y, self.shift, self.rows, 0)
 
 
 @dataclass(frozen=True)
 class Keep:
     """Leaves x in the first rows of `kept` [tokens, k], for who goes on with it after the step."""
 
-    kept: Tensor
+    kept: Array
 
-    def __call__(self, ops: Ops, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, y: Array) -> Array:
         """y as it is."""
         ops.place_columns(self.kept, x, 0)
         return y
@@ -86,23 +84,24 @@ class OwnRows:
     """
 
     slot: int
-    mine: Tensor
-    at: Tensor
-    excess: Tensor | None = None
-    a: Tensor | None = None
-    b: Tensor | None = None
-    added: Tensor | None = None
-    place: Tensor | None = None
+    mine: Array
+    at: Array
+    excess: Array | None = None
+    a: Array | None = None
+    b: Array | None = None
+    added: Array | None = None
+    place: Array | None = None
     first: int | None = None
 
-    def look_up(self, tokens: Tensor, slots: Tensor) -> None:
+    def look_up(self, tokens: Array, slots: Array) -> None:
         """Before a step: tokens [T] int32, and the rows' adapters [T] int32."""
         count, own = len(tokens), slots == self.slot
-        self.mine[:count] = torch.where(own, 0, NONE)
+        self.mine[:count] = NONE
+        self.mine[:count][own] = 0
         if self.place is not None:
-            self.at[:count] = torch.where(own, self.place[tokens.long()], 0)
+            self.at[:count] = self.place[tokens] * own
 
-    def __call__(self, ops: Ops, x: Tensor, tokens: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, tokens: Array) -> Array:
         """x [T, d], rows of the model's table for tokens [T], in place."""
         if self.excess is not None:
             x = ops.lora_scale(x, self.excess, self.mine)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.linear import Linear
 from quire.model.net.parts import RmsNorm
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
+from quire.ops.latents import Heads
 from quire.ops.layout import KVCache
-from quire.ops.mla import Heads
 from quire.ops.weights import Packed
 
-Project = Callable[[Ops, Tensor], Tensor]
+Project = Callable[[Ops, Array], Array]
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class LatentAttention:
     rank: int
     value: int
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
         q, kv = self.query(ops, h), layer.qkv(ops, h)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache, self.heads)
@@ -55,6 +54,6 @@ class LowRank:
     norm: RmsNorm
     up: Linear
 
-    def __call__(self, ops: Ops, h: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, h: Array) -> Array:
         """h [T, hidden] -> [T, heads * width]."""
         return self.up(ops, self.norm(ops, self.down(ops, h)))

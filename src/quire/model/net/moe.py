@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.moe import Between, Choices, Grouped
+from quire.ops.experts import Between, Choices, Grouped
 from quire.ops.routing import Routing
 
-Experts = Callable[[Ops, Tensor, Choices], Tensor]
+Experts = Callable[[Ops, Array, Choices], Array]
 """rows [T, hidden] f32 and choices [R, top_k] of them, of experts of this process -> the weighted sums [R, hidden] f32
 of the experts' outputs."""
 
-Holders = Callable[[Ops, Experts, Tensor, Tensor, Tensor], Tensor]
+Holders = Callable[[Ops, Experts, Array, Array, Array], Array]
 """Has those compute who hold them: this process's experts, rows [T, hidden] f32, the experts int32 [T, top_k] that each
 row chose, of all there are, and their weights f32 -> the weighted sums [T, hidden] f32."""
 
@@ -28,7 +27,7 @@ class OneHolder:
 
     count: int
 
-    def __call__(self, ops: Ops, own: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, own: Experts, x: Array, ids: Array, weights: Array) -> Array:
         """As `Holders` says."""
         return own(ops, x, (*ops.sort_by_expert(ids, self.count), weights))
 
@@ -41,9 +40,9 @@ class FusedExperts:
     down: Grouped
     between: Between
 
-    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """As `Experts` says."""
-        return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)  # type: ignore[no-any-return]
+        return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,14 @@ class CutExperts:
 
     gate_up: Grouped
     down: Grouped
-    act: Callable[[Ops, Tensor], Tensor]
+    act: Callable[[Ops, Array], Array]
 
-    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """As `Experts` says."""
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)
-        return ops.combine(y, places, weights)  # type: ignore[no-any-return]
+        return ops.combine(y, places, weights)
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,14 @@ class MoeMlp:
     """
 
     router: Linear
-    bias: Tensor | None
+    bias: Array | None
     routing: Routing
     experts: Experts
     holders: Holders
     shared: Mlp | None
     switch: Linear | None
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
         y = self.holders(ops, self.experts, x, ids, weights)
@@ -87,4 +86,4 @@ class MoeMlp:
         shared = self.shared(ops, x)
         if self.switch is not None:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
-        return ops.add(y, shared)  # type: ignore[no-any-return]
+        return ops.add(y, shared)

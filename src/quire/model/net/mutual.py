@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen, own_rows
+from quire.ops.arrays import Array, cast_to, dtype_of
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 
 
-def on_host(x: Tensor) -> bool:
-    """Whether numpy can have it: torch's own threads would spin beside those of the ops."""
-    return x.device.type == "cpu"
-
-
-def put(x: Tensor, rows: NDArray[np.int64], values: Tensor, add: bool = False) -> None:
-    """x[rows] = values, or += them, in place; each row once."""
-    if on_host(x):
-        own, given = x.numpy(), values.numpy()
-        own[rows] = own[rows] + given if add else given
-        return
-    where, values = torch.from_numpy(rows).to(x.device), values.to(x)
-    if add:
-        x.index_add_(0, where, values)
-    else:
-        x.index_copy_(0, where, values)
+def put(ops: Ops, x: Any, rows: NDArray[np.int64], values: Any, add: bool = False) -> None:
+    """x[rows] = values, or += them, in place and in the dtype of `x`; each row once."""
+    values = cast_to(ops.put(values), dtype_of(x))
+    x[rows] = x[rows] + values if add else values
 
 
 @dataclass(frozen=True)
@@ -85,27 +73,25 @@ class MutualAttention:
     """`own_attention` of a step with rows of pictures. `tables`: what was made of the batch's, by group of layers."""
 
     mutual: Mutual
-    tables: dict[int, tuple[Tensor, Tensor, Tensor]]
+    tables: dict[int, tuple[Array, Array, Array]]
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         qkv, spec, mutual = own_rows(ops, layer, h, batch, cache), layer.attend, self.mutual
-        cu_q, context, tables = self._paged(batch)
+        cu_q, context, tables = self._paged(ops, batch)
         attended = ops.attention(qkv, cache, cu_q, context, tables, spec, batch.tree)
         for seen, which in mutual.farther(spec.window) if spec.window else ():
-            rows, parts = mutual.rows[which], torch.from_numpy(mutual.parts[which]).to(tables.device)
-            queries = ops.pick_rows(qkv, torch.from_numpy(rows.astype(np.int32)).to(qkv.device))
-            each = torch.arange(len(rows) + 1, dtype=torch.int32, device=qkv.device)
+            rows, parts = mutual.rows[which], mutual.parts[which]
+            queries = ops.pick_rows(qkv, ops.put(rows.astype(np.int32)))
+            each = ops.put(np.arange(len(rows) + 1, dtype=np.int32))
             far = replace(spec, window=seen)
-            put(attended, rows, ops.attention(queries, cache, each, context[parts], tables[parts], far))
+            put(ops, attended, rows, ops.attention(queries, cache, each, context[parts], tables[parts], far))
         return layer.o(ops, chosen(ops, attended, wanted))
 
-    def _paged(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _paged(self, ops: Ops, batch: Batch) -> tuple[Array, Array, Array]:
         """cu_q, context and block tables of the sequences of `mutual`."""
         found = self.tables.get(id(batch.block_tables))
         if found is None:
-            device, mutual = batch.block_tables.device, self.mutual
-            arrays = (torch.from_numpy(array).to(device) for array in (mutual.cu_q, mutual.context, mutual.owners))
-            cu_q, context, owners = arrays
-            found = self.tables[id(batch.block_tables)] = cu_q, context, batch.block_tables[owners]
+            cu_q, context = ops.put(self.mutual.cu_q), ops.put(self.mutual.context)
+            found = self.tables[id(batch.block_tables)] = cu_q, context, batch.block_tables[self.mutual.owners]
         return found

@@ -6,33 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.linear import Linear
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable
 
-Step = Callable[[Ops, Tensor, Batch], Tensor]
+Step = Callable[[Ops, Array, Batch], Array]
 """A change to rows [T, d] f32 of one step, in place or not; the result is returned."""
 
-Mlp = Callable[[Ops, Tensor], Tensor]
+Mlp = Callable[[Ops, Array], Array]
 """rows [T, hidden] f32 -> [T, hidden] f32, none of which depends on another row."""
 
-Embed = Callable[[Ops, Tensor], Tensor]
+Embed = Callable[[Ops, Array], Array]
 """tokens [T] int32 -> their rows [T, width]."""
-Product = Callable[[Ops, Tensor], Tensor]
+Product = Callable[[Ops, Array], Array]
 """x [T, k] f32 -> [T, n] f32: a linear, or what is made of several."""
 
 
 class Norm(Protocol):
     """A norm of rows [T, d] f32."""
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
         ...
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
         ...
 
@@ -44,13 +43,13 @@ class Embedding:
     `first`: the table's first token, where it has some of them only; rows of others are -0. None: it has all.
     """
 
-    table: Tensor | PackedTable
+    table: Array | PackedTable
     first: int | None = None
-    changes: tuple[Callable[[Ops, Tensor, Tensor], Tensor], ...] = ()
+    changes: tuple[Callable[[Ops, Array, Array], Array], ...] = ()
 
-    def __call__(self, ops: Ops, tokens: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, tokens: Array) -> Array:
         """tokens [T] int32 -> [T, width]."""
-        x: Tensor = ops.embedding(tokens, self.table, self.first)
+        x: Array = ops.embedding(tokens, self.table, self.first)
         for change in self.changes:
             x = change(ops, x, tokens)
         return x
@@ -60,14 +59,14 @@ class Embedding:
 class RmsNorm:
     """x / rms(x) * weight."""
 
-    weight: Tensor
+    weight: Array
     eps: float
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
-        return ops.rmsnorm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+        return ops.rmsnorm(x, self.weight, self.eps)
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
         return ops.add_rmsnorm(x, delta, self.weight, self.eps)  # type: ignore[no-any-return]
 
@@ -76,15 +75,15 @@ class RmsNorm:
 class LayerNorm:
     """(x - mean) / deviation * weight + bias."""
 
-    weight: Tensor
-    bias: Tensor | None
+    weight: Array
+    bias: Array | None
     eps: float
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x."""
-        return ops.layernorm(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
+        return ops.layernorm(x, self.weight, self.bias, self.eps)
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x is given up."""
         return ops.add_layernorm(x, delta, self.weight, self.bias, self.eps)  # type: ignore[no-any-return]
 
@@ -93,11 +92,11 @@ class LayerNorm:
 class NoNorm:
     """x itself: families that norm only what a block adds (OLMo 2)."""
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x."""
         return x
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, the same); x is given up."""
         x = ops.add(x, delta)
         return x, x
@@ -109,11 +108,11 @@ class ReplacingNorm:
 
     norm: Norm
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x, which stays as it is: nothing reads it any more."""
         return self.norm(ops, x)
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(norm(x + delta), the same); x is given up."""
         normed = self.norm.add(ops, x, delta)[1]
         return normed, normed
@@ -126,11 +125,11 @@ class ProjectedNorm:
     norm: Norm
     linear: Linear
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, width of the head]."""
         return self.linear(ops, self.norm(ops, x))
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, what is made of it); x is given up."""
         x, h = self.norm.add(ops, x, delta)
         return x, self.linear(ops, h)
@@ -144,7 +143,7 @@ class GatedMlp:
     down: Linear
     activation: str
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         return self.down(ops, ops.gated_activation(self.gate_up(ops, x), self.activation))
 
@@ -157,10 +156,10 @@ class FusedGatedMlp:
     down: Linear
     activation: str
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         first, second = self.gate_up, self.down
-        return ops.gated_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+        return ops.gated_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class PlainMlp:
     down: Linear
     activation: str
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         return self.down(ops, ops.activation(self.up(ops, x), self.activation))
 
@@ -184,10 +183,10 @@ class FusedPlainMlp:
     down: Linear
     activation: str
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         first, second = self.up, self.down
-        return ops.plain_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)  # type: ignore[no-any-return]
+        return ops.plain_mlp(x, first.weight, first.bias, second.weight, second.bias, self.activation)
 
 
 @dataclass(frozen=True)
@@ -196,9 +195,9 @@ class Scale:
 
     factor: float
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.scale(x, self.factor)  # type: ignore[no-any-return]
+        return ops.scale(x, self.factor)
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ class Project:
 
     linear: Linear
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """A new tensor."""
         return self.linear(ops, x)
 
@@ -218,9 +217,9 @@ class SoftCap:
 
     cap: float
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.softcap(x, self.cap)  # type: ignore[no-any-return]
+        return ops.softcap(x, self.cap)
 
 
 @dataclass(frozen=True)
@@ -229,21 +228,21 @@ class Clip:
 
     limit: float
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.clip(x, self.limit)  # type: ignore[no-any-return]
+        return ops.clip(x, self.limit)
 
 
 @dataclass(frozen=True)
 class Positions:
     """x + table[position + offset]: learned positions."""
 
-    table: Tensor
+    table: Array
     offset: int
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.add_positions(x, batch.positions, self.table, self.offset)  # type: ignore[no-any-return]
+        return ops.add_positions(x, batch.positions, self.table, self.offset)
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class Normed:
 
     norm: Norm
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """A new tensor."""
         return self.norm(ops, x)
 
@@ -261,15 +260,15 @@ class Normed:
 class NormSpans:
     """Norm of each run of `span` columns from `start` on: whole rows of queries or keys, or heads of unlike weights."""
 
-    weight: Tensor
+    weight: Array
     start: int
     span: int
     centered: bool
     eps: float
 
-    def __call__(self, ops: Ops, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """In place."""
-        return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)  # type: ignore[no-any-return]
+        return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Attention, Layer, Wanted
 from quire.model.net.parts import Mlp, Norm, Product
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
@@ -29,7 +28,7 @@ def rows_of(total: int, world: int) -> tuple[int, ...]:
     return tuple((rank + 1) * total // world - rank * total // world for rank in range(world))
 
 
-def scattered(ops: Ops, x: Tensor, comm: Comm) -> Tensor:
+def scattered(ops: Ops, x: Array, comm: Comm) -> Array:
     """The sum over ranks of x [T, d]: this rank's rows of it, or all where they are few."""
     rows = rows_of(len(x), comm.world)
     return comm.reduce_scatter(ops, x, rows) if rows else comm.all_reduce(ops, x)
@@ -42,7 +41,7 @@ class ScatteredAttention:
     own: Attention
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """As `own_attention`, of this rank's rows."""
         return scattered(ops, self.own(ops, layer, h, batch, cache, wanted), self.comm)
 
@@ -54,7 +53,7 @@ class ScatteredMlp:
     own: Mlp
     comm: Comm
 
-    def __call__(self, ops: Ops, h: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, h: Array) -> Array:
         """h [T, hidden] -> this rank's rows of [T, hidden]."""
         return scattered(ops, self.own(ops, h), self.comm)
 
@@ -66,7 +65,7 @@ class ScatteredProduct:
     own: Product
     comm: Comm
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, its columns] -> this rank's rows of [T, n]."""
         return scattered(ops, self.own(ops, x), self.comm)
 
@@ -79,12 +78,12 @@ class GatheringNorm:
     comm: Comm
     whole: bool = False
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """The norm of x [T, hidden], of which this rank's rows are up to date."""
         rows = rows_of(len(x), self.comm.world)
         return self.comm.all_gather(ops, self.norm(ops, self._own(x, rows)), rows) if rows else self.norm(ops, x)
 
-    def add(self, ops: Ops, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
         """(x + delta, its norm); x [T, hidden] is given up, delta is of this rank's rows."""
         rows = rows_of(len(x), self.comm.world)
         if not rows:
@@ -97,6 +96,6 @@ class GatheringNorm:
             ops.place_columns(own, added, 0)
         return x, self.comm.all_gather(ops, normed, rows)
 
-    def _own(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    def _own(self, x: Array, rows: tuple[int, ...]) -> Array:
         first = sum(rows[: self.comm.rank])
         return x[first : first + rows[self.comm.rank]]

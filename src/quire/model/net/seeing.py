@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Layer, Wanted, own_attention
 from quire.model.net.joined import SummedAttention
-from quire.model.net.mutual import Mutual, MutualAttention, on_host, put
+from quire.model.net.mutual import Mutual, MutualAttention, put
 from quire.model.spec import Sight
+from quire.ops.arrays import Array
 from quire.ops.layout import KVCache
 
 
@@ -32,7 +31,7 @@ class Given:
     """
 
     rows: NDArray[np.int64]
-    features: Tensor
+    features: Array
     positions: NDArray[np.int64]
     mutual: Mutual | None = None
 
@@ -51,20 +50,15 @@ def axes(sight: Sight) -> NDArray[np.int64]:
     return found
 
 
-def turned(base: Tensor, positions: Tensor, given: Given, axis: NDArray[np.int64]) -> Tensor:
+def turned(base: Array, positions: Array, given: Given, axis: NDArray[np.int64]) -> Array:
     """A rope table [T, 2, r / 2] whose row t is that of row t of the step.
 
     `base` [P, 2, r / 2]: by position; `positions` [T] int32: of rows that are not given. The numbers are the base
     table's own, so rows of text turn as in a step without pictures, bit for bit.
     """
     place = given.positions[axis].T[:, None, :], np.arange(2)[:, None], np.arange(len(axis))
-    if on_host(base):
-        table = base.numpy()[positions.numpy()]
-        table[given.rows] = base.numpy()[place]
-        return torch.from_numpy(table)
-    rows, *where = (torch.from_numpy(index).to(base.device) for index in (given.rows, *place))
-    table = base[positions.long()]
-    table[rows] = base[tuple(where)]
+    table: Array = base[positions]
+    table[given.rows] = base[place]
     return table
 
 
@@ -75,32 +69,33 @@ class SeeingDecoder(Decoder):
     given: Given = field(kw_only=True)
     sight: Sight = field(kw_only=True)
 
-    def enter(self, batch: Batch) -> Tensor:
+    def enter(self, batch: Batch) -> Array:
         """As of `Decoder`; what is changed in embedded tokens (their scale) was not in what is given."""
         x = super().enter(batch)
-        put(x, self.given.rows, self.given.features[:, : x.shape[1]])
+        put(self.ops, x, self.given.rows, self.given.features[:, : x.shape[1]])
         return x
 
     def walk(
         self,
-        x: Tensor,
-        delta: Tensor | None,
+        x: Array,
+        delta: Array | None,
         views: Sequence[Batch],
         caches: Sequence[KVCache],
         layers: range | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Array, Array]:
         """As of `Decoder`, with further features added behind the first layers."""
         layers, hidden = range(len(self.layers)) if layers is None else layers, x.shape[1]
         if self.sight.sections:
-            places = torch.arange(len(views[0].tokens), dtype=torch.int32, device=x.device)
+            places = self.ops.put(np.arange(len(views[0].tokens), dtype=np.int32))
             known = {id(view): replace(view, positions=places) for view in views}
             views = [known[id(view)] for view in views]
         deep = range(layers.start, min(layers.stop, self.sight.deep))
         for i in deep:
             last = wanted if i + 1 == layers.stop else None
             x, delta = super().walk(x, delta, views, caches, range(i, i + 1), last)
-            put(delta, self.given.rows, self.given.features[:, hidden * (i + 1) : hidden * (i + 2)], add=True)
+            more = self.given.features[:, hidden * (i + 1) : hidden * (i + 2)]
+            put(self.ops, delta, self.given.rows, more, add=True)
         rest = range(max(deep.stop, layers.start), layers.stop)
         if rest:
             return super().walk(x, delta, views, caches, rest, wanted)

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from quire.core.dtypes import F32
 from quire.model.batch import Batch
 from quire.model.net.decoder import (
     Attention,
@@ -27,12 +25,13 @@ from quire.model.net.decoder import (
     reading_attention,
     reading_rows,
 )
+from quire.ops.arrays import Array, view_as
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
 
-Rows = Callable[[Ops, Layer, Tensor, Batch, KVCache], Tensor]
+Rows = Callable[[Ops, Layer, Array, Batch, KVCache], Array]
 """h [T, hidden] -> what attention reads of the rows, as `own_rows` of the decoder."""
 
 
@@ -40,29 +39,29 @@ Rows = Callable[[Ops, Layer, Tensor, Batch, KVCache], Tensor]
 class Pages:
     """Where the keys of rows lie: `cu_q`, `context` and `block_tables` as of a `Batch`; -1: blocks of other ranks."""
 
-    cu_q: Tensor
-    context: Tensor
-    block_tables: Tensor
+    cu_q: Array
+    context: Array
+    block_tables: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
     """Which states make the rows of this rank: `starts` and `order` as `fold_states` reads them."""
 
-    starts: Tensor
-    order: Tensor
+    starts: Array
+    order: Array
 
-    def __call__(self, ops: Ops, states: Tensor, width: int, cache: KVCache, spec: AttentionSpec) -> Tensor:
+    def __call__(self, ops: Ops, states: Array, width: int, cache: KVCache, spec: AttentionSpec) -> Array:
         """states [N, heads * (head_dim + 2)] of rows of `width` numbers -> [T, heads * head_dim]."""
         heads = width // cache.layout.head_dim - 2 * cache.layout.kv_heads
-        rows: Tensor = ops.fold_states(states, self.starts, self.order, heads, spec.sinks)
+        rows: Array = ops.fold_states(states, self.starts, self.order, heads, spec.sinks)
         return rows
 
 
 class Way(Protocol):
     """How the rows of this rank see keys of all ranks."""
 
-    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+    def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
         """qkv [T, (heads + 2 kv_heads) * head_dim], rotated -> [T, heads * head_dim]; `writes`: these keys are new."""
         ...
 
@@ -75,11 +74,11 @@ class PassedStates:
     """
 
     pages: Pages
-    starts: Tensor
+    starts: Array
     counts: tuple[int, ...]
     fold: Fold
 
-    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+    def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
         """As `Way`."""
         p = self.pages
         states = ops.attention_states(qkv, cache, p.cu_q, p.context, p.block_tables, self.starts, spec)
@@ -95,14 +94,14 @@ class PassedQueries:
     """
 
     rows: tuple[int, ...]
-    slots: Tensor
+    slots: Array
     pages: Pages
-    starts: Tensor
-    sends: Tensor
+    starts: Array
+    sends: Array
     most: int
     fold: Fold
 
-    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+    def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
         """As `Way`."""
         p, every = self.pages, comm.all_gather(ops, qkv, self.rows)
         if writes:
@@ -121,32 +120,32 @@ class PassedKeys:
     """
 
     rows: tuple[int, ...]
-    slots: Tensor
-    picks: Tensor
+    slots: Array
+    picks: Array
     blocks: tuple[int, ...]
     pages: Pages
 
-    def __call__(self, ops: Ops, comm: Comm, qkv: Tensor, cache: KVCache, spec: AttentionSpec, writes: bool) -> Tensor:
+    def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
         """As `Way`."""
         if writes:
             ops.cache_rows(comm.all_gather(ops, _kv(ops, qkv, cache), self.rows), self.slots, cache)
         layout, p = cache.layout, self.pages
         shapes = layout.shapes(sum(self.blocks))
-        passed = (self._passed(ops, comm, t).view(layout.element) for t in (cache.keys, cache.values))
-        whole = KVCache(layout, *(t.view(shape) for t, shape in zip(passed, shapes, strict=True)))
-        rows: Tensor = ops.attention(qkv, whole, p.cu_q, p.context, p.block_tables, spec)
+        passed = (view_as(self._passed(ops, comm, t), layout.element) for t in (cache.keys, cache.values))
+        whole = KVCache(layout, *(t.reshape(*shape) for t, shape in zip(passed, shapes, strict=True)))
+        rows: Array = ops.attention(qkv, whole, p.cu_q, p.context, p.block_tables, spec)
         return rows
 
-    def _passed(self, ops: Ops, comm: Comm, numbers: Tensor) -> Tensor:
+    def _passed(self, ops: Ops, comm: Comm, numbers: Array) -> Array:
         """All ranks' picks of a cache, as rows of words."""
-        own = ops.pick_rows(numbers.view(len(numbers), -1).view(torch.float32), self.picks)
+        own = ops.pick_rows(view_as(numbers.reshape(len(numbers), -1), F32), self.picks)
         return comm.all_gather(ops, own, self.blocks)
 
 
-def _kv(ops: Ops, qkv: Tensor, cache: KVCache) -> Tensor:
+def _kv(ops: Ops, qkv: Array, cache: KVCache) -> Array:
     """The keys and values of rows, [T, 2 * kv_heads * head_dim]."""
     width = 2 * cache.layout.kv_heads * cache.layout.head_dim
-    kv: Tensor = ops.take_columns(qkv, qkv.shape[1] - width, width)
+    kv: Array = ops.take_columns(qkv, qkv.shape[1] - width, width)
     return kv
 
 
@@ -160,7 +159,7 @@ class SpreadBatch(Batch):
 
     way: Way | None = None
     scored: tuple[int, ...] = ()
-    order: Tensor | None = None
+    order: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class SpreadAttention:
     writes: bool
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Tensor, batch: Batch, cache: KVCache, wanted: Wanted) -> Tensor:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         qkv = self.rows(ops, layer, h, batch, cache)
         way = batch.way if isinstance(batch, SpreadBatch) else None
@@ -188,15 +187,15 @@ class SpreadDecoder(Decoder):
 
     comm: Comm | None = None
 
-    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+    def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """As of `Decoder`, of all ranks' rows."""
         h = super().last(x, delta, batch, wanted)
         if not isinstance(batch, SpreadBatch) or batch.order is None or self.comm is None:
             return h
-        rows: Tensor = self.ops.pick_rows(self.comm.all_gather(self.ops, h, batch.scored), batch.order)
+        rows: Array = self.ops.pick_rows(self.comm.all_gather(self.ops, h, batch.scored), batch.order)
         return rows
 
-    def score(self, h: Tensor, batch: Batch) -> Tensor:
+    def score(self, h: Array, batch: Batch) -> Array:
         """As of `Decoder`; only the first rank's logits are read, so others make none."""
         follows = self.comm is not None and self.comm.rank > 0
         return h[:0] if follows and isinstance(batch, SpreadBatch) else super().score(h, batch)

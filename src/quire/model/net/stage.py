@@ -8,26 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Wanted
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
 
 
-def rows_between(ops: Ops, rows: int, hidden: int) -> Tensor:
+def rows_between(ops: Ops, rows: int, hidden: int) -> Array:
     """Room for a stream [rows, hidden] f32 of this step."""
-    return torch.empty(rows, hidden) if ops.cpu is None else ops.cpu.arena.empty(rows, hidden)
+    room: Array = ops.empty(rows, hidden)
+    return room
 
 
 @dataclass(frozen=True)
 class Elsewhere:
     """The head of a stage that has none."""
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """An error: only the last stage makes logits."""
         raise AssertionError("the last stage has the head")
 
@@ -60,7 +59,7 @@ class Stage(Decoder):
         """As of `Decoder`, in the last stage; keys and values of others' layers need all rows."""
         return super().wanted(batch) if self.ends else None
 
-    def enter(self, batch: Batch) -> Tensor:
+    def enter(self, batch: Batch) -> Array:
         """The stream x [T, hidden] before this stage's layers."""
         if self.first:
             return super().enter(batch)
@@ -69,7 +68,7 @@ class Stage(Decoder):
             x = step(self.ops, x, batch)
         return x
 
-    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+    def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """As of `Decoder`; other stages hand the stream on."""
         if self.ends:
             h = super().last(x, delta, batch, wanted)
@@ -79,17 +78,17 @@ class Stage(Decoder):
         self.comm.send(self.ops, self.ops.take_rows(x, delta, None), self.comm.rank + 1)
         return x[:0]
 
-    def score(self, h: Tensor, batch: Batch) -> Tensor:
+    def score(self, h: Array, batch: Batch) -> Array:
         """As of `Decoder`, in the last stage."""
         return super().score(h, batch) if self.ends else h
 
-    def part(self, h: Tensor, batch: Batch) -> Tensor:
+    def part(self, h: Array, batch: Batch) -> Array:
         """The first stage's columns of the logits of what the head reads, h [R, width]."""
         return super().score(h, batch)
 
     def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
         """As of `Decoder`, by itself."""
-        x = Decoder.enter(self, batch) if self.first else rows_between(self.ops, len(batch.tokens), self.hidden).zero_()
+        x = Decoder.enter(self, batch) if self.first else self.ops.zeros((len(batch.tokens), self.hidden))
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))
         x, delta = self.walk(x, None, (batch,) * len(caches), caches, layers, wanted)
         if self.ends:

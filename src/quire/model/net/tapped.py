@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
-import torch
-from torch import Tensor
-
 from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Wanted
+from quire.ops.arrays import Array
 from quire.ops.layout import KVCache
 
 
@@ -34,17 +32,17 @@ class TappedDecoder(Decoder):
     """`Decoder` with the same bits, which copies what `taps` says to the first rows of `kept` [rows, width] f32."""
 
     taps: Taps = field(kw_only=True)
-    kept: Tensor = field(kw_only=True)
+    kept: Array = field(kw_only=True)
 
     def walk(
         self,
-        x: Tensor,
-        delta: Tensor | None,
+        x: Array,
+        delta: Array | None,
         views: Sequence[Batch],
         caches: Sequence[KVCache],
         layers: range | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Array, Array]:
         """As of `Decoder`, with stops before the layers whose input is kept."""
         layers = range(len(self.layers)) if layers is None else layers
         stops = sorted(set(self.taps.layers) & set(layers[1:]))
@@ -56,13 +54,13 @@ class TappedDecoder(Decoder):
         assert delta is not None, "a walk has layers"
         return x, delta
 
-    def _keep_before(self, layer: int, x: Tensor, delta: Tensor) -> None:
+    def _keep_before(self, layer: int, x: Array, delta: Array) -> None:
         ops = self.ops
         for place, tapped in enumerate(self.taps.layers):
             if tapped == layer:
                 ops.place_columns(self.kept, ops.take_rows(x, delta, None), place * x.shape[1])
 
-    def last(self, x: Tensor, delta: Tensor, batch: Batch, wanted: Wanted) -> Tensor:
+    def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """As of `Decoder`; the norms of all rows are kept, or those of the rows that want logits."""
         ops, h = self.ops, super().last(x, delta, batch, wanted)
         if not self.taps.layers:
@@ -71,12 +69,13 @@ class TappedDecoder(Decoder):
         return h
 
 
-def picked(kept: Tensor, places: list[int]) -> Tensor:
-    """Rows of `kept`, copied. Not by torch on the host: its threads would spin beside those of the next step."""
-    return torch.from_numpy(kept.numpy()[places]) if kept.device.type == "cpu" else kept[places]
+def picked(kept: Array, places: list[int]) -> Array:
+    """Rows of `kept`, copied."""
+    rows: Array = kept[places]
+    return rows
 
 
-def tapped(decoder: Decoder, taps: Taps, kept: Tensor) -> TappedDecoder:
+def tapped(decoder: Decoder, taps: Taps, kept: Array) -> TappedDecoder:
     """`decoder` with `taps` into `kept`. Where all rows are kept, all are computed to the end."""
     parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
     made = TappedDecoder(**parts, taps=taps, kept=kept)

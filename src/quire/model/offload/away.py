@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from quire.model.load.place import rebuilt
-from quire.ops.arena import ALIGN, HUGE, huge_bytes
-from quire.ops.matrix import SHARED, Matrix, Numbers, assemble, take_apart
+from quire.core.dtypes import Dtype
+from quire.core.rebuilt import rebuilt
+from quire.ops.arrays import Host, dtype_of, equal, view_as
+from quire.ops.cpu.arena import ALIGN, HUGE, huge_bytes
+from quire.ops.cpu.matrix import SHARED, Matrix, Numbers, assemble, take_apart
 from quire.ops.native import Native
 from quire.ops.weights import Packed
 
@@ -22,16 +21,16 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in the bytes of its layer."""
+    """Where an array lies in the bytes of its layer."""
 
     offset: int
-    dtype: torch.dtype
+    dtype: Dtype
     shape: tuple[int, ...]
 
-    def of(self, data: Tensor) -> Tensor:
+    def of(self, data: Any) -> Any:
         """It as a view of `data` (uint8)."""
         size = math.prod(self.shape) * self.dtype.itemsize
-        return data[self.offset : self.offset + size].view(self.dtype).view(self.shape)
+        return view_as(data[self.offset : self.offset + size], self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class Away:
     packed: Packed
     numbers: Numbers | None
     places: Mapping[str, Place]
-    shared: Mapping[str, Tensor]
+    shared: Mapping[str, Any]
 
-    def here(self, data: Tensor) -> Packed:
+    def here(self, data: Any) -> Packed:
         """It with its parts in `data`, the bytes of its layer."""
         parts, packed = {name: place.of(data) for name, place in self.places.items()}, self.packed
         if self.numbers is not None:
@@ -58,18 +57,18 @@ class Leaving:
 
     def __init__(self, layer: Any) -> None:
         self.size = 0
-        self._parts: list[tuple[Place, Tensor]] = []
+        self._parts: list[tuple[Place, Any]] = []
         self.skeleton = rebuilt(layer, lambda part: self._leave(part) if isinstance(part, Packed) else part)
         self.size = -(-self.size // PAGE) * PAGE
 
-    def write(self, into: Tensor) -> None:
+    def write(self, into: Any) -> None:
         """Copy their numbers to `into` (uint8 [size])."""
         for place, part in self._parts:
-            place.of(into).copy_(part)
+            place.of(into)[...] = part
 
-    def equals(self, data: Tensor) -> bool:
+    def equals(self, data: Any) -> bool:
         """Whether `data` holds what `write` would put there."""
-        return all(torch.equal(place.of(data), part) for place, part in self._parts)
+        return all(equal(place.of(data), part) for place, part in self._parts)
 
     def _leave(self, packed: Packed) -> Away:
         assert packed.plain is None, "the reference's own weights stay"
@@ -83,20 +82,20 @@ class Leaving:
         bare = replace(packed.handle, **dict.fromkeys(own))
         return Away(replace(packed, buffers=(), handle=bare), None, self._places(own), {})
 
-    def _places(self, parts: Mapping[str, Tensor]) -> dict[str, Place]:
+    def _places(self, parts: Mapping[str, Any]) -> dict[str, Place]:
         places = {}
         for name, part in parts.items():
-            places[name] = Place(self.size, part.dtype, tuple(part.shape))
+            places[name] = Place(self.size, dtype_of(part), tuple(part.shape))
             self._parts.append((places[name], part))
-            self.size += -(-part.numel() * part.element_size() // ALIGN) * ALIGN
+            self.size += -(-part.nbytes // ALIGN) * ALIGN
         return places
 
 
-def returned(skeleton: Any, data: Tensor) -> Any:
+def returned(skeleton: Any, data: Any) -> Any:
     """The layer of a skeleton with the numbers of its matrices in `data`."""
     return rebuilt(skeleton, lambda part: part.here(data) if isinstance(part, Away) else part)
 
 
-def pages(native: Native, size: int) -> Tensor:
+def pages(native: Native, size: int) -> Host:
     """`size` bytes (uint8) that begin on a page."""
     return huge_bytes(native, max(size, HUGE))[:size]

@@ -9,7 +9,6 @@ from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper
 from quire.model.offload.gathered import GatheredKeeper
-from quire.model.offload.host import HostKeeper
 from quire.model.offload.shards import Shards, SharedKeeper
 from quire.ops.backend import Ops
 
@@ -27,6 +26,8 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None
         return DiskKeeper(ops.cpu, budget(config, opened), folder(config))
     if asked.cpu_offload_gb:
         assert ops.gpu is not None, "the table of exclusions says so"
+        from quire.model.offload.host import HostKeeper
+
         return HostKeeper(ops.gpu, int(asked.cpu_offload_gb * 2**30), budget(config, opened).layers)
     return InMemory()
 

@@ -20,7 +20,7 @@ from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import SLOTS, Streamed
-from quire.ops.cpu import Cpu
+from quire.ops.cpu.state import Cpu
 
 log = logging.getLogger(__name__)
 

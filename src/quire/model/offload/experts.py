@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
+from quire.core.rebuilt import parts_of, rebuilt
 from quire.model.load.keeping import Kept
-from quire.model.load.place import held_bytes, parts_of, rebuilt
+from quire.model.load.place import held_bytes
 from quire.model.net.decoder import Layer
 from quire.model.net.moe import CutExperts, Experts, FusedExperts
 from quire.model.net.source import Resident
@@ -25,11 +25,12 @@ from quire.model.offload.away import PAGE, pages
 from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Counts, Stream
-from quire.ops.arena import ALIGN, huge_bytes
+from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops
-from quire.ops.cpu import Cpu
-from quire.ops.matrix import SHARED, Numbers, assemble, take_apart
-from quire.ops.moe import Choices, Grouped
+from quire.ops.cpu.arena import ALIGN, huge_bytes
+from quire.ops.cpu.matrix import SHARED, Numbers, assemble, take_apart
+from quire.ops.cpu.state import Cpu
+from quire.ops.experts import Choices, Grouped
 from quire.ops.weights import Packed
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Stacked:
     grouped: Grouped
     numbers: Numbers
     places: dict[str, tuple[int, int]]
-    shared: dict[str, Tensor]
+    shared: dict[str, Host]
 
 
 class Spilled(msgspec.Struct, frozen=True, eq=False):
@@ -101,7 +102,7 @@ class ExpertKeeper:
         if self._file is None:
             self._file = SpillFile(self._cpu, self._folder)
         count, at = experts.down.experts, 0
-        stacks, parts = list[Stacked](), list[tuple[int, int, Tensor]]()
+        stacks, parts = list[Stacked](), list[tuple[int, int, Host]]()
         for grouped in (experts.gate_up, experts.down):
             numbers, found = take_apart(grouped.packed)
             places = {}
@@ -116,10 +117,10 @@ class ExpertKeeper:
             stacks.append(Stacked(replace(grouped, packed=bare), numbers, places, shared))
         stride = -(-at // PAGE) * PAGE
 
-        def fill(into: Tensor) -> None:
-            rows = into.view(count, stride)
+        def fill(into: Host) -> None:
+            rows = into.reshape(count, stride)
             for begin, size, part in parts:
-                rows[:, begin : begin + size] = part.view(count, size)
+                rows[:, begin : begin + size] = part.reshape(count, size)
 
         offset = self._file.put(count * stride, fill)
         bare_experts = replace(experts, gate_up=stacks[0].grouped, down=stacks[1].grouped)
@@ -130,13 +131,13 @@ class ExpertKeeper:
         if not isinstance(part, Spilled):
             return part
         assert self._file is not None
-        data = self._file.get(part.offset, part.count * part.stride).view(part.count, part.stride)
+        data = self._file.get(part.offset, part.count * part.stride).reshape(part.count, part.stride)
 
         def whole(stack: Stacked) -> Grouped:
             parts = dict(stack.shared)
             for name, (begin, size) in stack.places.items():
                 parts[name] = huge_bytes(self._cpu.native, part.count * size)
-                parts[name].view(part.count, size).copy_(data[:, begin : begin + size])
+                parts[name].reshape(part.count, size)[:] = data[:, begin : begin + size]
             packed = stack.grouped.packed
             made = assemble(packed.kind, (packed.n, packed.k), packed.group, stack.numbers, parts)
             return replace(stack.grouped, packed=made)
@@ -158,7 +159,7 @@ class Pool:
             for layer, places in zip(layers, self._places, strict=True)
         ]
         table, keeps = np.array(rows, np.int64), (self._memory, self._places, file)
-        at = self._memory.data_ptr(), slot, slots, int(table.ctypes.data), len(rows)
+        at = address(self._memory), slot, slots, int(table.ctypes.data), len(rows)
         self._stream = Stream(cpu, "stream_experts", keeps, int(file.cached), *at)
 
     def called(self, part: Any) -> Any:
@@ -169,9 +170,9 @@ class Pool:
         first, last = (self._placed(stack, number) for stack in part.stacks)
         return OnDemand(replace(part.experts, gate_up=first, down=last), self.need, number)
 
-    def need(self, layer: int, offsets: Tensor) -> None:
+    def need(self, layer: int, offsets: Host) -> None:
         """Have the experts that own pairs, by their offsets int32 [1, experts + 1], in memory."""
-        self._stream.call("stream_need", layer, offsets.data_ptr())
+        self._stream.call("stream_need", layer, offsets)
 
     def before(self, layer: int) -> None:
         """Layers are in memory, but for what their routers choose."""
@@ -199,10 +200,11 @@ class OnDemand:
     """Experts that come when they are chosen."""
 
     experts: Experts
-    need: Callable[[int, Tensor], None]
+    need: Callable[[int, Host], None]
     number: int
 
-    def __call__(self, ops: Ops, x: Tensor, choices: Choices) -> Tensor:
+    def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         self.need(self.number, choices[2])
-        return self.experts(ops, x, choices)
+        found: Host = self.experts(ops, x, choices)
+        return found

@@ -10,12 +10,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import Tensor
-
 from quire.core.errors import ConfigError
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import Segment, turns
-from quire.ops.cpu import Cpu
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import Cpu
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +41,13 @@ class SpillFile:
         self._stage = pages(cpu.native, PAGE)
         self.close = weakref.finalize(self, os.close, self.file)  # gives its disk back
 
-    def put(self, size: int, fill: Callable[[Tensor], None]) -> int:
+    def put(self, size: int, fill: Callable[[Host], None]) -> int:
         """Write what `fill` puts into `size` bytes (uint8, whole pages); where it begins in the file."""
         assert size % PAGE == 0
         if len(self._stage) < size:
             self._stage = pages(self._cpu.native, size)
         fill(self._stage[:size])
-        begin, view = self.size, self._stage[:size].numpy().data
+        begin, view = self.size, self._stage[:size].data
         at = 0
         try:
             while at < size:
@@ -61,7 +60,7 @@ class SpillFile:
         self.size += size
         return begin
 
-    def get(self, begin: int, size: int) -> Tensor:
+    def get(self, begin: int, size: int) -> Host:
         """The `size` bytes that `put` wrote there, in memory of their own."""
         data = pages(self._cpu.native, size)
         stream = turns(self._cpu, [data], [Segment(0, self.file, begin, size, 0)], 1, self.cached)

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from quire.model.load.keeping import Kept
 from quire.model.net.decoder import Layer
 from quire.model.net.source import Resident
@@ -20,7 +18,8 @@ from quire.model.offload.away import PAGE, Leaving, pages, returned
 from quire.model.offload.shards import Descriptor, Shards, SharedFile, differs
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import Streamed
-from quire.ops.cpu import Cpu
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import Cpu
 
 
 class GatheredKeeper:
@@ -40,7 +39,7 @@ class GatheredKeeper:
             return layer
         if len(self._stage) < leaving.size:
             self._stage = pages(self._cpu.native, leaving.size)
-        self._stage[: leaving.size].zero_()
+        self._stage[: leaving.size] = 0
         leaving.write(self._stage[: leaving.size])
         cuts = [leaving.size // PAGE * host // count * PAGE for host in range(count + 1)]
         for host, source in enumerate(self._shards.hosts):
@@ -67,10 +66,10 @@ class GatheredKeeper:
         at = self._sizes.keys()
         return Kept(tuple(returned(e, source.slot_of(i)) if i in at else e for i, e in enumerate(layers)), source)
 
-    def _keep(self, index: int, share: torch.Tensor, begin: int) -> None:
+    def _keep(self, index: int, share: Host, begin: int) -> None:
         """Write this host's share of a layer, or hold it against what is there."""
         self._shared.room(index, begin + len(share))
-        view, at = share.numpy().data, 0
+        view, at = share.data, 0
         while self._shared.writes and at < len(share):
             at += os.pwrite(self._shards.file, view[at:], begin + at)
         if not self._shared.writes and os.pread(self._shards.file, len(share), begin) != view:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quire.core.errors import ModelError
 from quire.model.load.keeping import Kept
 from quire.model.net.decoder import Layer
 from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, Leaving, returned
+from quire.ops.arrays import Host
 from quire.parallel.shares import HEADER, length
 
 
@@ -112,14 +111,12 @@ class SharedKeeper:
         self._shared.finish(len(layers), self._end)
         return Kept(tuple(layers), Resident())
 
-    def _map(self, begin: int, size: int, rights: int) -> Tensor:
+    def _map(self, begin: int, size: int, rights: int) -> Host:
         area = mmap.mmap(self._shared.file, size, flags=mmap.MAP_SHARED, prot=rights, offset=begin)
         self._maps.append(area)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             area.madvise(mmap.MADV_HUGEPAGE)
-        with warnings.catch_warnings():  # that it cannot be written is meant
-            warnings.simplefilter("ignore", UserWarning)
-            return torch.frombuffer(area, dtype=torch.uint8)
+        return np.frombuffer(area, np.uint8)
 
 
 def differs(index: int) -> ModelError:

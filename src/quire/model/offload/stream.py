@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from quire.ops.cpu import Cpu
+from quire.ops.arrays import Host, address
+from quire.ops.cpu.state import Cpu
 
 THREADS, PIECE = 4, 2 << 20
 """Requests in flight, and bytes of one."""
@@ -40,11 +40,11 @@ class Stream:
 
     def __init__(self, cpu: Cpu, name: str, keeps: Sequence[Any], *args: int) -> None:
         self._cpu, made = cpu, np.zeros(1, np.int64)
-        cpu.native.module.call(cpu.native.ids[name], (int(made.ctypes.data), THREADS, PIECE, *args))
+        cpu.native.module.call(cpu.native.ids[name], (made, THREADS, PIECE, *args))
         self._at = int(made[0])
         self.close = weakref.finalize(self, _close, cpu.native.module, cpu.native.ids["stream_close"], self._at, keeps)
 
-    def call(self, name: str, *args: int) -> None:
+    def call(self, name: str, *args: int | Host) -> None:
         """Run an op of it, or record it."""
         self._cpu.call(name, self._at, *args)
 
@@ -52,15 +52,15 @@ class Stream:
         """What it did so far."""
         found = np.zeros(4, np.int64)
         native = self._cpu.native
-        native.module.call(native.ids["stream_counts"], (self._at, int(found.ctypes.data)))
+        native.module.call(native.ids["stream_counts"], (self._at, found))
         return Counts(*found.tolist())
 
 
 def turns(
-    cpu: Cpu, slots: Sequence[Tensor], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
+    cpu: Cpu, slots: Sequence[Host], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
 ) -> Stream:
     """A reader of `layers` layers, of which number j lies in slot j % len(slots)."""
-    where, rows = np.array([s.data_ptr() for s in slots], np.int64), np.array(segments, np.int64)
+    where, rows = np.array([address(s) for s in slots], np.int64), np.array(segments, np.int64)
     at = int(where.ctypes.data), len(slots), int(rows.ctypes.data), len(rows)
     return Stream(cpu, "stream_layers", (*slots, *keeps), int(cached), *at, layers)
 

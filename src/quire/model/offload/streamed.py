@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from quire.model.offload.away import pages
 from quire.model.offload.stream import Counts, Segment, Stream, turns
-from quire.ops.cpu import Cpu
+from quire.ops.arrays import Host
+from quire.ops.cpu.state import Cpu
 
 SLOTS = 2
 """Layers that come: one is computed while the next is read."""
@@ -36,7 +35,7 @@ class Streamed:
         for turn in range(len(self._slots)):  # so that their memory counts as taken from here on
             self._stream.call("stream_wait", turn)
 
-    def slot_of(self, layer: int) -> Tensor:
+    def slot_of(self, layer: int) -> Host:
         """Where the numbers of `layer` lie when it runs."""
         return self._slots[self._turn[layer] % len(self._slots)]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
+from quire.core.dtypes import Dtype
 from quire.model.disk.opened import OpenedVision
 from quire.model.load.mlp import load_mlp
 from quire.model.load.norms import load_norm
@@ -16,28 +14,29 @@ from quire.model.load.roles import Share
 from quire.model.net.parts import Mlp, Norm, PlainMlp
 from quire.model.vision.tower import Projector, QuickGeluMlp, Tower, TowerLayer
 from quire.model.vision.vision import Vision
+from quire.ops.arrays import Array, as_f32, to_numpy
 from quire.ops.backend import Ops
 
 
-def load_vision(opened: OpenedVision, ops: Ops, dtype: torch.dtype) -> Vision:
+def load_vision(opened: OpenedVision, ops: Ops, dtype: Dtype) -> Vision:
     """The vision part of a model, its matrices in `dtype`."""
     form = Form(dtype, narrow=False)
     below, above = (Reader(part, ops, form, Share(), None) for part in (opened.tower, opened.projector))
-    tower = load_tower(below, dtype)
+    tower = load_tower(below)
     projector, deep, newline = load_projectors(above, opened)
     size = sum(size for reader in (below, above) for _, size in reader.report.values())
-    facts = repr((opened.tower.spec, opened.projector.spec, opened.reading, str(dtype)))
+    facts = repr((opened.tower.spec, opened.projector.spec, opened.reading, dtype.name))
     settings = hashlib.blake2b(facts.encode(), digest_size=16).digest()
     return Vision(tower, projector, deep, newline, opened.reading, size, settings)
 
 
-def load_tower(reader: Reader, dtype: torch.dtype) -> Tower:
+def load_tower(reader: Reader) -> Tower:
     """The tower, layer by layer."""
     spec, layers = reader.opened.spec, list[TowerLayer]()
     with reader.part():
         patch = reader.place(reader.linear(("patch",), None))
         token = reader.place(reader.vector("class_token"))
-        positions = reader.table("positions").float() if reader.opened.claim.get("positions") else None
+        positions = to_numpy(as_f32(reader.table("positions"))) if reader.opened.claim.get("positions") else None
         embed_norm = reader.place(load_norm(reader, "embed_norm"))
     for i in range(spec.layers):
         with reader.part(i):
@@ -52,7 +51,7 @@ def load_tower(reader: Reader, dtype: torch.dtype) -> Tower:
         embed_norm=embed_norm,
         layers=tuple(layers),
         final_norm=final_norm,
-        dtype=dtype,
+        dtype=reader.form.dtype,
     )
 
 
@@ -76,7 +75,7 @@ def _sloped(mlp: Mlp) -> Mlp:
     return QuickGeluMlp(mlp.up, mlp.down) if isinstance(mlp, PlainMlp) and mlp.activation == "quick_gelu" else mlp
 
 
-def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tuple[Projector, ...], Tensor | None]:
+def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tuple[Projector, ...], Array | None]:
     """The projector, those of further features, and the row behind each line of a picture."""
     spec = reader.opened.spec
     with reader.part():

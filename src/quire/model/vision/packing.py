@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
 from quire.core.pictures import Picture
 from quire.model.vision.reading import Reading
+from quire.model.vision.stretching import bilinear
+from quire.ops.arrays import Array, concat, is_tensor
 
 
 def best_size(size: tuple[int, int], possible: tuple[tuple[int, int], ...]) -> tuple[int, int]:
@@ -25,7 +26,7 @@ def best_size(size: tuple[int, int], possible: tuple[tuple[int, int], ...]) -> t
     return max(possible, key=kept)
 
 
-def unpadded(grid: Tensor, size: tuple[int, int]) -> Tensor:
+def unpadded(grid: Array, size: tuple[int, int]) -> Any:
     """grid [rows, columns, hidden] without the lines or columns that only make a picture of `size` fill it."""
     (height, width), (rows, columns) = size, grid.shape[:2]
     if width / height > columns / rows:
@@ -37,26 +38,35 @@ def unpadded(grid: Tensor, size: tuple[int, int]) -> Tensor:
     return grid[:, edge : columns - edge]
 
 
-def _tiles(rows: Tensor, picture: Picture, reading: Reading, newline: Tensor | None) -> Tensor:
-    return rows.flatten(0, 1)
+def _shrunk(grid: Any, lines: int, across: int) -> Any:
+    """grid [rows, columns, hidden] as [lines, across, hidden], by torch where it is torch's."""
+    if not is_tensor(grid):
+        return bilinear(grid, lines, across, corners=False)
+    import torch.nn.functional as F
+
+    found = F.interpolate(grid.permute(2, 0, 1)[None], (lines, across), mode="bilinear")
+    return found[0].permute(1, 2, 0)
 
 
-def _lines(rows: Tensor, picture: Picture, reading: Reading, newline: Tensor | None) -> Tensor:
+def _tiles(rows: Array, picture: Picture, reading: Reading, newline: Array | None) -> Any:
+    return rows.reshape(-1, rows.shape[2])
+
+
+def _lines(rows: Array, picture: Picture, reading: Reading, newline: Array | None) -> Any:
     """The whole picture, then its lines over all tiles, `newline` at the end of each; shrunk to the rows of `most`."""
     assert newline is not None, "the claim requires it"
     if len(rows) == 1:
-        return torch.cat((rows[0], newline[None]))
+        return concat((rows[0], newline[None]))
     side = math.isqrt(rows.shape[1])
     height, width = (s // reading.tile for s in best_size(picture.size, reading.pinpoints))
-    tiles = rows[1:].view(height, width, side, side, -1).transpose(1, 2)
+    tiles = rows[1:].reshape(height, width, side, side, -1).swapaxes(1, 2)
     grid = unpadded(tiles.reshape(height * side, width * side, -1), picture.size)
     ratio = math.sqrt(grid.shape[0] * grid.shape[1] / (reading.most * side**2)) if reading.most else 0.0
     if ratio > 1.1:
-        size = int(grid.shape[0] // ratio), int(grid.shape[1] // ratio)
-        grid = F.interpolate(grid.permute(2, 0, 1)[None], size, mode="bilinear")[0].permute(1, 2, 0)
-    ends = newline.expand(len(grid), 1, -1)
-    return torch.cat((rows[0], torch.cat((grid, ends), 1).flatten(0, 1)))
+        grid = _shrunk(grid, int(grid.shape[0] // ratio), int(grid.shape[1] // ratio))
+    ends = newline[None, None][np.zeros(len(grid), np.int64)]
+    return concat((rows[0], concat((grid, ends), 1).reshape(-1, grid.shape[2])))
 
 
-PACKINGS: dict[str, Callable[[Tensor, Picture, Reading, Tensor | None], Tensor]] = {"tiles": _tiles, "lines": _lines}
+PACKINGS: dict[str, Callable[[Any, Picture, Reading, Any], Any]] = {"tiles": _tiles, "lines": _lines}
 """Rows [tiles, rows of a tile, hidden] to features [rows, hidden]; the first tile of "lines" is the whole picture."""

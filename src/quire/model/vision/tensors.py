@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 from quire.model.disk.checkpoint import Source, TensorInfo
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quire.ops.arrays import AnyArray
 
 PARTS = (".weight", ".bias")
 
@@ -22,7 +19,7 @@ class Some:
         self.source = source
         self.infos: dict[str, TensorInfo] = {name: source.infos[name] for name in names}
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> AnyArray:
         """The tensor `name`; the caller must not write to it."""
         return self.source.tensor(name)
 
@@ -66,16 +63,16 @@ class Matrices:
         flat = (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
         return flat[::-1] if seen.removesuffix(".weight") in self._turned else flat
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> AnyArray:
         """The tensor `name`; the caller must not write to it."""
         found, base = self._source.tensor(self._from[name]), name.removesuffix(".weight")
         shape = self.infos[name].shape
         if base in self._turned:
-            return found.reshape(shape[::-1]).t()
-        channels = found.shape[1] if found.dim() > 3 else shape[0] if base in self._grouped else 0
+            return found.reshape(shape[::-1]).T
+        channels = found.shape[1] if len(found.shape) > 3 else shape[0] if base in self._grouped else 0
         if not channels:
             return found.reshape(shape)
-        return found.reshape(shape[0], channels, -1).transpose(1, 2).reshape(shape)
+        return found.reshape(shape[0], channels, -1).swapaxes(1, 2).reshape(shape)
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Have the system read the tensors `names`."""

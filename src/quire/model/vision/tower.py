@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import F32, Dtype
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp, Norm
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
 from quire.model.vision.attention import Attention, attention_of
 from quire.model.vision.places import cut, learned, turns, windows
+from quire.ops.arrays import Array, Host, address, cast_to, dtype_of, is_tensor
 from quire.ops.backend import Ops
 
 
@@ -24,7 +26,7 @@ class QuickGeluMlp:
     up: Linear
     down: Linear
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         wide = ops.activation(ops.scale(self.up(ops, x), 1.702), "silu")
         return self.down(ops, ops.scale(wide, 1 / 1.702))
@@ -39,12 +41,12 @@ class TowerLayer:
 
     attn_norm: Norm
     qkv: Linear
-    qk_norms: tuple[Tensor, ...]
+    qk_norms: tuple[Array, ...]
     o: Linear
-    attn_scale: Tensor | None
+    attn_scale: Array | None
     mlp_norm: Norm
     mlp: Mlp
-    mlp_scale: Tensor | None
+    mlp_scale: Array | None
     windowed: bool
 
 
@@ -58,14 +60,14 @@ class Tower:
     ops: Ops
     spec: ModelSpec
     patch: Linear
-    class_token: Tensor | None
-    positions: Tensor | None
+    class_token: Array | None
+    positions: Host | None
     embed_norm: Norm
     layers: tuple[TowerLayer, ...]
     final_norm: Norm
-    dtype: torch.dtype
+    dtype: Dtype
 
-    def __call__(self, pixels: Tensor, taps: tuple[int, ...], normed: bool) -> list[Tensor]:
+    def __call__(self, pixels: Array, taps: tuple[int, ...], normed: bool) -> list[Any]:
         """pixels [tiles, height, width, 3] f32 -> the stream [tiles, rows of a tile, hidden] behind so many layers.
 
         `normed`: in the place of the last, what the final norm makes of it. `taps` in ascending order.
@@ -73,8 +75,8 @@ class Tower:
         patches, tiles = self.spec.patches, len(pixels)
         grid = pixels.shape[1] // patches.size, pixels.shape[2] // patches.size
         x = self._embed(pixels, grid)
-        kept = {0: x.clone()} if 0 in taps else {}
-        seen = (torch.arange(len(x)).view(tiles, -1),)
+        kept = {0: _copy(x)} if 0 in taps else {}
+        seen = (np.arange(len(x)).reshape(tiles, -1),)
         table = turns(self.spec.rope[0], self.spec.head_dim, *grid, patches.merge)
         attend = windowed = attention_of(self.ops, self.spec, seen, table, self.dtype)
         if any(self.spec.windows):
@@ -82,33 +84,33 @@ class Tower:
         for i, layer in enumerate(self.layers):
             self._layer(layer, x, windowed if layer.windowed else attend)
             if i + 1 in taps:
-                kept[i + 1] = x if i + 1 == len(self.layers) else x.clone()
+                kept[i + 1] = x if i + 1 == len(self.layers) else _copy(x)
         if normed:
             for rows in pieces(len(x)):
                 self.ops.begin_step()
                 x[rows] = self.final_norm(self.ops, x[rows])
-        return [kept[tap].view(tiles, -1, self.spec.hidden) for tap in taps]
+        return [kept[tap].reshape(tiles, -1, self.spec.hidden) for tap in taps]
 
-    def _embed(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _embed(self, pixels: Array, grid: tuple[int, int]) -> Any:
         ops, tiles, first = self.ops, len(pixels), self.spec.patches.first
-        count = first + grid[0] * grid[1]
-        patches = cut(pixels, self.spec.patches).to(torch.float32 if ops.gpu is None else self.dtype)
-        x = patches.new_empty(tiles, count, self.spec.hidden)
+        count, dtype = first + grid[0] * grid[1], F32 if ops.gpu is None else self.dtype
+        patches = cast_to(cut(pixels, self.spec.patches), dtype)
+        x = ops.zeros((tiles, count, self.spec.hidden), dtype)
         if self.class_token is not None:
             x[:, 0] = self.class_token
-        for tile, part in enumerate(patches.view(tiles, -1, patches.shape[1])):
+        for tile, part in enumerate(patches.reshape(tiles, -1, patches.shape[1])):
             for rows in pieces(len(part)):
                 ops.begin_step()
                 x[tile, first + rows.start : first + rows.stop] = self.patch(ops, part[rows])
         if self.positions is not None:
-            x += learned(self.positions, self.spec.patches, *grid).to(x)
-        x = x.view(tiles * count, -1)
+            x += cast_to(ops.put(learned(self.positions, self.spec.patches, *grid)), dtype)
+        x = x.reshape(tiles * count, -1)
         for rows in pieces(len(x)):
             ops.begin_step()
             x[rows] = self.embed_norm(ops, x[rows])
         return x
 
-    def _layer(self, layer: TowerLayer, x: Tensor, attention: Attention) -> None:
+    def _layer(self, layer: TowerLayer, x: Any, attention: Attention) -> None:
         """Add what a layer makes to the stream, in place: keys and values of all rows first, then row by row."""
         ops, spec = self.ops, self.spec
         for rows in pieces(len(x)):
@@ -120,21 +122,24 @@ class Tower:
         for some, attended in attention.attend():
             here = x[some]
             added = self._add(layer, here, attended)
-            if not isinstance(some, slice) or added.data_ptr() != here.data_ptr():
+            if not isinstance(some, slice) or address(added) != address(here):
                 x[some] = added
 
-    def _add(self, layer: TowerLayer, x: Tensor, attended: Tensor) -> Tensor:
+    def _add(self, layer: TowerLayer, x: Array, attended: Array) -> Any:
         """Some rows of the stream and what follows attention in a layer, perhaps in their place."""
         ops = self.ops
-        delta = layer.o(ops, attended)
+        delta: Any = layer.o(ops, attended)
         if layer.attn_scale is not None:
-            delta.mul_(layer.attn_scale)
+            delta *= layer.attn_scale
         x, h = layer.mlp_norm.add(ops, x, delta)
         delta = layer.mlp(ops, h)
         if layer.mlp_scale is not None:
-            delta.mul_(layer.mlp_scale)
-        added: Tensor = ops.add(x, delta)
-        return added
+            delta *= layer.mlp_scale
+        return ops.add(x, delta)
+
+
+def _copy(x: Any) -> Any:
+    return cast_to(x, dtype_of(x), copy=True)
 
 
 QK_EPS = 1e-6
@@ -161,18 +166,18 @@ class Projector:
     square: int
     pooled: bool
     joint: Linear | None
-    project: Callable[[Ops, Tensor], Tensor]
+    project: Callable[[Ops, Array], Array]
     hidden: int
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any) -> Any:
         """x [rows, width] f32 -> [rows / square, hidden] f32."""
         ops, square = self.ops, self.square
-        out = x.new_empty(len(x) // square, self.hidden)
+        out = ops.zeros((len(x) // square, self.hidden), dtype_of(x))
         for rows in pieces(len(x), square):
             ops.begin_step()
             part = x[rows]
             if self.pooled:
-                part = part.view(-1, square, part.shape[1]).mean(1)
+                part = averages(part.reshape(-1, square, part.shape[1]))
             if not self.norms_squares:
                 part = self.norm(ops, part)
             if not self.pooled:
@@ -183,3 +188,18 @@ class Projector:
                 part = self.joint(ops, part)
             out[rows.start // square : rows.stop // square] = self.project(ops, part)
         return out
+
+
+TOGETHER = 16
+"""Rows that are summed before their sums are: long sums round less, and torch's bits are the same."""
+
+
+def averages(squares: Any) -> Any:
+    """Means [n, width] of squares [n, rows, width]."""
+    count = squares.shape[1]
+    if is_tensor(squares) or count <= TOGETHER:
+        return squares.mean(1)
+    total = squares[:, :TOGETHER].sum(1)
+    for start in range(TOGETHER, count, TOGETHER):
+        total += squares[:, start : start + TOGETHER].sum(1)
+    return total / count

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quire.core.dtypes import F32
 from quire.core.pictures import Picture
 from quire.model.vision.account import scratch_bytes
 from quire.model.vision.packing import PACKINGS
 from quire.model.vision.reading import Reading
+from quire.model.vision.threads import one_torch_thread
 from quire.model.vision.tower import Projector, Tower
+from quire.ops.arrays import Array, as_f32, concat, contiguous
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Vision:
     tower: Tower
     projector: Projector
     deep: tuple[Projector, ...]
-    newline: Tensor | None
+    newline: Array | None
     reading: Reading
     nbytes: int
     settings: bytes
@@ -40,25 +43,19 @@ class Vision:
         """Bytes that encoding a picture of `rows` rows takes beside its features."""
         return scratch_bytes(self.tower.spec, rows)
 
-    def __call__(self, picture: Picture) -> Tensor:
+    def __call__(self, picture: Picture) -> Array:
         """Features [picture.rows, width] f32: the row for the embedding, then those added behind the first layers.
 
         They stand for embeddings that were scaled already, where a decoder scales them. `ValueError` where the picture
         was not prepared for this tower.
         """
-        threads = torch.get_num_threads()
-        # One thread: torch's others spin when they are done, and fight with those of the ops (0.88 s instead of 0.70).
-        torch.set_num_threads(1)
-        try:
-            with torch.no_grad():
-                found = self._features(picture)
-        finally:
-            torch.set_num_threads(threads)
+        with one_torch_thread():
+            found: Array = self._features(picture)
         if len(found) != picture.rows:
             raise ValueError(f"the tower makes {len(found)} rows of a picture that has {picture.rows} in the prompt")
         return found
 
-    def _features(self, picture: Picture) -> Tensor:
+    def _features(self, picture: Picture) -> Any:
         reading = self.reading
         wanted = tuple(sorted({*reading.taps, *reading.deep}))
         kept = dict(zip(wanted, self.tower(self._pixels(picture), wanted, reading.normed), strict=True))
@@ -66,18 +63,22 @@ class Vision:
         found = PACKINGS[reading.packing](rows, picture, reading, self.newline)
         if reading.scale != 1.0:
             found = found * reading.scale
-        more = [self._project(p, [kept[tap]]).flatten(0, 1) for p, tap in zip(self.deep, reading.deep, strict=True)]
-        return torch.cat((found, *more), 1).float() if more else found.float()
+        more = [self._project(p, [kept[tap]]) for p, tap in zip(self.deep, reading.deep, strict=True)]
+        return as_f32(concat((found, *(part.reshape(-1, part.shape[2]) for part in more)), 1) if more else found)
 
-    def _pixels(self, picture: Picture) -> Tensor:
+    def _pixels(self, picture: Picture) -> Any:
         """[tiles, height, width, 3] f32."""
-        told, device = self.reading.pixels, self.tower.ops.device
-        values = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(*picture.shape, 3).to(device)
-        mean, std = (torch.tensor(numbers, device=device) for numbers in (told.mean, told.std))
-        return (values.float() * told.factor - mean) / std
+        told, put = self.reading.pixels, self.tower.ops.put
+        tiles, height, width = picture.shape
+        mean, std = (put(np.tile(np.array(numbers, F32), width)) for numbers in (told.mean, told.std))
+        values: Any = as_f32(put(picture.image)).reshape(tiles, height, -1)
+        values *= told.factor
+        values -= mean
+        values /= std
+        return values.reshape(tiles, height, width, 3)
 
-    def _project(self, projector: Projector, kept: Sequence[Tensor]) -> Tensor:
+    def _project(self, projector: Projector, kept: Sequence[Any]) -> Any:
         """[tiles, rows of a tile, hidden] of the rows of one layer, or of several side by side."""
-        wide = torch.cat(tuple(kept), 2) if len(kept) > 1 else kept[0]
-        rows = wide[:, self.reading.drop :].contiguous()
-        return projector(rows.flatten(0, 1)).view(len(rows), -1, projector.hidden)
+        wide = concat(tuple(kept), 2) if len(kept) > 1 else kept[0]
+        rows = contiguous(wide[:, self.reading.drop :])
+        return projector(rows.reshape(-1, rows.shape[2])).reshape(len(rows), -1, projector.hidden)

@@ -10,16 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.core.dtypes import BF16, F16, F32, I8
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import Gpu
+from quire.ops.latents import rank_of
 from quire.ops.layout import KVCache
-from quire.ops.mla import rank_of
 from quire.ops.op import impl
 from quire.ops.triton import attention_kernels as kernels
 from quire.ops.triton.checks import activations, check_cache, scales_of, tensor
 from quire.ops.triton.chunk_kernels import chunk_kernel
 
-DOTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DOTS = {F32: tl.float32, BF16: tl.bfloat16, F16: tl.float16}
 """Cache dtype -> what is multiplied; codes are exact in bf16."""
 SPLIT = 512
 """Keys of a split at least: short enough that few sequences fill a device, long enough that parts are few bytes."""
@@ -199,7 +200,7 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, keys: int)
     kind = kernels.PLAIN
     if layout.scaled:
         fp8 = kernels.FP8_NATIVE if gpu.converts_float8 else kernels.FP8_BITS
-        kind = kernels.INT8 if layout.dtype is torch.int8 else fp8
+        kind = kernels.INT8 if layout.dtype == I8 else fp8
     return {
         "D": queries.d,
         "BD": max(16, triton.next_power_of_2(queries.d)),

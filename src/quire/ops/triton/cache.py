@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
+from quire.core.dtypes import I8
 from quire.ops.gpu import Gpu
+from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import LARGEST, KVCache, KVLayout
-from quire.ops.mla import EPS, Heads, rank_of
 from quire.ops.op import impl
 from quire.ops.triton import cache_kernels as kernels
 from quire.ops.triton.attention import query_heads
@@ -135,7 +135,7 @@ def zero_blocks(gpu: Gpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
 def _kind(layout: KVLayout) -> Any:
     if not layout.scaled:
         return kernels.PLAIN
-    return kernels.INT8 if layout.dtype is torch.int8 else kernels.FP8
+    return kernels.INT8 if layout.dtype == I8 else kernels.FP8
 
 
 def _pairs(table: Tensor, d: int, what: str) -> dict[str, int]:

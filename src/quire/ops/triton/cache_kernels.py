@@ -2,7 +2,7 @@
 
 Rows are changed in place behind a barrier: a tile of fewer numbers than threads lies in several warps, of which one
 stores it, perhaps before another has loaded it. Keys leave in the cache's type from f32, codes with one scale per token
-and head as `ops.layout.quantize_rows` defines them.
+and head as `quantize_rows` of `ops/reference/caches.py` defines them.
 """
 
 from __future__ import annotations

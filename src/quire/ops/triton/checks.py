@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.layout import KVCache
+from quire.ops.lazy import torch_dtype
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -32,7 +33,7 @@ def check_cache(cache: KVCache) -> None:
     for name, have, want in zip(
         ("keys", "values"), (cache.keys, cache.values), cache.layout.shapes(len(cache.keys)), strict=True
     ):
-        tensor(have[0], f"block of a cache of {name}", cache.layout.element, *want[1:])
+        tensor(have[0], f"block of a cache of {name}", torch_dtype(cache.layout.element), *want[1:])
     if not cache.paired:
         raise ValueError("keys and values are not of the same blocks")
 

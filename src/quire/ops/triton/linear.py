@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops import mla as _mla  # noqa: F401  (registers the definition of head_linear)
+from quire.ops.experts import Grouped
 from quire.ops.gpu import Gpu
-from quire.ops.moe import Grouped
 from quire.ops.op import impl
-from quire.ops.reference import activation, gated_activation
+from quire.ops.reference.layers import activation, gated_activation
 from quire.ops.triton import linear_kernels as kernels
 from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, Matrix
 from quire.ops.triton.sparse_kernels import two_of_four_kernel

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.ops.experts import SCORES, Between, Choices, Grouped
 from quire.ops.gpu import Gpu
-from quire.ops.moe import SCORES, Between, Choices, Grouped
 from quire.ops.op import impl
-from quire.ops.reference import gated_activation
+from quire.ops.reference.layers import gated_activation
 from quire.ops.routing import Routing
 from quire.ops.triton import moe_kernels as kernels
 from quire.ops.triton.linear import check_rows, grouped_linear

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from quire.ops import lora as _lora  # noqa: F401  (registers the definition)
-from quire.ops import rowwise as _rowwise  # noqa: F401  (registers the definitions)
+from quire.ops.activations import ACTIVATIONS
 from quire.ops.gpu import Gpu
 from quire.ops.op import impl
-from quire.ops.reference import ACTIVATIONS
 from quire.ops.triton import rowwise_kernels as kernels
 from quire.ops.triton.checks import activations, tensor
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.request import longest_prompt
 from quire.engine.requests import Encoded, check_size, check_tokens
 from quire.engine.sources import Source, forget, source_of
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
@@ -117,7 +118,7 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
         return ids
     if keep != -1 and not 1 <= keep <= limit:
         raise BadRequest(f"truncate_prompt_tokens: must be -1 or lie in [1, {limit}]", param="truncate_prompt_tokens")
-    return ids[-(limit - 1 if keep == -1 else keep) :]
+    return ids[-(longest_prompt(limit) if keep == -1 else keep) :]
 
 
 def cut(prompt: Encoded, keep: int | None, limit: int) -> Encoded:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_STOP_STRINGS
-from quire.core.request import TokenLogprob
+from quire.core.request import TokenLogprob, longest_prompt
 from quire.engine.sources import Source
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
@@ -156,7 +156,7 @@ async def info(service: Service, request: Request) -> Response:
         model_dtype=facts.dtype,
         max_concurrent_requests=facts.max_num_queued_reqs,
         max_stop_sequences=MAX_STOP_STRINGS,
-        max_input_tokens=facts.max_model_len - 1,
+        max_input_tokens=longest_prompt(facts.max_model_len),
         max_total_tokens=facts.max_model_len,
         version=VERSION,
     )

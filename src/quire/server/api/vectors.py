@@ -187,7 +187,7 @@ class Pooled:
 
     def finish_reasons_of(self, request: Request) -> list[str | None]:
         """The same of one."""
-        return [clock.reason for clock in self._stream.clocks(request.id)]
+        return [clock.finish_reason for clock in self._stream.clocks(request.id)]
 
 
 async def create_embedding(service: Service, request: HttpRequest) -> Response:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from quire.core.config import EngineConfig
+from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.plan import Chunk
@@ -22,7 +22,8 @@ from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
-from quire.ops.backend import select
+from quire.ops.arrays import to_torch
+from quire.ops.select import select
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder, Turns
 from quire.run.caches import Caches, kept_layers
@@ -66,5 +67,5 @@ class Target:
         """The table of tokens and the output head as numbers, [V, hidden] f32 each."""
         options = self._config.model
         opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
-        reader = Reader(opened, self._step.ops, Form(torch.float32), Share(), None)
-        return reader.table("embed"), reader.matrix(("head",), None)[0].dequantize()
+        reader = Reader(opened, self._step.ops, Form(F32), Share(), None)
+        return to_torch(reader.table("embed")), to_torch(reader.matrix(("head",), None)[0].dequantize())

@@ -1,0 +1,116 @@
+"""`quire bench latency`, `throughput` and `serve`: an engine's own speed, and a server under load."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
+from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
+from quire.cli.params import PATH, command, option
+
+if TYPE_CHECKING:
+    from quire.bench.serving import Measured
+    from quire.bench.sweep import Point
+    from quire.core.config import EngineConfig
+    from quire.engine.local import LocalEngine
+    from quire.figures.files import Appending
+
+ROWS = ".jsonl"
+
+output_option = option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
+
+
+@command("latency")
+@output_option
+@with_flags({"Load": LatencyLoad} | ENGINE)
+def latency(options: dict[str, Any], output: Path | None) -> None:
+    """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
+    load, config = pick(options, LatencyLoad), to_engine(options)
+    engine = _engine(config)
+    from quire.bench import offline
+    from quire.bench.report import report
+
+    report("latency", load, facts(engine), offline.latency(engine, load, config.model.seed), output)
+
+
+@command("throughput")
+@output_option
+@with_flags({"Load": ThroughputLoad} | ENGINE)
+def throughput(options: dict[str, Any], output: Path | None) -> None:
+    """Throughput of many requests at once, and how much of the KV cache is wasted."""
+    load, config = pick(options, ThroughputLoad), to_engine(options)
+    engine = _engine(config)
+    from quire.bench import offline
+    from quire.bench.report import report
+
+    report("throughput", load, facts(engine), offline.throughput(engine, load, config.model.seed), output)
+
+
+@command("serve")
+@option("--output", "-o", type=PATH, help="Write the results to this JSON file, or append rows to this .jsonl file.")
+@with_flags({"Load": ServeLoad}, model_argument=False)
+def serve(options: dict[str, Any], output: Path | None) -> None:
+    """Load on a running server over HTTP, streaming, with latencies as its clients see them.
+
+    Prompts are random tokens, conversations (--turns) or those of a trace (--trace); they come by --arrivals, or are
+    raised until the server no longer follows (--sweep).
+    """
+    load = pick(options, ServeLoad)
+    from quire.bench import serving
+    from quire.bench.report import report
+    from quire.bench.sending import on_loop
+    from quire.bench.sweep import sweep
+    from quire.figures.files import Appending
+
+    rows = Appending(output) if output is not None and output.suffix == ROWS else None
+    if load.sweep:
+
+        def on_point(point: Point) -> None:
+            print(_line(load.sweep, point), flush=True)
+            _keep(rows, point.measured)
+
+        results = on_loop(sweep(load, on_point)).results()
+    else:
+        measured = on_loop(serving.measure(load))
+        _keep(rows, measured)
+        results = measured.results()
+    report("serve", msgspec.structs.replace(load, api_key=""), None, results, None if rows else output)
+    if not results["rates"]["completed"]:
+        raise click.exceptions.Exit(1)
+
+
+def _keep(rows: Appending | None, measured: Measured) -> None:
+    if rows is not None:
+        rows.add(measured.row(_command(measured.load)))
+
+
+def _line(kind: str, point: Point) -> str:
+    return f"{kind} {point.at:.2f}: {point.answered:.2f} requests/s answered, {point.why or 'held'}"
+
+
+def _command(load: ServeLoad) -> str:
+    """Makes a measured row again, but for the key."""
+    plain = msgspec.structs.replace(load, api_key="", sweep="")
+    fields = msgspec.structs.fields(ServeLoad)
+    given = {f.name: v for f in fields if (v := getattr(plain, f.name)) != f.default}
+    return shlex.join(["quire", "bench", "serve", *to_arguments(given)])
+
+
+def _engine(config: EngineConfig) -> LocalEngine:
+    from quire.engine.life.progress import loading_bar
+    from quire.engine.local import LocalEngine
+
+    with loading_bar() as progress:
+        return LocalEngine(config, progress)
+
+
+def facts(engine: LocalEngine) -> dict[str, Any]:
+    """What the engine was: its options and what it decided."""
+    info = msgspec.to_builtins(engine.info)
+    del info["folder"]
+    return {"options": msgspec.to_builtins(engine.engine.config), "info": info}

@@ -1,0 +1,31 @@
+"""Which tokenizer goes with a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.core.config import ModelConfig
+from quire.gguf.file import is_gguf
+from quire.text.tokenizer import Tokenizer
+
+
+def tokenizer_folder(options: ModelConfig, own: str | Path) -> Path:
+    """The folder or GGUF file of the tokenizer: that of the model, `own`, unless `--tokenizer` names another one or a
+    model on the hub. `ConfigError` or `ModelError` where there is none of that name."""
+    name = options.tokenizer
+    if not name:
+        return Path(own)
+    if Path(name).is_dir() or is_gguf(Path(name)):  # it need not be a model
+        return Path(name)
+    # A server reads no models beside this one, and most name no tokenizer.
+    from quire.model.disk.checkpoint import resolve
+    from quire.model.disk.hub import hub_beside
+
+    return resolve(name, hub_beside(options))
+
+
+def model_tokenizer(options: ModelConfig, own: str | Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer itself; `ModelError` where it has tokens beyond the model's `vocab_size`."""
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(options, own))
+    tokenizer.check_vocab(vocab_size)
+    return tokenizer

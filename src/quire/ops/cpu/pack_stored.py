@@ -1,0 +1,75 @@
+"""Matrices packed right out of what their file holds: each byte is read once and each packed one written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from quire.core.dtypes import BF16, F32, I64
+from quire.core.errors import ModelError
+from quire.ops.arrays import Host, address
+from quire.ops.cpu.arena import huge_bytes
+from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
+from quire.ops.cpu.state import Cpu
+from quire.ops.kinds import KINDS, LANES, NUMBERS
+from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
+
+FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}
+"""Format in blocks of 32 -> its number in csrc/pack_blocks32.cpp."""
+
+
+def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
+    """`stored` packed for the native `linear`; `ModelError` when a scale is nan or inf."""
+    (n, k), form = stored.shape, stored.form
+    if any(len(part) % LANES for part in stored.parts[:-1]):  # 16 rows go into one block
+        stored = replace(stored, parts=(stored.whole,))
+    mins, wide, table = (form.mins, form.wide, form.table) if isinstance(form, BlockForm) else (False, False, ())
+    sizes = part_sizes(form.kind, (n, k), form.group, wide)
+    written = ("codes", "scales", "mins") if mins else ("codes", "scales")
+    out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written}
+    blocks, done = -(-n // LANES), 0
+    for part in stored.parts:
+        data = part.data if part.data.strides[1] == part.data.itemsize else np.ascontiguousarray(part.data)
+        rows = Rows(data, _within(part.order, len(data)))
+        at = {name: address(t) + done // LANES * (t.size // blocks) for name, t in out.items()}
+        if isinstance(form, BlockForm):
+            _pack_blocks(cpu, at, rows, k, form)
+        else:
+            _round(cpu, at, rows, k, form)
+        done += len(rows)
+    shared = {"table": table_digits(np.array(table))} if table else {}
+    return assemble(form.kind, (n, k), form.group, Numbers(wide), out | shared)
+
+
+def _within(order: Host | None, rows: int) -> Host | None:
+    """`order` as native code reads it; `ValueError` when it names a row that is not there."""
+    if order is not None and not (int(order.min()) >= 0 and int(order.max()) < rows):
+        raise ValueError(f"an order names rows that are not among {rows}")
+    return None if order is None else np.ascontiguousarray(order, I64)
+
+
+def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: BlockForm) -> None:
+    bad = np.zeros(1, I64)
+    in_super = bool(KINDS[form.kind].multiples)
+    cpu.call(
+        "pack_blocks" if in_super else "pack_blocks32",
+        at["codes"], at["scales"], at.get("mins"), bad, rows.data,
+        rows.order, len(rows), k, rows.data.strides[0] // rows.data.itemsize,
+        NUMBERS[form.kind] if in_super else FORMS_OF_32[form.name],
+    )  # fmt: skip
+    if bad.item():
+        raise ModelError("a scale or minimum is nan or inf; the file is damaged")
+
+
+def _round(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: RoundForm) -> None:
+    data = rows.data
+    bad, divisors = np.zeros(1, I64), np.array(form.divisors, F32)
+    cpu.call(
+        "round_pack", at["codes"], at["scales"], bad, data,
+        rows.order, divisors, len(form.divisors), len(rows), k,
+        data.strides[0], form.group, form.low, form.high, int(data.dtype == BF16), form.bits,
+    )  # fmt: skip
+    if bad.item():
+        raise ModelError(CANNOT_ROUND)

@@ -1,0 +1,84 @@
+"""Ops of multi-head latent attention (DeepSeek-AI 2024), with their cases.
+
+The cache holds one latent of `rank` numbers and one rotated key of `rope` numbers per token, for all heads together.
+What carries a latent to a head's key and value is absorbed into its query and its result, by one small matrix per head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.ops.latents import EPS, Heads, rank_of
+from quire.ops.layout import KVCache
+from quire.ops.lazy import torch_dtype
+from quire.ops.op import op
+from quire.ops.reference.layers import rmsnorm
+from quire.ops.weights import Packed
+
+
+@op(tolerance=2e-5)
+def head_linear(x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
+    """Each head of x [T, heads * width] f32 times its own matrix [n, k], k <= width: f32 [T, heads * n].
+
+    `w` holds the matrices below each other in f32 or bf16, rows of each padded to a multiple of 16; a head's first k
+    numbers are read, and rounded to bf16 for bf16 matrices.
+    """
+    assert w.plain is not None
+    rows = x.view(len(x), heads, x.shape[1] // heads)[..., : w.k]
+    matrices = w.plain.codes.view(heads, w.n // heads, w.k)[:, :n].float()
+    if w.kind == "bf16":
+        rows = rows.bfloat16().float()
+    return torch.einsum("thk,hnk->thn", rows, matrices).flatten(1)
+
+
+@op(tolerance=2e-5)
+def latent_rope_and_cache(
+    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+) -> Tensor:
+    """Rotate the last r numbers of each head of q in place; norm latents, rotate keys, store both; returns q.
+
+    q [T, heads * width] f32; kv [T, rank + r] f32 is changed in place: rmsnorm of the latent, rotation of the key.
+    `table` [max_positions, 2, r / 2] f32: cosines and sines; `positions` [T] int32, `slots` [T] int64.
+    """
+    rank, r = rank_of(cache), 2 * table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+
+    def rotate(x: Tensor) -> None:
+        a, b = x.chunk(2, -1)
+        x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+
+    rotate(q.view(len(q), heads.count, q.shape[1] // heads.count)[..., -r:])
+    rotate(kv[:, None, rank:])
+    kv[:, :rank] = rmsnorm(kv[:, :rank], heads.norm, EPS)
+    size, dtype = cache.layout.block_size, torch_dtype(cache.layout.dtype)
+    cache.keys[slots // size, slots % size] = kv[:, rank:].to(dtype)
+    cache.values[slots // size, slots % size] = kv[:, :rank].to(dtype)
+    return q
+
+
+@op(tolerance=2e-2)
+def latent_attention(
+    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float
+) -> Tensor:
+    """Causal softmax(scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
+
+    latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
+    the end of each head. The batch is as in `attention`. Returns f32 [T, heads * rank].
+    """
+    rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
+    heads = latent.shape[1] // rank
+    queries = torch.cat((latent.view(len(q), heads, rank), q.view(len(q), heads, q.shape[1] // heads)[..., -r:]), -1)
+    out = torch.zeros(len(q), heads, rank)
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        table = block_tables[s, : -(-length // size)].long()
+        values = cache.values[table].flatten(0, 1)[:length].float()
+        keys = torch.cat((values, cache.keys[table].flatten(0, 1)[:length].float()), -1)
+        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * scale
+        row = torch.arange(length - (end - begin), length)[:, None]
+        scores = scores.masked_fill(torch.arange(length)[None] > row, -torch.inf)
+        out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
+    return out.flatten(1)

@@ -1,0 +1,109 @@
+"""Ops on rows that some families need besides those of reference.py, with their cases."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.ops.op import op
+from quire.ops.reference.layers import rmsnorm
+
+
+@op(tolerance=4e-6)
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, rows of x [T, d] f32 (Ba et al. 2016)."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+@op(tolerance=4e-6)
+def add_layernorm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + delta, its layernorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
+    x.add_(delta)
+    return x, layernorm(x, weight, bias, eps)
+
+
+@op(tolerance=4e-6)
+def norm_spans(x: Tensor, weight: Tensor, start: int, span: int, centered: bool, eps: float) -> Tensor:
+    """Norm each run of `span` columns from `start` on, len(weight) columns in all, in place; returns x [T, width] f32.
+
+    `centered`: layernorm instead of rmsnorm. The span is a head, or all heads of a row; weights may differ from
+    head to head.
+    """
+    part = x[:, start : start + len(weight)]
+    runs = part.reshape(len(part), len(weight) // span, span)
+    weights = weight.view(-1, span)
+    ones = torch.ones(span)
+    part.copy_(((layernorm(runs, ones, None, eps) if centered else rmsnorm(runs, ones, eps)) * weights).flatten(1))
+    return x
+
+
+@op(tolerance=0.0)
+def join_columns(parts: tuple[Tensor, ...]) -> Tensor:
+    """Matrices [T, d_i] f32 beside each other: [T, sum of d_i]."""
+    return torch.cat(parts, 1)
+
+
+@op(tolerance=0.0)
+def take_columns(x: Tensor, start: int, width: int) -> Tensor:
+    """x[:, start : start + width] of x [T, d] f32: [T, width]."""
+    return x[:, start : start + width].contiguous()
+
+
+@op(tolerance=0.0)
+def place_columns(out: Tensor, x: Tensor, at: int) -> Tensor:
+    """out[:T, at : at + d] = x [T, d] f32, the rest of out [N, width] f32 as it is; returns out.
+
+    Rows of x may lie apart: it may be some columns of a matrix.
+    What a step leaves at a fixed address for who reads it after the step.
+    """
+    out[: len(x), at : at + x.shape[1]] = x
+    return out
+
+
+@op(tolerance=0.0)
+def add(x: Tensor, delta: Tensor) -> Tensor:
+    """x += delta in place, both [T, d] f32; returns x."""
+    return x.add_(delta)
+
+
+@op(tolerance=0.0)
+def add_positions(x: Tensor, positions: Tensor, table: Tensor, offset: int) -> Tensor:
+    """x [T, d] f32 += table[positions + offset] in place, table [P, d] f32, bf16, f16: learned positions; returns x."""
+    return x.add_(table[positions.long() + offset].float())
+
+
+@op(tolerance=0.0)
+def scale(x: Tensor, factor: float) -> Tensor:
+    """x *= factor in place; returns x [T, d] f32."""
+    return x.mul_(factor)
+
+
+@op(tolerance=2e-6)
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """x = cap * tanh(x / cap) in place; returns x [T, d] f32 (Gemma 2's output)."""
+    return x.div_(cap).tanh_().mul_(cap)
+
+
+@op(tolerance=0.0)
+def clip(x: Tensor, limit: float) -> Tensor:
+    """x limited to [-limit, limit] in place; returns x [T, d] f32 (OLMo's and MPT's queries, keys and values)."""
+    return x.clamp_(-limit, limit)
+
+
+@op(tolerance=4e-6)
+def rope_queries(
+    q: Tensor, positions: Tensor, table: Tensor, pad: int, head_dim: int, norm: Tensor | None, eps: float
+) -> Tensor:
+    """Rotated queries [T, heads * head_dim] f32 and `pad` heads of zeros behind them, as `attention` reads them.
+
+    `table` and `norm` as in rope_and_cache: for layers that read the keys and values of another.
+    """
+    heads = q.view(len(q), q.shape[1] // head_dim, head_dim)
+    if norm is not None:
+        heads = rmsnorm(heads, norm, eps)
+    half = table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    rotated = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+    return torch.cat((rotated, torch.zeros(len(q), pad, head_dim)), 1).flatten(1)

@@ -1,0 +1,105 @@
+"""The GPU backend: Triton's kernels over torch tensors, steps recorded as CUDA graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.core.config import DeviceConfig
+from quire.core.dtypes import F32, Dtype
+from quire.ops.arrays import Array, Fetched, Host, to_torch
+from quire.ops.backend import Ops
+from quire.ops.experts import Grouped
+from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
+from quire.ops.lazy import torch_dtype
+from quire.ops.op import IMPLEMENTATIONS
+from quire.ops.triton.pack import pack
+from quire.ops.weights import Packed, Stored, Weight
+
+
+class Captured:
+    """A recorded step: a CUDA graph. `output` lies at a fixed address."""
+
+    def __init__(self, gpu: Gpu, fn: Callable[[], Tensor]) -> None:
+        self._replay, self.output = gpu.runtime.capture(fn)
+
+    def run(self) -> Tensor:
+        """Queue the step again on the same addresses; returns `output`, which will hold the new values."""
+        self._replay()
+        return self.output
+
+
+class GpuOps(Ops):
+    """The kernels on one device. `gpu` is what they share."""
+
+    name = "triton"
+    gpu: Gpu
+
+    def __init__(self, gpu: Gpu, overrides: tuple[str, ...]) -> None:
+        self.gpu, self.isa = gpu, gpu.name
+        own: dict[str, Callable[..., Any]] = {}
+        for op, fns in IMPLEMENTATIONS.items():
+            for backend, fn in fns.items():
+                base, _, other = backend.partition(":")
+                if base == self.name:
+                    own[f"{op}:{other}" if other else op] = functools.partial(fn, gpu)
+        super().__init__(own, overrides)
+
+    def put(self, array: Any) -> Tensor:
+        """`array` on the device."""
+        return to_torch(array).to(self.gpu.device)
+
+    def host(self, array: Any) -> Host:
+        """A copy on the host, waited for."""
+        return super().host(array.cpu())
+
+    def zeros(self, shape: tuple[int, ...], dtype: Dtype = F32) -> Tensor:
+        """Zeroed memory of the device."""
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.gpu.device)
+
+    def fetch(self, found: Sequence[Array]) -> Fetched:
+        """Copies behind the work that is queued."""
+        return self.gpu.runtime.fetch([torch.as_tensor(each) for each in found])
+
+    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+        """As of `Ops`."""
+        assert isinstance(weight, Weight)
+        return pack(self.gpu, self.place(weight), keep_plain=self.refers)
+
+    def pack_exact(self, numbers: Any) -> Packed:
+        """In f32: its products of bf16 round activations."""
+        return self.pack(Weight("f32", numbers))
+
+    def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
+        """There are no fused kernels."""
+        return False
+
+    def fuses_experts(self, down: Grouped) -> bool:
+        """There are no fused kernels."""
+        return False
+
+    @property
+    def reads_packed_tables(self) -> bool:
+        """`embedding` reads tables of numbers only."""
+        return False
+
+    def float8_activations(self, dtype: Dtype) -> int:
+        """In float8, where the chip multiplies it."""
+        return 8 if self.gpu.chip.float8 else 0
+
+    def capture(self, fn: Callable[[], Tensor]) -> Captured:
+        """As of `Ops`."""
+        return Captured(self.gpu, fn)
+
+
+def open_ops(device: DeviceConfig) -> GpuOps:
+    """The current GPU, as `device` has it."""
+    gpu = open_gpu()
+    gpu.sparse, gpu.sparse_units = device.sparse == "on", "linear=cusparselt" in device.ops
+    if gpu.sparse_units:
+        check_sparse_units(gpu)
+    return GpuOps(gpu, device.ops)
