@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
-from quire.ops.backend import Ops
+from quire.ops.arrays import Fetched
 from quire.ops.gpu import INTERPRETER, Gpu, take_drawn
 from quire.ops.op import REGISTRY
+from quire.ops.reference.backend import ReferenceOps
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
+from quire.ops.triton.backend import Captured
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import turns
@@ -35,16 +37,25 @@ BROKEN = 200
 """A token whose embedding is NaN."""
 
 
-class LateOps(Ops):
+class LateOps(ReferenceOps):
     """The definitions on a device that pretends; what a step calls beside its graph is queued."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
-        super().__init__("reference", Gpu(torch.device("cpu"), INTERPRETER, True, runtime), ())
-        self.runtime = runtime
+        super().__init__()
+        self.gpu, self.runtime = Gpu(torch.device("cpu"), INTERPRETER, True, runtime), runtime
         for name in ("zero_blocks", "copy_blocks", "move_slots"):
             fn = getattr(self, name)
             setattr(self, name, lambda *args, fn=fn: runtime.queue(lambda: fn(*args)))
         self.now = {name: vars(self).pop(name) for name in ("penalize", "sample", "top_logprobs")}
+
+    def capture(self, fn: Callable[[], Any]) -> Captured:
+        """As a GPU does."""
+        assert self.gpu is not None
+        return Captured(self.gpu, fn)
+
+    def fetch(self, found: Sequence[Any]) -> Fetched:
+        """As a GPU does."""
+        return self.runtime.fetch([torch.as_tensor(each) for each in found])
 
     def penalize(self, logits: Tensor, edits: Sequence[RowEdits]) -> None:
         """Later, with the edits as they are now."""
