@@ -50,7 +50,7 @@ def measure(folder: str, quantization: str) -> dict[str, float]:
     """Load in this process: bytes before, bytes more at the peak, bytes of the packed weights, seconds."""
     from quire.core.config import DeviceConfig, flat_config
     from quire.model.build import load_model
-    from quire.ops.backend import select
+    from quire.ops.select import select
 
     ops = select(DeviceConfig())
     options = {} if quantization == "none" else {"quantization": quantization}

@@ -26,6 +26,7 @@ from quire.cli import main
 from quire.cli.demo import QUESTIONS
 from quire.cli.flags import ENGINE, SERVER, to_arguments
 from quire.engine.options import UNBUILT
+from quire.ops.native import load_native
 from tiny_model import OPTIONS, write_tiny
 
 Run = Callable[..., tuple[int, str, str]]
@@ -179,6 +180,16 @@ def test_doctor_names_the_backend(run: Run) -> None:
     assert code == 0
     assert "quire" in out and "native kernels" in out and "reference" in out
     assert "cuda" in out, "why there is no GPU backend, or what it runs on"
+
+
+@pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+def test_doctor_does_without_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; from quire.cli import main; sys.argv = ['quire', 'doctor']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "PyTorch is not installed: pip install 'quire[gpu]'" in done.stdout
+    assert done.returncode == 0 and not done.stderr
 
 
 def test_generate_prints_every_text_in_order(run: Run, folder: str) -> None:

@@ -30,8 +30,8 @@ from quire.engine.loop.facts import pooling_of
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
 from quire.model.offload.shards import Shards
-from quire.ops.backend import select
 from quire.ops.native import load_native
+from quire.ops.select import select
 from quire.parallel.experts import ExpertPlan
 from quire.parallel.place import Place
 from quire.parallel.topology import Topology

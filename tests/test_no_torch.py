@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.core.config import DeviceConfig, flat_config
+from quire.core.errors import ConfigError
+from quire.ops.select import select
+from quire.run.reach import reach
 from test_server_death import Serving
 from tiny_model import OPTIONS, write_tiny
 
@@ -73,3 +77,24 @@ def test_a_server_and_its_processes(
         asked = chat | {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
         for body in (chat, asked):
             assert client.post("/v1/chat/completions", json=body).status_code in (200, 400), json.dumps(body)
+
+
+@pytest.mark.parametrize(
+    ("device", "extra"),
+    [
+        (DeviceConfig(device="reference"), "train"),
+        (DeviceConfig(device="cuda"), "gpu"),
+        (DeviceConfig(device="cpu", ops=("linear=reference",)), "train"),
+    ],
+)
+def test_backends_of_torch_name_the_extra(device: DeviceConfig, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.ops.lazy.has_torch", lambda: False)
+    with pytest.raises(ConfigError, match=rf"needs PyTorch, which is not installed: pip install 'quire\[{extra}\]'"):
+        select(device)
+
+
+def test_ranks_of_several_hosts_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.ops.lazy.has_torch", lambda: False)
+    config = flat_config(tensor_parallel_size=2, nnodes=2, master_addr="127.0.0.1", cluster_secret_file="a file")
+    with pytest.raises(ConfigError, match=r"several hosts needs PyTorch.*quire\[train\]"):
+        reach(config)

@@ -251,7 +251,7 @@ def test_least_squares_find_what_made_the_times() -> None:
 @native
 def test_parts_of_a_step_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.core.config import DeviceConfig
-    from quire.ops.backend import select
+    from quire.ops.select import select
     from quire.plan import calibrate
 
     monkeypatch.setattr(calibrate, "ATTENDED", ((1, 31, 1), (4, 31, 1), (1, 0, 32), (2, 32, 16)))

@@ -51,7 +51,7 @@ def equals_the_reference(name: str, every: int) -> None:
 
 def test_nothing_imports_triton_before_it_is_chosen() -> None:
     program = (
-        "import sys; from quire.ops.backend import select; from quire.core.config import DeviceConfig;"
+        "import sys; from quire.ops.select import select; from quire.core.config import DeviceConfig;"
         "import quire.engine.llm, quire.cli.app; select(DeviceConfig(device='reference'));"
         "sys.exit(any(name.split('.')[0] == 'triton' for name in sys.modules))"
     )

@@ -1,4 +1,5 @@
-// How keys and values lie in their cache blocks (ops/layout.py says the same in torch), and how numbers get there.
+// How keys and values lie in their cache blocks (ops/layout.py has the shapes, ops/reference/caches.py reads them as torch tensors), and how
+// numbers get there.
 #pragma once
 
 constexpr int64_t kMaxHeadDim = 512;

@@ -49,7 +49,7 @@ def calibration(
 ) -> Calibration:
     """Of this machine, with rates of at least `kinds` and of attention over keys and values in `kv`.
 
-    Only what is not known yet is measured, which imports torch; `tell` is given a line before each part of that.
+    Only what is not known yet is measured; `tell` is given a line before each part of that.
     """
     choice = choose(device)
     key = machine_key(choice.isa, choice.threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import click
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
 @option("--isa", default="auto", help="Instruction set to ask for.")
 def doctor(device: str, isa: str) -> None:
     """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
-    import torch
+    from quire.ops.lazy import has_torch
 
     show(
         "versions",
         [
             ("quire", VERSION),
             ("python", f"{platform.python_version()} ({sys.executable})"),
-            ("torch", torch.__version__),
+            (
+                "torch",
+                version("torch") if has_torch() else "not installed: a CPU does without (pip install 'quire[train]')",
+            ),
         ],
     )
     show("machine", [("processor", f"{platform.machine()}, {cores()}"), ("memory", f"{size(available_memory())} free")])
@@ -89,6 +93,10 @@ def _thread_rows(ops: Ops) -> Rows:
 
 def _gpu_rows() -> Rows:
     """The GPU that `--device cuda` would take, or why there is none."""
+    from quire.ops.lazy import has_torch
+
+    if not has_torch():
+        return [("cuda", "cannot run: PyTorch is not installed: pip install 'quire[gpu]'")]
     from quire.ops.gpu import gpu_facts, why_no_gpu
 
     reason = why_no_gpu()

@@ -1,7 +1,6 @@
-"""torch, imported when it is first used: its import takes seconds, and whoever only reads headers never uses it.
+"""torch, an extra, imported when it is first used: its import takes seconds, and whoever does without never pays them.
 
-A module that says what a file holds and also how its tensors are read takes `torch` from here, and `Tensor` for
-annotations only. `tests/test_inspect.py` holds `quire inspect` to it.
+A module that is also imported by those takes `torch` from here, and `Tensor` for annotations only.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.core.config import EngineConfig
 from quire.core.machine import cores
+from quire.ops.lazy import require_torch
 from quire.parallel.busy import Busy
 from quire.parallel.experts import ExpertPlan, expert_plan
 from quire.parallel.place import Memory, Place, place_of
@@ -19,6 +20,7 @@ def reach(config: EngineConfig) -> Reach:
     topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
     crowded = config.processes * max(1, config.device.threads) > cores().threads
     if len(set(config.hosts_of_ranks)) > 1:
+        require_torch("an engine whose ranks are on several hosts", "train")
         from quire.run.between_hosts import over_hosts
 
         return over_hosts(config, topology, experts, crowded)

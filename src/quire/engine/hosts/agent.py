@@ -74,7 +74,7 @@ class Agent:
 
     def _ranks(self, link: Link, line: bytes) -> None:
         """Run ranks of one engine until one of them, or the link, ends."""
-        # Only these need torch.
+        # Who only passes messages on has no use for these.
         from quire.parallel.place import Memory
         from quire.parallel.topology import topology_of
         from quire.run.meeting import start_all

@@ -1,6 +1,6 @@
 """The folder of packed caches: where it is, how large it may become, and which files make room for a new one.
 
-Without torch, so that the system reads a file while torch is imported.
+Little is imported for it, so that the system reads a file while the engine is imported.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from quire.model.vision.places import Groups, Places
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
+from quire.ops.lazy import require_torch
 
 BLOCK = 128
 """Rows of a block of keys, the most there may be: tables of blocks are short, and the last block wastes little."""
@@ -94,6 +95,7 @@ def attention_of(ops: Ops, spec: ModelSpec, groups: Groups, table: Host, dtype: 
     """
     if ops.cpu is not None and ops.chosen["attention"] == "cpu" and spec.head_dim % 8 == 0:
         return PagedAttention(ops, spec, groups, table, dtype)
+    require_torch(f"a tower of pictures with heads of {spec.head_dim}, which 8 does not divide,", "train")
     from quire.model.vision.whole_attention import WholeAttention
 
     return WholeAttention(ops, spec, groups, table, dtype)
