@@ -39,6 +39,7 @@ from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
+from quire.ops.arrays import to_torch
 from quire.text.tokenizer import Tokenizer
 
 WINDOW = 256
@@ -78,7 +79,7 @@ class Spy:
 
     def __call__(self, logits: Tensor, rows: Any) -> Any:
         """The sampler's answer."""
-        self.kept.append(logits.clone())
+        self.kept.append(to_torch(logits).clone())
         return self.sampler(logits, rows)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oracle import BACKENDS, backend, logits, relative_error, write
+from over_torch import over_torch
 from peft_layouts import Layout
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.config import flat_config
@@ -22,6 +24,7 @@ from quire.core.errors import QuireError
 from quire.engine.client import ChangeAdapter
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
+from quire.ops.arrays import to_torch
 from quire.ops.op import REGISTRY
 from test_model import TOLERANCE, Paged, prompt
 from triton_ops import TRITON_OPS, needs_triton
@@ -64,12 +67,12 @@ class Extended(Paged):
         batch = decoder.ops.place(self.batch(counts, wanted))
         slots = [self.adapters.slot(name) for name, n in zip(self.names, counts, strict=True) for _ in range(n)]
         for rows in self.adapters.arrays.values():
-            rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+            rows[: len(slots)] = decoder.ops.put(np.array(slots, np.int32))
         self.adapters.extensions.look_up(batch)
         decoder.ops.begin_step()
         found = decoder(batch, self.caches)
-        own = self.adapters.rows[: len(slots)].numpy()
-        return list(self.adapters.extensions.after(found, own, decoder, batch).clone().split(counts))
+        own = decoder.ops.host(self.adapters.rows[: len(slots)])
+        return list(to_torch(self.adapters.extensions.after(found, own, decoder, batch)).clone().split(counts))
 
 
 def options(folder: Path, adapters: dict[str, Path], **more: Any) -> dict[str, Any]:
@@ -132,11 +135,12 @@ def test_magnitudes_are_of_the_matrix_that_is_served(quantization: str, tmp_path
     assert model.adapters is not None
     at = "base_model.model.model.layers.1.self_attn.q_proj"
     a, b, magnitude = (layout.tensors[f"{at}.{p}"] for p in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector"))
-    ops, linear = backend("cpu"), model.decoder.layers[1].qkv  # type: ignore[attr-defined]
+    ops, linear = over_torch(backend("cpu")), model.decoder.layers[1].qkv  # type: ignore[attr-defined]
     ops.begin_step()
     served = ops.linear(torch.eye(64), linear.weight, None)[:, :64].t().clone()
     factors = magnitude / (served + 1.5 * b @ a).norm(dim=1)
     held = model.adapters.extensions.decoder(model.decoder).layers[1].qkv.adapters[0].excess[0, 0]  # type: ignore
+    held = to_torch(held)
     assert relative_error(1 + held[:64], factors) < 1e-5 and not held[64:].any()
     plain = oracle.get_submodule("model.layers.1.self_attn.q_proj").weight.detach() + 1.5 * b @ a
     assert relative_error(1 + held[:64], magnitude / plain.norm(dim=1)) > 1e-4, "not of the matrix before it is rounded"

@@ -145,6 +145,7 @@ class Idle:
 def turned(engine: Idle, turns: int, due: Callable[[], bool]) -> None:
     """Turns of a worker's loop."""
     worker: Any = Worker.__new__(Worker)
+    worker._trimmed = 0.0
     worker._turn, worker._left, worker.sent = threading.Lock(), False, []
     worker.send, worker.receive = worker.sent.append, lambda engine, timeout: []
 

@@ -10,6 +10,7 @@ import torch
 
 from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
+from quire.core.dtypes import F16, F32
 from quire.plan.predict import Machine, Planner
 from test_bit_equality import engine_of, make_requests, run
 from test_mixtures import EIGHT
@@ -56,7 +57,7 @@ def test_an_engine_in_float16_is_as_large_as_planned(family: str, tmp_path: Path
     tensors = [t for cache in engine.engine.runner.caches.own for t in (cache.keys, cache.values)]
     assert plan.account.weights == engine.info.weight_bytes and plan.account.kv == sum(t.nbytes for t in tensors)
     kept = {cache.layout.dtype for cache in engine.engine.runner.caches.own}
-    assert kept == {torch.float32 if family == "latents" else torch.float16}
+    assert kept == {F32 if family == "latents" else F16}
     requests = make_requests(4, 99)
     together = {name: answer.bits() for name, answer in run(engine, requests).items()}
     for request in requests[:2]:

@@ -15,6 +15,7 @@ from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream
+from quire.ops.arrays import address
 from quire.ops.select import select
 from test_mla import GROUPS, SIZES
 from test_offload import OPTIONS, answers, least_gib, offloaded
@@ -68,7 +69,7 @@ def test_experts_chosen_most_stay(tmp_path: Path) -> None:
     with path.open("rb") as file:
         rows = [(file.fileno(), i * experts * PAGE, PAGE, experts, int(p.ctypes.data)) for i, p in enumerate(places)]
         table = np.array(rows, np.int64)
-        at = memory.data_ptr(), PAGE, slots, int(table.ctypes.data), 2
+        at = address(memory), PAGE, slots, int(table.ctypes.data), 2
         stream = Stream(cpu, "stream_experts", (memory, places), 1, *at)
 
         def need(layer: int, *wanted: int) -> None:

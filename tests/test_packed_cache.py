@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
 from oracle import write
+from over_torch import arrays
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
@@ -23,7 +25,9 @@ from quire.model.load.reader import Reader
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
+from quire.ops.cpu.samples import samples
 from quire.ops.kinds import KINDS
+from quire.ops.lazy import torch_dtype
 from quire.ops.native import load_native
 from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
@@ -113,7 +117,7 @@ def matrices() -> Iterator[Weight]:
     made = torch.Generator().manual_seed(1)
     order, table = torch.randperm(64, generator=made).int(), torch.arange(-8, 8, dtype=torch.int16)
     for kind, row in PLAIN.items():
-        codes = torch.randint(0, 8, (40, 64), generator=made).to(row.dtype)
+        codes = torch.randint(0, 8, (40, 64), generator=made).to(torch_dtype(row.dtype))
         if kind in ("f32", "bf16", "bf16_f32", "f16"):
             yield Weight(kind, codes)
             continue
@@ -134,12 +138,12 @@ def test_assembling_is_the_inverse_of_taking_apart() -> None:
     cpu = select(DeviceConfig(device="cpu")).cpu
     assert cpu is not None
     for weight in matrices():
-        made = pack(cpu, weight)
+        made = pack(cpu, arrays(weight))
         numbers, parts = take_apart(made)
         again = assemble(weight.kind, (40, 64), weight.group, numbers, parts)
         assert (again.handle, again.nbytes, len(again.shared)) == (made.handle, made.nbytes, len(made.shared))
         allowed = part_sizes(weight.kind, (40, 64), weight.group, numbers.wide)
-        assert all(t.numel() * t.element_size() in allowed[name] for name, t in parts.items())
+        assert all(t.nbytes in allowed[name] for name, t in parts.items())
         assert numbers.activation_bits == (weight.activation_bits if weight.group else 8)
 
 
@@ -287,9 +291,9 @@ def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: 
 @pytest.mark.parametrize("part", ["zeros", "mins", "order", "wide scales"])
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if {"mins", "order"} <= set(kind.parts)])
 def test_samples_have_every_part(kind: str, part: str) -> None:
-    found = [w for w in packed_cache._samples() if w.kind == kind]
+    found = [w for w in samples() if w.kind == kind]
     assert all(w.scales is not None for w in found)
-    wide = {w.group for w in found if w.scales is not None and w.scales.dtype is torch.float32}
+    wide = {w.group for w in found if w.scales is not None and w.scales.dtype == np.float32}
     groups = wide if part == "wide scales" else {w.group for w in found if getattr(w, part) is not None}
     assert groups == set(KINDS[kind].groups)
 

@@ -25,6 +25,7 @@ from quire.model.build import Model, load_model
 from quire.model.load.stages import cut
 from quire.model.net.decoder import Decoder
 from quire.model.net.stage import Stage
+from quire.ops.arrays import to_torch
 from quire.ops.native import load_native
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
@@ -74,12 +75,13 @@ def logits_of(models: list[Model], tokens: list[int], cuts: list[int], adapter: 
                 model.adapters.rows[:] = adapter
             assert isinstance(model.decoder, Decoder)
             model.decoder.ops.begin_step()
-            batch, caches = own.batch([count]), [own.caches[i] for i in model.own]
-            parts.append(model.decoder(batch, caches, (batch,) * len(caches)).clone())
+            batch, caches = model.decoder.ops.place(own.batch([count])), [own.caches[i] for i in model.own]
+            parts.append(to_torch(model.decoder(batch, caches, (batch,) * len(caches))).clone())
         first = models[0].decoder
         if isinstance(first, Stage):
-            h = first.comm.recv(first.ops, torch.empty(len(parts[-1]), models[0].spec.embed_width), len(models) - 1)
-            parts[-1] = torch.cat((first.part(h, batch), parts[-1]), 1)
+            room = first.ops.zeros((len(parts[-1]), models[0].spec.embed_width))
+            h = first.comm.recv(first.ops, room, len(models) - 1)
+            parts[-1] = torch.cat((to_torch(first.part(h, batch)), parts[-1]), 1)
         found.append(parts[-1])
     return found
 

@@ -16,6 +16,7 @@ from quire.bench.drive import drive
 from quire.bench.offline import Waste
 from quire.bench.workload import Length, random_items, requests_of
 from quire.core.config import flat_config
+from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
 from quire.model.memory import weight_bytes
@@ -154,10 +155,10 @@ def test_engines_allocate_what_is_planned(model: dict[str, Any], options: dict[s
     assert (plan.kv.blocks, plan.kv.max_model_len) == (engine.info.num_blocks, engine.info.max_model_len)
     cpu = engine.engine.ops.cpu
     assert cpu is not None
-    before = [area.numel() for area in cpu.arena._areas]
+    before = [area.size for area in cpu.arena._areas]
     items = random_items(6, Length(150, 150), Length(4, 4), vocab_size=engine.info.vocab_size, seed=1)
     drive(engine, requests_of(items, engine.info, "largest"))
-    assert [area.numel() for area in cpu.arena._areas] == before, "no step outgrew what was reserved"
+    assert [area.size for area in cpu.arena._areas] == before, "no step outgrew what was reserved"
 
 
 @native
@@ -257,7 +258,7 @@ def test_parts_of_a_step_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "ATTENDED", ((1, 31, 1), (4, 31, 1), (1, 0, 32), (2, 32, 16)))
     ops = select(DeviceConfig(device="cpu"))
     before = ops.cpu.native.tuning if ops.cpu else None
-    found = calibrate.attention_rates(ops, calibrate.torch.bfloat16, seconds=0.0)
+    found = calibrate.attention_rates(ops, BF16, seconds=0.0)
     assert all(value >= 0 for value in msgspec.structs.astuple(found)) and any(msgspec.structs.astuple(found))
     assert calibrate.sample_seconds(ops) > 0 and calibrate.call_seconds(ops) > 0
     assert before == (ops.cpu.native.tuning if ops.cpu else None)

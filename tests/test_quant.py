@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from oracle import BACKENDS, backend, logits, relative_error, write
+from over_torch import over_torch
 from quire.core.config import flat_config
 from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
@@ -51,7 +52,7 @@ def dense(w: Tensor) -> QWeight:
 
 @pytest.fixture(params=BACKENDS, scope="module")
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return backend(request.param)
+    return over_torch(backend(request.param))
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oracle import BACKENDS, backend, relative_error
+from over_torch import over_torch
 from quire.compress.quantize import fp8, mxfp4, nf4
 from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.grid import Grid, Integers, Numbers, by_outputs, for_kernels, in_groups, search, weighted
@@ -254,7 +255,7 @@ def test_numbers_of_codes_are_those_of_the_weight(grid: Grid, group: int) -> Non
 @pytest.mark.parametrize(("grid", "group"), [*GRIDS, (Integers(2), 128), (Integers(4, False), 128), (Integers(6), 64)])
 def test_backends_serve_what_is_made(grid: Grid, group: int, name: str) -> None:
     """Packed as weights of files are, also in an order of columns of their own, which GPTQ gives."""
-    ops, w, x = backend(name), normal(48, 256, 12), normal(5, 256, 13) * 20
+    ops, w, x = over_torch(backend(name)), normal(48, 256, 12), normal(5, 256, 13) * 20
     for q in (rtn(w, grid, group), gptq(w, x.t() @ x, grid, group, act_order=True)):
         served = replace(for_kernels(q), activation_bits=16)
         y = ops.linear(x, ops.pack(served, narrow=True), None)

@@ -23,6 +23,7 @@ from quire.compress.train.teacher_text import ANSWER, STEP, write_answers
 from quire.compress.train.text import EXPLAIN, UNREAD, Row, Texts, batch_of
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
+from quire.ops.arrays import to_torch
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tiny_model import OPTIONS, write_tiny
@@ -35,7 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of bytes whose weights are random, with a chat template."""
     folder = write_tiny(tmp_path_factory.mktemp("m") / "tiny")
     made = open_model(str(folder), "dummy").source
-    save_file({n: made.tensor(n).float().clone() for n in made.infos}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {n: to_torch(made.tensor(n)).float().clone() for n in made.infos},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     return folder
 
 

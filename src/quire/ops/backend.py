@@ -7,6 +7,8 @@ in `quire.ops.select`. On the host its arrays are numpy's; those of a device, an
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +28,17 @@ from quire.ops.weights import Packed, Stored, Weight
 if TYPE_CHECKING:
     from quire.ops.cpu.state import Cpu
     from quire.ops.gpu import Gpu
+
+
+def _one_torch_thread() -> None:
+    """torch's pool of threads does not come along into a fork, which would wait for them for ever."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_torch_thread)
 
 
 class Recording(Protocol):

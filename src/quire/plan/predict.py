@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
+from quire.core.exclusions.exclusion import Known
+from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
 from quire.plan.devices import Device
@@ -79,7 +81,8 @@ class Planner:
         self.facts, self.bare = facts_of(config)
         self.choice = choice_of(config, machine.device)
         known = known_of(config, self.facts) | known_of_device(config, self.choice.backend, self.choice.chosen)
-        check_known(config.features, known)
+        on_paper = Known(known.features - {GPU_PROCESSES}, known.words)  # devices that no process has to share
+        check_known(config.features, on_paper)
         self.ranks = rank_needs(config, self.facts, self.choice)
         process = PROCESS if machine.calibration is None else machine.calibration.process
         self.account, self.kv = account(config, machine.device, self.ranks, self.choice, process)

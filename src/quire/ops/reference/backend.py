@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,6 @@ from quire.ops.backend import Ops
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import load_definitions
 from quire.ops.weights import Packed, Stored, Weight, plain_packed
-
-if hasattr(os, "register_at_fork"):
-    # torch's pool of threads does not come along into a fork, which would wait for them for ever.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class Repeat:

@@ -60,8 +60,9 @@ class Target:
         seq = Sequence(Request(id="row", prompt=tuple(tokens), params=params, seed=0, arrival=0.0))
         seq.blocks, seq.slid = [list(table) for table in self._blocks], [0] * len(self._blocks)
         shape, _ = self._builder.fill((Chunk(seq, 0, len(tokens), len(tokens)),))
-        logits = self._step.forward(shape).float().cpu().clone()
-        return self._step.hidden[: len(tokens)].float().cpu().clone(), logits
+        host = self._step.ops.host
+        logits = to_torch(host(self._step.forward(shape))).float().clone()
+        return to_torch(host(self._step.hidden[: len(tokens)])).float().clone(), logits
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """The table of tokens and the output head as numbers, [V, hidden] f32 each."""
