@@ -101,7 +101,7 @@ def test_logits_are_those_of_the_model_an_adapter_makes(family: str, name: str, 
     for i, kind in enumerate(names):
         (alone,) = Extended(model, sequences[i : i + 1], [kind]).run([[lengths[i] - 1], [1]])
         assert torch.equal(alone, mixed[i]), f"{kind}: a row must not depend on its batch"
-    model.adapters.rows.fill_(-1)  # type: ignore[union-attr]
+    model.adapters.rows[...] = -1  # type: ignore[union-attr]
     (bare,) = Paged(model, sequences[-1:]).run([[lengths[-1]]])
     assert torch.equal(bare, mixed[-1]), "rows without an adapter keep their bits beside any"
 

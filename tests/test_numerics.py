@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from quire.core.dtypes import is_float
 from quire.core.params import SamplingParams
@@ -77,16 +75,16 @@ class Fault:
 
         return call
 
-    def _ruin(self, name: str, rows: Tensor) -> None:
+    def _ruin(self, name: str, rows: np.ndarray) -> None:
         owners = [chunk.seq.request.id for chunk in self.plan.chunks for _ in range(chunk.count)]
         if len(rows) != len(owners):
             owners = [chunk.seq.request.id for chunk in self.plan.chunks for _ in range(chunk.logits)]
         excludes = self.value == -math.inf and rows.shape[-1] == self.engine.model.spec.vocab_size
-        if len(rows) == len(owners) and rows.dtype is torch.float32 and len(rows) and not excludes:
+        if len(rows) == len(owners) and rows.dtype == np.float32 and len(rows) and not excludes:
             row = self.rng.randrange(len(rows))
-            width = rows[row].numel()
+            width = rows[row].size
             at = slice(None) if self.rng.random() < 0.3 else self.rng.randrange(width)
-            rows[row].view(-1)[at] = self.value
+            rows[row].reshape(-1)[at] = self.value
             self.op, self.hit = name, owners[row]
 
 

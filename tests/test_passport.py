@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,6 +36,7 @@ from quire.compress.recipe import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED
+from quire.ops.arrays import to_torch
 from quire.run.step import Step
 from quire.text.tokenizer import Tokenizer
 from stub_engine import StubEngine, stub_info
@@ -57,9 +59,10 @@ def served_rows(ids: list[int], **options: Any) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     forward = Step.forward
 
-    def spied(self: Step, *given: Any) -> torch.Tensor:
-        seen.append(forward(self, *given).clone())
-        return seen[-1]
+    def spied(self: Step, *given: Any) -> np.ndarray:
+        found = forward(self, *given)
+        seen.append(to_torch(found).clone())
+        return found
 
     with pytest.MonkeyPatch.context() as patch, LLM(device="cpu", num_blocks=64, **options) as llm:
         patch.setattr(Step, "forward", spied)
