@@ -184,6 +184,9 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest
     assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
     with pytest.raises(ConfigError, match="not built"):
         select(DeviceConfig(device="cpu"))
+    monkeypatch.setattr(choice, "has_torch", lambda: False)
+    with pytest.raises(ConfigError, match=r"C\+\+20 compiler"):
+        select(DeviceConfig())
 
 
 def test_layers_take_turns_in_the_arena() -> None:

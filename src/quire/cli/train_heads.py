@@ -69,12 +69,14 @@ def _run(config: EngineConfig, plan: Plan, data: Sequence[Path], out: Path) -> t
 
     from quire.model.disk.checkpoint import resolve
     from quire.model.disk.hub import hub_of
+    from quire.model.disk.tokenizer import tokenizer_folder
     from quire.speculate.train import methods
     from quire.speculate.train.loop import Run
     from quire.speculate.train.target import Target
     from quire.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(config.model.tokenizer or resolve(config.model.model, hub_of(config.model)))
+    model = resolve(config.model.model, hub_of(config.model))
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(config.model, model))
     rows: list[list[int]] = []
     for path in data:
         try:

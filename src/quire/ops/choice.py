@@ -14,7 +14,7 @@ from pathlib import Path
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops.lazy import has_torch
-from quire.ops.native import Native, load_native
+from quire.ops.native import Native, load_native, require_native
 
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
@@ -72,7 +72,8 @@ def choose(device: DeviceConfig) -> Choice:
 def backend_of(device: DeviceConfig) -> str:
     """The backend for `--device`: "triton" for cuda, "cpu" native, "reference" torch.
 
-    "auto": the GPU if there is one and Triton, else native if built, else torch with a warning.
+    "auto": the GPU if there is one and Triton, else native if built, else torch with a warning. `ConfigError` where
+    none of them is installed.
     """
     if device.device != "auto":
         names = {"cuda": "triton", "cpu": "cpu", "reference": "reference"}
@@ -83,6 +84,8 @@ def backend_of(device: DeviceConfig) -> str:
         return "triton"
     if load_native() is not None:
         return "cpu"
+    if not has_torch():
+        require_native()
     warnings.warn(
         "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
         RuntimeWarning,

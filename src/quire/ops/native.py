@@ -40,7 +40,7 @@ def require_native() -> ModuleType:
     native = load_native()
     if native is None:
         raise ConfigError(
-            "device cpu needs the native extension quire._native, which was not built: install a C++20 compiler "
+            "the CPU backend needs the native extension quire._native, which was not built: install a C++20 compiler "
             "(g++ 12 or newer) and install quire again, or choose --device reference (slow)",
             param="device",
         )
