@@ -24,7 +24,7 @@ from quire.cli import main
 from quire.core.config import KV_DTYPES, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layout
-from quire.model.describe import compute_dtype, describe, kv_dtype
+from quire.model.describe import compute_dtype, describe
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.memory import layer_kv_bytes
 from quire.ops.choice import choose
@@ -116,7 +116,7 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
             assert family == "deepseek_v2" and name in ("float16", "int8", "fp8")
             continue
         checked += 1
-        kept = kv_dtype(cache, found.spec, dtype, "reference")
+        kept = found.spec.mixer(0).kept_in(cache.kv_cache_dtype, dtype, "reference")
         assert layout.bytes_per_token == layer_kv_bytes(found.spec, kept), name
     assert checked
 

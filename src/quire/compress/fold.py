@@ -35,7 +35,10 @@ def producer(net: Net, layer: int, observed: str, found: Sequence[Matrix]) -> st
         return norm if alone and claim.get(norm, layer) else ""
     if observed == "o":
         plain = (
-            spec.heads == spec.kv_heads and spec.value_dim == spec.head_dim and not spec.clip_qkv and not spec.mla.rank
+            spec.heads == spec.kv_heads
+            and spec.value_dim == spec.head_dim
+            and not spec.clip_qkv
+            and spec.mixer(layer).own_heads
         )
         return "v" if plain and claim.holder("v", layer) in changed else ""
     gated = bool(claim.get(claim.holder("gate", layer), layer))

@@ -33,8 +33,6 @@ from quire.model.net.linear import Linear
 from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held
-from quire.ops.latents import LatentLayout
-from quire.ops.layout import KVLayout
 from quire.quant.base import QWeight
 
 IGNORED = -100
@@ -195,10 +193,7 @@ class Net:
         return replace(batch, positions=batch.positions + shifts.int())
 
     def _cache(self) -> Held:
-        spec = self.spec
-        if spec.mla.rank:
-            return Held.of(LatentLayout(1, 1, spec.mla.rope, F32, rank=spec.mla.rank))
-        return Held.of(KVLayout(1, spec.kv_heads, spec.head_dim, F32))
+        return Held.of(self.spec.mixer(0).layout(1, F32))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""

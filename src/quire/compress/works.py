@@ -63,7 +63,7 @@ def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, La
     """Change all layers of the context's model."""
     assert stage.by_layer or not change.reads, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
-    if change.cache and net.spec.mla.rank:
+    if change.cache and not net.spec.mixer(0).scaled:
         raise ConfigError(
             f"kv: {net.name} caches latents, and layouts have scales of keys and values alone", param="kv"
         )

@@ -18,7 +18,7 @@ from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward, Vision
 from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.describe import compute_dtype, describe, kv_dtype, max_model_len, open_model, own_name
+from quire.model.describe import compute_dtype, describe, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
@@ -43,7 +43,6 @@ from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
-from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.place import ALONE, Place
@@ -103,10 +102,8 @@ class Model:
 
 def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
     """How a layer's keys and values lie."""
-    kept = kv_dtype(cache, spec, dtype, ops.name)
-    if spec.mla.rank:
-        return LatentLayout(cache.block_size, 1, spec.mla.rope, kept, rank=spec.mla.rank)
-    return ops.layout(cache.block_size, spec.kv_heads, spec.head_dim, kept)
+    mixer = spec.mixer(0)
+    return mixer.layout(cache.block_size, mixer.kept_in(cache.kv_cache_dtype, dtype, ops.name), ops.layout)
 
 
 def load_model(

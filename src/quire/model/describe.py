@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.core.config import CacheConfig
-from quire.core.dtypes import BF16, F8, F16, F32, F64, I8, Dtype
+from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.core.exclusions import features
-from quire.core.exclusions.table import row_of
 from quire.model.borrowed.found import Borrowed, find_borrowed
 from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
@@ -31,15 +28,13 @@ from quire.model.disk.stacked import Stacked
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
 from quire.model.memory import kv_bytes_per_token
+from quire.model.mixers.mixer import WIDE
 from quire.model.spec import ModelSpec
 from quire.model.vision.opened import open_vision, part
 from quire.quant.cache_scales import cache_scales
 from quire.quant.registry import detect, matrix_scheme
 
-DTYPES = {"bfloat16": BF16, "float32": F32, "float16": F16}
 OUTER = ("embed", "head")
-KV_TYPES = DTYPES | {"int8": I8, "fp8": F8}
-LATENTS = (BF16, F32)
 
 
 @dataclass(frozen=True)
@@ -237,25 +232,12 @@ def compute_dtype(asked: str, on_disk: Dtype) -> tuple[Dtype, tuple[str, ...]]:
 
     "auto": that of the file, f32 if it is wider, bf16 if it has codes.
     """
-    dtype = DTYPES.get(asked) or {F32: F32, F64: F32, F16: F16}.get(on_disk, BF16)
+    dtype = WIDE.get(asked) or {F32: F32, F64: F32, F16: F16}.get(on_disk, BF16)
     if dtype == BF16 and on_disk == F16:
         return dtype, (
             "float16 weights are kept as bfloat16: 8 instead of 11 significant bits; --dtype float32 keeps all",
         )
     return dtype, ()
-
-
-def kv_dtype(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, backend: str) -> Dtype:
-    """Of keys and values in the cache; "auto" keeps them in `dtype`, that of the unquantized weights.
-
-    Latents in f16 are for `backend`s that multiply it (GPUs); others keep those of f16 weights in f32.
-    """
-    if not spec.mla.rank:
-        return KV_TYPES.get(cache.kv_cache_dtype, dtype)
-    kept = KV_TYPES.get(cache.kv_cache_dtype, F32 if dtype == F16 and backend != "triton" else dtype)
-    if kept not in LATENTS and not (kept == F16 and dtype == F16 and backend == "triton"):
-        raise row_of(features.KV_FORMAT, features.LATENTS).refusal({})
-    return kept
 
 
 def max_model_len(asked: int, spec: ModelSpec) -> int:

@@ -11,13 +11,13 @@ from quire.core.exclusions.features import (
     ENCODER,
     GPU,
     GPU_PROCESSES,
-    LATENTS,
     NO_EXPERTS,
     NO_GPU,
     PICTURES,
     PROJECTED,
     QUANTIZED,
     REFERENCE_OPS,
+    Feature,
     found,
 )
 from quire.model.describe import ModelFacts
@@ -36,13 +36,13 @@ def known_of(config: EngineConfig, model: ModelFacts | Opened) -> Known:
     pictures = model.vision is not None and not config.model.language_model_only
     there = found(
         (ENCODER, spec.encoder.layers > 0),
-        (LATENTS, spec.mla.rank > 0),
         (NO_EXPERTS, not any(spec.moe.sparse)),
         (PICTURES, pictures),
         (PROJECTED, spec.embed_width != spec.hidden),
         (QUANTIZED, again),
     )
-    return Known(there, words | {"scheme": kept})
+    mixers = frozenset[Feature]().union(*(spec.mixer(layer).features for layer in range(spec.layers)))
+    return Known(there | mixers, words | {"scheme": kept})
 
 
 def known_of_device(config: EngineConfig, backend: str, chosen: Mapping[str, str]) -> Known:

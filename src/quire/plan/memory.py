@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
-from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype
+from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import Hub, hub_of
@@ -122,7 +122,7 @@ def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple
 def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
     """Of keys and values in the cache."""
     dtype, _ = compute_dtype(config.model.dtype, found.dtype)
-    return kv_dtype(config.cache, found.spec, dtype, choice.backend)
+    return found.spec.mixer(0).kept_in(config.cache.kv_cache_dtype, dtype, choice.backend)
 
 
 def account(

@@ -13,20 +13,21 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.table import check_known
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation
-from quire.model.describe import ModelFacts, compute_dtype, describe, kv_dtype, max_model_len
+from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_len
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.eagle import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
-from quire.model.memory import kv_bytes_per_token, layer_kv_bytes
+from quire.model.memory import kv_bytes_per_token
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
+from quire.ops.layout import KVLayout
 from quire.parallel.experts import Division, expert_plan
 from quire.plan.weights import weight_parts
-from quire.run.budget import Bytes, KVPlan, shape_kv
+from quire.run.budget import KVPlan, shape_kv
 
 
 class Needs(NamedTuple):
@@ -98,16 +99,17 @@ def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts
 def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> tuple[KVPlan, int]:
     """The KV cache, yet without blocks, and bytes of a token in it."""
     windows: dict[int, int] = {}
-    layouts: dict[int, Bytes] = {}
+    layouts: dict[int, KVLayout] = {}
     per_token, asked, share = 0, config.speculation.asked, rank_share(config)
     models = [(local_spec(found.spec, share), found.dtype), *drafting_layers(config, found, drafts)]
     if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
         models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
     for spec, on_disk in models:
         dtype, _ = compute_dtype(config.model.dtype, on_disk)
-        kept, first = kv_dtype(config.cache, spec, dtype, choice.backend), len(windows)
+        kept = spec.mixer(0).kept_in(config.cache.kv_cache_dtype, dtype, choice.backend)
+        first = len(windows)
         windows |= {first + i: window for i, window in spec.own_windows.items()}
-        layouts |= {first + i: Bytes(layer_kv_bytes(spec, kept), bool(spec.mla.rank)) for i in spec.own_windows}
+        layouts |= {first + i: spec.mixer(i).layout(1, kept) for i in spec.own_windows}
         per_token += kv_bytes_per_token(spec, kept)
     return shape_kv(config, windows, layouts, max_model_len(config.model.max_model_len, found.spec)), per_token
 

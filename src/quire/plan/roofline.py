@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.model.load.roles import local_spec
-from quire.model.memory import layer_kv_bytes
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
 from quire.plan.rates import Attended, Product, Rates
@@ -70,8 +69,7 @@ class Stage:
         self._layers = rank.share.span(rank.facts.spec)
         self._products = [part for part in rank.parts if part.product]
         self._read = sum(part.nbytes for part in self._products)
-        kv = layer_kv_bytes(self._spec, kept)
-        self._attended = Counter(_attended(self._spec, i, kv) for i in self._layers)
+        self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
 
     def seconds(self, chunks: Sequence[Chunk], rows: int) -> float:
         """Of a step's rows through these layers, and of the head where it is here."""
@@ -92,10 +90,9 @@ class Stage:
         return self._rates.product(work)
 
 
-def _attended(spec: ModelSpec, layer: int, kv_bytes: int) -> Attended:
-    if spec.mla.rank:  # latents are read as one head's keys and values, by all heads
-        return Attended(spec.heads, 1, spec.mla.rank + spec.mla.rope, kv_bytes, spec.windows[layer])
-    return Attended(spec.heads, spec.kv_heads, spec.head_dim, kv_bytes, spec.windows[layer])
+def _attended(spec: ModelSpec, layer: int, kept: Dtype) -> Attended:
+    mixer = spec.mixer(layer)
+    return Attended(*mixer.read, mixer.layout(1, kept).bytes_per_token, spec.windows[layer])
 
 
 def critical_batch(times: Roofline) -> float:

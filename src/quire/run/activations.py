@@ -49,10 +49,7 @@ def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
 
 def _queries(spec: ModelSpec) -> int:
     """Numbers of a row of queries, keys and values."""
-    mla = spec.mla
-    if mla.rank:
-        return mla.q_rank + mla.rank + mla.rope + spec.heads * spec.head_dim
-    return (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    return spec.mixer(0).projected
 
 
 def _mlp(spec: ModelSpec, fused: bool) -> int:

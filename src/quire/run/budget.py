@@ -78,14 +78,6 @@ class Layout(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Bytes:
-    """A `Layout` of which nothing else is known."""
-
-    bytes_per_token: int
-    latent: bool = False
-
-
 def shape_kv(
     config: EngineConfig,
     windows: Mapping[int, int],

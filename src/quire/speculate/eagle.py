@@ -18,9 +18,9 @@ from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.core.speculation import TreeForm
 from quire.model.build import Model, kv_layout
-from quire.model.describe import KV_TYPES
 from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
+from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
@@ -73,7 +73,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     `ModelError` naming what does not fit `target`.
     """
     assert isinstance(target.decoder, Decoder)
-    file = HeadFile(folder, ops, KV_TYPES[target.dtype], lambda name: name.removeprefix("model."))
+    file = HeadFile(folder, ops, WIDE[target.dtype], lambda name: name.removeprefix("model."))
     spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
@@ -107,7 +107,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     dtype = F32 if rows_of is None or ops.gpu is None or isinstance(rows_of, PackedTable) else dtype_of(rows_of)
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
-    layout = kv_layout(config.cache, spec, KV_TYPES[target.dtype], ops)
+    layout = kv_layout(config.cache, spec, WIDE[target.dtype], ops)
     model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
                     weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
     return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))

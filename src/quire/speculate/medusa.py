@@ -22,7 +22,7 @@ from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.build import Model
-from quire.model.describe import KV_TYPES
+from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, ToLogits
 from quire.model.net.linear import Linear
 from quire.model.net.tapped import Taps, picked
@@ -74,7 +74,7 @@ def load_medusa(folder: str, target: Model, ops: Ops) -> Medusa:
     `ModelError` naming what does not fit `target`.
     """
     assert isinstance(target.decoder, Decoder)
-    file = HeadFile(folder, ops, KV_TYPES[target.dtype], lambda name: name.removeprefix("medusa_heads."))
+    file = HeadFile(folder, ops, WIDE[target.dtype], lambda name: name.removeprefix("medusa_heads."))
     hidden, vocab = target.spec.hidden, target.spec.vocab_size
     said = file.config.integer("hidden_size", hidden)
     if said != hidden:

@@ -40,7 +40,7 @@ def head_scores(elements: Mapping[str, Tensor], config: Mapping[str, Any]) -> li
     """
     model = OnFile.of(elements, config)
     spec, made = model.spec, []
-    if spec.mla.rank:
+    if not spec.mixer(0).own_heads:
         raise model.refuse("heads over latents cannot be dropped")
     group = spec.heads // spec.kv_heads
     for layer in range(spec.layers):

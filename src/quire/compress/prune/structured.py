@@ -122,7 +122,7 @@ def drop_heads(
 def check_heads(spec: ModelSpec, count: int) -> None:
     """`ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
-    if spec.mla.rank:
+    if not spec.mixer(0).own_heads:
         raise refusal(spec, "heads over latents cannot be dropped")
     if spec.family in EVEN_HEADS and spec.hidden % count:
         group = spec.heads // spec.kv_heads

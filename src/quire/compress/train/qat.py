@@ -115,7 +115,7 @@ def fake_quantize(net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtyp
 
     `ConfigError` where that cannot be.
     """
-    if kept is not None and net.spec.mla.rank:
+    if kept is not None and not net.spec.mixer(0).scaled:
         raise ConfigError(f"{net.name}: keeps latents instead of keys and values; leave --kv-cache-dtype out")
     net.ops = RoundedOps(scheme, group, kept)
     net.seen.values.append(FakeQuantized(net, scheme, group, dtype).value)

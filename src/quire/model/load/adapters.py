@@ -129,7 +129,12 @@ class Adapters:
         if layer in self._share.span(spec):
             return (role, layer) in self._pieces
         own = role not in KEY_VALUE or spec.kv_layer(layer) == layer
-        return role in ADAPTED and DISK_ROLES[role].where(spec, layer) and own and not (spec.mla.rank and role in "qkv")
+        return (
+            role in ADAPTED
+            and DISK_ROLES[role].where(spec, layer)
+            and own
+            and (spec.mixer(layer).own_heads or role not in "qkv")
+        )
 
     def _parts(self, file: AdapterFile) -> Iterator[tuple[str, int, LowRank]]:
         """What is added to each role: of a fused matrix the rows that are its own, in our order."""

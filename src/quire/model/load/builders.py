@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from quire.model.load.place import Unplaced, held_bytes
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
 from quire.model.load.runs import in_runs, load_o
+from quire.model.mixers.attention import Attention
+from quire.model.mixers.latent import Latents
 from quire.model.net.decoder import (
+    Attend,
     Block,
     Decoder,
     Layer,
@@ -118,13 +121,8 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
     spec = reader.local
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
     alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
-    own = spec.kv_layer(index) == index
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
-    qkv, attention = (
-        load_latent(reader, index)
-        if spec.mla.rank
-        else (reader.linear(("q", "k", "v") if own else ("q",), index), own_attention if own else reading_attention)
-    )
+    qkv, attention = MIXERS[type(spec.mixer(index))](reader, index)
     layer = Layer(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -145,6 +143,20 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
     )
     reader.tell(f"layer {index}")
     return layer
+
+
+def load_attention(reader: Reader, index: int) -> tuple[Linear, Attend]:
+    """`qkv` and attention of layer `index`; queries only where it reads another layer's keys and values."""
+    if reader.local.kv_layer(index) == index:
+        return reader.linear(("q", "k", "v"), index), own_attention
+    return reader.linear(("q",), index), reading_attention
+
+
+MIXERS: Mapping[type, Callable[[Reader, int], tuple[Linear, Attend]]] = {
+    Attention: load_attention,
+    Latents: load_latent,
+}
+"""Kind of mixer -> what reads a layer's first matrix and what runs between it and the last one."""
 
 
 def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:

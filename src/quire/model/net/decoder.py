@@ -35,7 +35,7 @@ class Layer:
     mlp_norm: Norm
     mlp: Mlp
     mlp_post_norm: Norm
-    attention: Attention
+    attention: Attend
     cross: CrossAttention | None = None
 
 
@@ -59,7 +59,7 @@ class CrossAttention:
 
 Wanted = Array | None
 """Rows [R] int32 that the blocks to come need of a layer's T, or None: all."""
-Attention = Callable[[Ops, "Layer", Array, Batch, KVCache, Wanted], Array]
+Attend = Callable[[Ops, "Layer", Array, Batch, KVCache, Wanted], Array]
 ToLogits = Callable[[Ops, Array], Array]
 """What the final norm leaves [R, hidden] -> logits [R, V]."""
 Block = Callable[[Ops, Layer, Array, Array, Batch, KVCache, Wanted], tuple[Array, Array]]

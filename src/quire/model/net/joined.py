@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
-from quire.model.net.decoder import Attention, Layer, ToLogits, Wanted
+from quire.model.net.decoder import Attend, Layer, ToLogits, Wanted
 from quire.model.net.parts import Embedding, Mlp, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -21,7 +21,7 @@ from quire.parallel.comm import Comm
 class SummedAttention:
     """Each rank's heads, through its columns of the output matrix."""
 
-    own: Attention
+    own: Attend
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:

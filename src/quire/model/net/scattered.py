@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
-from quire.model.net.decoder import Attention, Layer, Wanted
+from quire.model.net.decoder import Attend, Layer, Wanted
 from quire.model.net.parts import Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -38,7 +38,7 @@ def scattered(ops: Ops, x: Array, comm: Comm) -> Array:
 class ScatteredAttention:
     """Each rank's heads, through its columns of the output matrix."""
 
-    own: Attention
+    own: Attend
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:

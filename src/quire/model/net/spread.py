@@ -15,7 +15,7 @@ from typing import Protocol
 from quire.core.dtypes import F32
 from quire.model.batch import Batch
 from quire.model.net.decoder import (
-    Attention,
+    Attend,
     Decoder,
     Layer,
     Wanted,
@@ -210,6 +210,6 @@ def spread(decoder: Decoder, comm: Comm) -> SpreadDecoder:
 
 def _spread(layer: Layer, comm: Comm) -> SpreadAttention:
     """`KeyError` for attention that has no states: its maker is to refuse it."""
-    kinds: dict[Attention, tuple[Rows, bool]]
+    kinds: dict[Attend, tuple[Rows, bool]]
     kinds = {own_attention: (own_rows, True), reading_attention: (reading_rows, False)}
     return SpreadAttention(*kinds[layer.attention], comm)

@@ -1,0 +1,40 @@
+"""Attention over keys and values per head (Vaswani et al. 2017), which heads of queries may share (Shazeer 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.dtypes import Dtype
+from quire.core.exclusions.features import Feature
+from quire.model.mixers.mixer import KV_TYPES
+from quire.ops.layout import KVLayout
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A `Mixer`. `heads` of queries read `kv_heads` of keys and values, of `head_dim` numbers each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    features: frozenset[Feature] = frozenset()
+    own_heads: bool = True
+    scaled: bool = True
+
+    @property
+    def read(self) -> tuple[int, int, int]:
+        """Its own heads and numbers."""
+        return self.heads, self.kv_heads, self.head_dim
+
+    @property
+    def projected(self) -> int:
+        """Those of queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
+        """In any format, on every backend."""
+        return KV_TYPES.get(asked, dtype)
+
+    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
+        """As the backend lays them."""
+        return heads(block_size, self.kv_heads, self.head_dim, dtype)

@@ -1,0 +1,52 @@
+"""Multi-head latent attention (DeepSeek-AI 2024): one latent and one rotated key per token, for all heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.dtypes import BF16, F16, F32, Dtype
+from quire.core.exclusions import features as known
+from quire.core.exclusions.features import Feature
+from quire.core.exclusions.table import row_of
+from quire.model.mixers.mixer import KV_TYPES
+from quire.ops.latents import LatentLayout
+from quire.ops.layout import KVLayout
+
+FORMATS = (BF16, F32)
+"""Of latents on every backend."""
+
+
+@dataclass(frozen=True)
+class Latents:
+    """A `Mixer`. Sizes are those of `quire.model.spec.MLA`; `heads` of queries have `head_dim` numbers each."""
+
+    heads: int
+    head_dim: int
+    q_rank: int
+    rank: int
+    rope: int
+    features: frozenset[Feature] = frozenset({known.LATENTS})
+    own_heads: bool = False
+    scaled: bool = False
+
+    @property
+    def read(self) -> tuple[int, int, int]:
+        """Latents are read as one head's keys and values, by all heads."""
+        return self.heads, 1, self.rank + self.rope
+
+    @property
+    def projected(self) -> int:
+        """Those of the space of queries, of the latent, of the rotated key and of the queries."""
+        return self.q_rank + self.rank + self.rope + self.heads * self.head_dim
+
+    def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
+        """In bf16 or f32. In f16 only on backends that multiply it, GPUs; others keep those of f16 weights in f32."""
+        halves = dtype == F16 and backend == "triton"
+        kept = KV_TYPES.get(asked, F32 if dtype == F16 and not halves else dtype)
+        if kept not in FORMATS and not (kept == F16 and halves):
+            raise row_of(known.KV_FORMAT, known.LATENTS).refusal({})
+        return kept
+
+    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
+        """Of latents, on every backend alike."""
+        return LatentLayout(block_size, 1, self.rope, dtype, rank=self.rank)

@@ -1,0 +1,55 @@
+"""A mixer: the part of a layer between its norm and its MLP, in which tokens read each other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
+from quire.core.exclusions.features import Feature
+from quire.ops.layout import KVLayout
+
+WIDE = {"bfloat16": BF16, "float32": F32, "float16": F16}
+KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
+"""What `--kv-cache-dtype` names, beside "auto"."""
+
+
+class Mixer(Protocol):
+    """What is known of a layer's mixer from config.json alone: what it keeps of a token, reads and allows.
+
+    A new kind is a file here and one in `quire.model.load`, which reads its weights.
+    """
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """Rows of the table of exclusions that a model with such a layer has a part in."""
+        ...
+
+    @property
+    def own_heads(self) -> bool:
+        """Whether each head has rows of the matrices q, k and v, which can be dropped, scaled and adapted."""
+        ...
+
+    @property
+    def scaled(self) -> bool:
+        """Whether its cache may hold codes with a scale per token and head."""
+        ...
+
+    @property
+    def read(self) -> tuple[int, int, int]:
+        """How attention counts it: heads of queries, heads of the cache, numbers of a key."""
+        ...
+
+    @property
+    def projected(self) -> int:
+        """Numbers that a row is projected to before tokens read each other."""
+        ...
+
+    def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
+        """The format of its cache. `asked`: `--kv-cache-dtype`; "auto" keeps what weights have that are not quantized,
+        `dtype`. `ConfigError` where it cannot be kept so on `backend`.
+        """
+        ...
+
+    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
+        """How a block of its cache lies. `heads`: how the backend lays keys and values per head."""
+        ...
