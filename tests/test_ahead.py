@@ -43,7 +43,7 @@ class LateOps(ReferenceOps):
     def __init__(self, runtime: FakeRuntime) -> None:
         super().__init__()
         self.gpu, self.runtime = Gpu(torch.device("cpu"), INTERPRETER, True, runtime), runtime
-        self.name = "triton"  # to the rest it is a GPU
+        self.name, self.queues, self.pads = "triton", True, True  # to the rest it is a GPU
         for name in ("zero_blocks", "copy_blocks", "move_slots"):
             fn = getattr(self, name)
             setattr(self, name, lambda *args, fn=fn: runtime.queue(lambda: fn(*args)))

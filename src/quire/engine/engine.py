@@ -83,7 +83,7 @@ class Engine:
             self.ranks.allocate(plan.kv, plan.limits, alone, kept_layers((self.model,))[0].values())
         self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
         self._allocate(plan)
-        self.ahead = self.ops.gpu is not None and plan.limits.async_scheduling is not False
+        self.ahead = self.ops.queues and plan.limits.async_scheduling is not False
         most, staged = max(1 + self.ahead, config.parallel.steps_under_way), config.parallel.pipeline_parallel_size > 1
         self.under_way = UnderWay(self.runner, self.scheduler, self.speculator, most, staged)
         self.steps = self.prompt_tokens = self.generation_tokens = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from quire.core.dtypes import BF16, F32, Dtype
+from quire.core.dtypes import BF16, F16, F32, Dtype
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
 from quire.ops.choice import OPS, READ_WEIGHTS
@@ -61,6 +61,12 @@ class Ops(ABC):
     name: str
     isa: str
     threads = 1
+    queues = False
+    """Whether calls are queued and the host goes on before they are done; what they work on has memory of its own."""
+    pads = False
+    """Whether steps are recorded in a few sizes only, to which rows are added that touch a block nobody reads."""
+    compiles = False
+    """Whether kernels are compiled when they are first called."""
     cpu: Cpu | None = None
     gpu: Gpu | None = None
 
@@ -146,6 +152,14 @@ class Ops(ABC):
     def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
         """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
         raise NotImplementedError(f"backend {self.name} packs matrices whole")
+
+    def row_dtype(self, table: Dtype) -> Dtype:
+        """Of rows between ops. `table`: of the numbers of the table of tokens."""
+        return F32
+
+    def head_dtype(self, dtype: Dtype) -> Dtype:
+        """Of matrices that `head_linear` reads, where others are in `dtype`; it has no products of f16 on the host."""
+        return F32 if dtype == F16 else dtype
 
     def pack_exact(self, numbers: Host) -> Packed:
         """`numbers` [n, k] f32 for products with f32 activations; in bf16 where that changes none of them.

@@ -68,7 +68,7 @@ class Caches:
         self._ops = ops
         self.block_size, self.pad_block = kv.sizes.block_size, kv.blocks
         self._lanes, self._lane = kv.sizes.holders, models[0].place.along("context")
-        spare = 0 if ops.gpu is None else 1
+        spare = int(ops.pads)
         layouts = [layout for model in models for layout in model.layouts]
         homes: list[tuple[Home, int]] = []
         self._parts: list[range] = []
@@ -127,7 +127,7 @@ class Caches:
         if self.bytes is None:
             return
         copied = [(save, self.bytes.copy(save.block)) for save in saves]
-        ready, self._coming = (self._coming, copied) if self._ops.gpu is not None else (copied, [])
+        ready, self._coming = (self._coming, copied) if self._ops.queues else (copied, [])
         for save, data in ready:
             assert self.keep is not None
             self.keep(save, data())

@@ -69,7 +69,7 @@ class Step:
         self.model, self.ops, self.caches = model, ops, caches
         max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
         self.capture = capture and model.decoder.recordable
-        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if self.capture and ops.gpu is not None else ()
+        self.graph_sizes = graph_sizes(max_tokens, max_seqs) if self.capture and ops.pads else ()
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
@@ -108,7 +108,7 @@ class Step:
         if given is not None:
             return self._compute(shape, given)[0]
         tokens, seqs, logits, blocks, tree, _ = shape
-        exact = self.ops.gpu is None
+        exact = not self.ops.pads
         fixed = (
             self.capture and self._spread is None and (tokens == seqs or not exact or self.model.encoder is None)
         )  # what it reads is copied
@@ -172,7 +172,7 @@ class Step:
 
     def warm_up(self, trees: bool = False) -> None:
         """Fault in what the first step touches, or capture the graphs of a GPU, also those of `trees`."""
-        if self.ops.gpu is None:
+        if not self.ops.pads:
             self._warm_host()
             return
         if self.graph_sizes:
@@ -255,7 +255,7 @@ class Step:
     def record(self, rows: int, seqs: int, tree: bool = False) -> Recording:
         """Compute the step of `rows` rows of `seqs` sequences whose arrays were sent, and keep its recording."""
         batches = self.arrays.batches(rows, seqs, rows, tree)
-        if self.ops.gpu is None:
+        if not self.ops.pads:
             found = self.ops.capture(lambda: self._decode(batches))
         else:  # one place for the logits of all graphs: a graph's own would stay taken, 131 MB for 256 rows of 128 k
             target = self._logits[:rows]
@@ -279,7 +279,7 @@ class Step:
 
 def _arrays_of(ops: Ops, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
     """Those of a backend; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
-    if ops.gpu is None:
+    if not ops.queues:
         return Arrays(sizes, ops, own)
     from quire.run.device_arrays import DeviceArrays
 

@@ -19,7 +19,7 @@ def warm_up(step: Step, trees: bool = False) -> None:
     `trees`: drafts will branch.
     """
     step.warm_up(trees)
-    if step.ops.gpu is not None and not step.ops.gpu.interpreted:
+    if step.ops.compiles:
         warm_device(step, trees)
 
 

@@ -104,7 +104,7 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
     rows_of = embed.table if isinstance(embed, Embedding) else None
-    dtype = F32 if rows_of is None or ops.gpu is None or isinstance(rows_of, PackedTable) else dtype_of(rows_of)
+    dtype = F32 if rows_of is None or isinstance(rows_of, PackedTable) else ops.row_dtype(dtype_of(rows_of))
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layout = kv_layout(config.cache, spec, WIDE[target.dtype], ops)

@@ -60,7 +60,7 @@ class Base:
     def row_dtype(self) -> Dtype:
         """Of rows between ops: a GPU's have that of the table of tokens."""
         table = self.table.table
-        return F32 if self.ops.gpu is None or isinstance(table, PackedTable) else dtype_of(table)
+        return F32 if isinstance(table, PackedTable) else self.ops.row_dtype(dtype_of(table))
 
     def kept_bytes(self, rows: int) -> int:
         """Bytes of `rows` rows that the head reads."""

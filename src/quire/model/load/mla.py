@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.dtypes import F16, F32
 from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.mla import LatentAttention, LowRank, Project
@@ -58,9 +57,7 @@ def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Arra
     kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None
     if kept is not None:
         return kept.packed
-    dtype = reader.form.dtype
-    if dtype == F16 and reader.ops.gpu is None:
-        dtype = F32  # `head_linear` has no products of f16 there
+    dtype = reader.ops.head_dtype(reader.form.dtype)
     numbers = cast_to(make()[:, rows].reshape(-1, k), dtype)
     packed = reader.ops.pack(Weight(float_kind(dtype), numbers))
     if reader.cache is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.dtypes import F32, Dtype
+from quire.core.dtypes import Dtype
 from quire.model.net.linear import Linear
 from quire.model.net.parts import Mlp, Norm
 from quire.model.spec import ModelSpec
@@ -93,7 +93,7 @@ class Tower:
 
     def _embed(self, pixels: Array, grid: tuple[int, int]) -> Any:
         ops, tiles, first = self.ops, len(pixels), self.spec.patches.first
-        count, dtype = first + grid[0] * grid[1], F32 if ops.gpu is None else self.dtype
+        count, dtype = first + grid[0] * grid[1], ops.row_dtype(self.dtype)
         patches = cast_to(cut(pixels, self.spec.patches), dtype)
         x = ops.zeros((tiles, count, self.spec.hidden), dtype)
         if self.class_token is not None:

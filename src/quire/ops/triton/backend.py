@@ -38,9 +38,10 @@ class GpuOps(Ops):
 
     name = "triton"
     gpu: Gpu
+    queues = pads = True
 
     def __init__(self, gpu: Gpu, overrides: tuple[str, ...]) -> None:
-        self.gpu, self.isa = gpu, gpu.name
+        self.gpu, self.isa, self.compiles = gpu, gpu.name, not gpu.interpreted
         own: dict[str, Callable[..., Any]] = {}
         for op, fns in IMPLEMENTATIONS.items():
             for backend, fn in fns.items():
@@ -69,6 +70,14 @@ class GpuOps(Ops):
         """As of `Ops`."""
         assert isinstance(weight, Weight)
         return pack(self.gpu, self.place(weight), keep_plain=self.refers)
+
+    def row_dtype(self, table: Dtype) -> Dtype:
+        """As the table has them."""
+        return table
+
+    def head_dtype(self, dtype: Dtype) -> Dtype:
+        """The same."""
+        return dtype
 
     def pack_exact(self, numbers: Any) -> Packed:
         """In f32: its products of bf16 round activations."""
