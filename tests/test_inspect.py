@@ -26,7 +26,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layout
 from quire.model.describe import compute_dtype, describe
 from quire.model.disk.checkpoint import Checkpoint
-from quire.model.memory import layer_kv_bytes
+from quire.model.memory import kv_bytes_per_token
 from quire.ops.choice import choose
 from quire.ops.select import select
 from test_encoder import SMALL
@@ -117,7 +117,10 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
             continue
         checked += 1
         kept = found.spec.mixer(0).kept_in(cache.kv_cache_dtype, dtype, "reference")
-        assert layout.bytes_per_token == layer_kv_bytes(found.spec, kept), name
+        spec, size = found.spec, kept.itemsize
+        keys_and_values = 2 * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0))
+        wanted = (spec.mla.rank + spec.mla.rope) * size if family == "deepseek_v2" else keys_and_values
+        assert layout.bytes_per_token == wanted and kv_bytes_per_token(spec, kept) == spec.layers * wanted, name
     assert checked
 
 
