@@ -1,4 +1,4 @@
-"""The engine: schedule, execute, update - thirty lines around the scheduler and the runner."""
+"""The engine: a loaded model and what runs it. A step is scheduled, executed and its results are handed out."""
 
 from __future__ import annotations
 
