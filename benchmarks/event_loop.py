@@ -202,9 +202,10 @@ def serve(told: Connection) -> None:
     from quire.core.config import flat_config
     from quire.engine.edge.async_engine import AsyncEngine
     from quire.server.app import create_app
+    from quire.server.draining import DrainingServer, uvicorn_config
     from quire.server.http.address import bind
     from quire.server.options import ServerOptions
-    from quire.server.run import DrainingServer, prepare, uvicorn_config
+    from quire.server.run import prepare
     from stub_engine import StubEngine, stub_info
 
     stub_engine.next_token = lambda prefix, seed, index: 8  # that of tests hashes the prompt for each token

@@ -19,9 +19,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.pooling import Pooling
 from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepReport
+from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
 from quire.server.options import ServerOptions
-from quire.server.run import DrainingServer, uvicorn_config
 from quire.server.several.listed import Listed
 from quire.server.several.run import StartEngine, make_several
 from quire.server.several.state import Several

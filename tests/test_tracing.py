@@ -22,7 +22,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def test_without_the_option_nothing_of_it_is_imported() -> None:
     names = "[name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
-    code = f"import sys, quire.server.run; assert not {names}, {names}"
+    code = f"import sys, quire.server.draining, quire.server.run; assert not {names}, {names}"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert watchers(ServerOptions()) == ()
 

@@ -31,8 +31,8 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
     from quire.cli.serve import start_engines
     from quire.engine.life.progress import counting_bar
     from quire.server.batch import answered, lines_of, run
+    from quire.server.draining import make_app
     from quire.server.options import ServerOptions
-    from quire.server.run import make_app
 
     server = ServerOptions()
     most = server.sized(True).max_body_bytes
