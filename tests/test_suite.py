@@ -98,8 +98,9 @@ def test_every_technique_is_options_of_quire_on_and_off(name: str, tmp_path: Pat
     off, on = match.variants
     assert (off.on, on.on) == (False, True) and match.technique is TECHNIQUES[name]
     assert (off.options, off.mode) != (on.options, on.mode) and TECHNIQUES[name].improves in METRICS
+    own = {"load_format": "auto"} if name == "kv-store" else {}  # what made-up weights compute is not kept
     for variant in match.variants:
-        engine_config(variant.source.options | variant.options)
+        engine_config(variant.source.options | variant.options | own)
 
 
 def test_a_grid_is_a_product_less_what_is_excluded(tmp_path: Path) -> None:
