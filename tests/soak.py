@@ -332,7 +332,11 @@ def main() -> int:
         options = to_arguments(OPTIONS | {"threads": 1, "max_engine_deaths": 1_000_000})
         with Serving(str(write_tiny(Path(folder) / "tiny")), *options) as server, server.up() as client:
             client.timeout = httpx.Timeout(120.0)
-            wrong = soak(server, client)
+            try:
+                wrong = soak(server, client)
+            except BaseException:
+                print("".join(server.log[-60:]), file=sys.stderr)  # what it said before the answer that was wrong
+                raise
     wrong += ["the server's log has a traceback"] if "Traceback" in "".join(server.log) else []
     for line in wrong:
         print(f"FAILED: {line}")
