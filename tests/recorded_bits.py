@@ -5,25 +5,33 @@ this machine has, each with tokens, ranks and log-probabilities. Weights of tiny
 others on other processors: then a digest of the weights differs too, and its rows are not compared.
 
 What was recorded has ropes of torch's float32 cosines and sines, of which 5 % are one unit in the last place off;
-since, they are float64's, rounded, as are the norms of rows that DoRA divides by. `compare` therefore puts torch's in
-their place, so that it shows that nothing else changed; `compare own` does not.
+since, they are float64's, rounded, as are those of vision towers and the norms of rows that DoRA divides by. `compare`
+therefore puts torch's in their place, in processes of ranks too, so that it shows that nothing else changed;
+`compare own` does not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 
 from parallel_pairs import FEATURES, WAYS, Folders, asked_of, found
 from quire.core.errors import ConfigError
 from quire.model.families.rope import Rope
 from quire.model.load import extension
+from quire.model.vision import places
 from quire.ops.native import load_native
 
 FILE = Path(__file__).parent / "data" / "recorded_bits.json"
@@ -84,8 +92,25 @@ def by_torch() -> None:
     def norms(x: Any) -> Any:
         return torch.linalg.vector_norm(torch.from_numpy(x), dim=1).numpy()
 
+    def cosines(x: Any) -> Any:
+        return torch.from_numpy(np.asarray(x, np.float32)).cos().numpy()
+
+    def sines(x: Any) -> Any:
+        return torch.from_numpy(np.asarray(x, np.float32)).sin().numpy()
+
     Rope.table = table  # type: ignore[method-assign]
     extension.row_norms = norms
+    places.np = SimpleNamespace(**vars(np) | {"cos": cosines, "sin": sines})  # type: ignore[attr-defined]
+
+
+@contextmanager
+def by_torch_everywhere(folder: Path) -> Iterator[None]:
+    """The same here and in every process that is started meanwhile: `folder` gets what they run first."""
+    by_torch()
+    (folder / "sitecustomize.py").write_text("import recorded_bits\nrecorded_bits.by_torch()\n")
+    paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))):
+        yield
 
 
 def main(words: list[str]) -> int:
@@ -95,9 +120,9 @@ def main(words: list[str]) -> int:
         print("torch draws other weights on this processor than where the file was made", file=sys.stderr)
         return 2
     bits, wrong = dict[str, str](), 0
-    if words == ["compare"]:
-        by_torch()
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, ExitStack() as patches:
+        if words == ["compare"]:
+            patches.enter_context(by_torch_everywhere(Path(root)))
         for isa in isas():
             for name, feature, options in rows():
                 key = f"{isa}: {name}"
