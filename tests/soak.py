@@ -219,13 +219,14 @@ def small_grammars(client: httpx.Client) -> None:
     for i in range(GRAMMARS):
         for _ in range(2):
             body = {"prompt": "x", "max_tokens": 2, "guided_regex": f"a{{{i + 1}}}"}
-            assert client.post("/v1/completions", json=body).status_code == 200
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
 
 
 def count(server: Serving, client: httpx.Client, began: float) -> Sample:
     """Wait until nothing is in flight, and count."""
-    small_grammars(client)
     wait_until(lambda: metric(client, "quire:requests_in_flight") == 0, seconds=120)
+    small_grammars(client)
     wait_until(lambda: metric(client, "vllm:kv_cache_usage_perc") == 0, seconds=20)
     pids = {"server": server.process.pid, "engine": server.engine}
     with each_on_its_core(pids.values()):
