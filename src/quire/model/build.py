@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from quire.core.config import CacheConfig, EngineConfig
@@ -32,10 +33,11 @@ from quire.model.load.encoder import load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
+from quire.model.load.ranks import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.stages import stages_of
+from quire.model.mixers.table import layouts_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
@@ -89,7 +91,7 @@ class Model:
     vision: Vision | None = None
     known: Known = NOTHING
 
-    @property
+    @cached_property
     def short_reach(self) -> int:
         """Tokens up to which a sequence turns as a short one, at positions shifted by `max_model_len`; 0: all alike."""
         return short_reach(self.spec.rope, self.max_model_len)
@@ -100,10 +102,9 @@ class Model:
         return range(self.spec.layers) if self.span is None else self.span
 
 
-def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
-    """How a layer's keys and values lie."""
-    mixer = spec.mixer(0)
-    return mixer.layout(cache.block_size, mixer.kept_in(cache.kv_cache_dtype, dtype, ops.name), ops.layout)
+def kv_layouts(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> tuple[KVLayout, ...]:
+    """How each layer's keys and values lie."""
+    return layouts_of(spec, cache.kv_cache_dtype, dtype, ops.name, cache.block_size, ops.layout)
 
 
 def load_model(
@@ -129,13 +130,13 @@ def load_model(
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
-    layout = kv_layout(config.cache, local_spec(spec, share), asked, ops)
+    layouts = kv_layouts(config.cache, local_spec(spec, share), asked, ops)
     reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
-    made = joined(own, spec, place, share, config.parallel)
-    encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
+    made = parallel_decoder(own, spec, place, share, config.parallel)
+    encoder = parallel_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     vision = None if place.rank else _vision(reader, asked)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, asked, share))
     _warn(opened.folder, notes := opened.notes + notes)
@@ -144,7 +145,7 @@ def load_model(
         name=opened.name,
         spec=spec,
         decoder=made,
-        layouts=(layout,) * spec.layers,
+        layouts=layouts,
         max_model_len=length,
         dtype=asked.name,
         quantization=_format(opened.scheme if target is None else target),
@@ -202,7 +203,7 @@ def _reader(
 
 def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
-    if not reader.opened.spec.encoder.layers:
+    if not reader.opened.spec.encoder_decoder:
         return None
     require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
     return load_encoder(reader, decoder.embed, still)
@@ -238,7 +239,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
 
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
-    layout = kv_layout(config.cache, found.spec, dtype, ops)
+    layout = kv_layouts(config.cache, found.spec, dtype, ops)[0]
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)
     _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.model.load.roles import local_spec
+from quire.model.mixers.table import mixer_of
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
-from quire.plan.rates import Attended, Product, Rates
+from quire.plan.rates import Attended, Chunk, Product, Rates
 from quire.plan.weights import Part
-from quire.plan.work import Chunk
 from quire.run.shapes import EXACT
 
 FULL = 256
@@ -23,7 +23,7 @@ FUSED_WITH = ("k", "v", "up", "down", "expert_up", "expert_down")
 
 
 class Roofline:
-    """Implements `quire.plan.work.StepTimes`. A step waits for its slowest rank and for what ranks exchange."""
+    """Implements `quire.plan.rates.StepTimes`. A step waits for its slowest rank and for what ranks exchange."""
 
     def __init__(self, config: EngineConfig, ranks: Sequence[RankNeeds], kept: Dtype, rates: Rates) -> None:
         """`ranks`: one for each stage; `kept`: the format of keys and values."""
@@ -69,14 +69,14 @@ class Stage:
         self._layers = rank.share.span(rank.facts.spec)
         self._products = [part for part in rank.parts if part.product]
         self._read = sum(part.nbytes for part in self._products)
+        self._projected = max((mixer_of(self._spec, i).projected for i in self._layers), default=0)
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
 
     def seconds(self, chunks: Sequence[Chunk], rows: int) -> float:
         """Of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
-        heads = (self._spec.heads + 2 * self._spec.kv_heads) * self._spec.head_dim
-        return seconds + self._rates.between(rows, self._spec.hidden, heads, len(self._layers))
+        return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))
 
     def _product(self, part: Part, rows: int, seqs: int) -> float:
         head = part.role in ("head", "embed", "project_out")
@@ -91,7 +91,7 @@ class Stage:
 
 
 def _attended(spec: ModelSpec, layer: int, kept: Dtype) -> Attended:
-    mixer = spec.mixer(layer)
+    mixer = mixer_of(spec, layer)
     return Attended(*mixer.read, mixer.layout(1, kept).bytes_per_token, spec.windows[layer])
 
 

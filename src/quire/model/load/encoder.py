@@ -8,15 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.dtypes import F32
-from quire.model.load.mlp import load_mlp
-from quire.model.load.norms import load_norm
+from quire.model.load.parts import in_runs, load_mlp, load_norm, load_o
 from quire.model.load.place import Unplaced
 from quire.model.load.reader import Reader
-from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embed
+from quire.model.net.parts import Embed, Linear
 from quire.ops.arrays import AnyArray, contiguous
 from quire.ops.attention_spec import AttentionSpec
 
@@ -48,11 +45,9 @@ def both_ways_bias(weight: AnyArray, furthest: int) -> Unplaced:
     return contiguous(weight[bucket_of(np.abs(after), half, furthest) + half * (after > 0)].T)
 
 
-def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention | None:
-    """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
+def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention:
+    """The attention of decoder layer `index` over the encoder's output."""
     spec = reader.opened.spec
-    if not spec.encoder.layers:
-        return None
     norm, attend = load_norm(reader, "cross_norm", index), AttentionSpec(spec.attention_scale)
     return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, load_o(reader, "cross_o", index))
 
