@@ -128,10 +128,10 @@ def _operation(path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     named = re.search(r"{(\w+)", path)
     if named is not None:
-        found["parameters"] = [{"required": True, "schema": {"type": "string"}, "name": named[1], "in": "path"}]
+        found["parameters"] = [{"name": named[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     if path == "/reset_prefix_cache":
         flag = {"type": "boolean", "enum": [False]}
-        found["parameters"] = [{"schema": flag, "name": "reset_running_requests", "in": "query"}]
+        found["parameters"] = [{"name": "reset_running_requests", "in": "query", "schema": flag}]
     if path in BODIES:
         found["requestBody"] = {"content": {"application/json": {"schema": _schema(BODIES[path])}}, "required": True}
     return found | {"responses": _responses(path)}
