@@ -18,9 +18,9 @@ from quire.core.config import EngineConfig
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.errors import ModelNotFound
-from quire.server.http.exchange import Exchange, HttpMetrics, Watcher
+from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.history import History
-from quire.server.http.seen import Seen
+from quire.server.http.seen import HttpMetrics, Seen
 from quire.server.keys import Keys
 from quire.server.media import Media
 from quire.server.options import ServerOptions

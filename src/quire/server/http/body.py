@@ -1,4 +1,4 @@
-"""Reading a request body: bounded in size, time and memory, JSON, strictly typed, off the event loop when large."""
+"""Reading a request body: bounded in size and time, JSON only, strictly typed, off the event loop when large."""
 
 from __future__ import annotations
 
@@ -10,51 +10,13 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from quire.core.errors import BadRequest, Overloaded
+from quire.core.errors import BadRequest
 from quire.server.api.fields import drop_unknown
 from quire.server.http.bounds import check_counts
 from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
 from quire.server.options import ServerOptions
-
-
-class Bodies:
-    """Those of all requests together: `limit` bytes at most, but for one that is alone."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-
-class Part:
-    """Those of one request, until it says that it keeps no more of its body than fields."""
-
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
-        self._held = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of it that are counted now."""
-        return self._held
-
-    def take(self, count: int) -> None:
-        """Count bytes that were read. `Overloaded` where others hold too many."""
-        others = self._bodies.held - self._held
-        if others and self._bodies.held + count > self._bodies.limit:
-            raise Overloaded(
-                f"bodies of other requests take {others / 1e6:.0f} MB, and there is no room for this one "
-                f"(--max-bodies-gb {self._bodies.limit / 1e9:g})"
-            )
-        self._held += count
-        self._bodies.held += count
-
-    def release(self) -> None:
-        """What was read is no more."""
-        self._bodies.held -= self._held
-        self._held = 0
-
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""One request over HTTP and what came of it: what metrics of HTTP, the access log and traces are made of."""
+"""One request over HTTP and what came of it: what the access log and traces are made of; what of its body is kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import Scope
 
+from quire.core.errors import Overloaded
 from quire.core.request import Request
 from quire.engine.edge.account import Timings
 from quire.server.api.replies import Usage
-from quire.server.http.body import Bodies, Part
 from quire.server.keys import NOBODY, Tenant
+
+
+class Bodies:
+    """Those of all requests together: `limit` bytes at most, but for one that is alone."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+
+class Part:
+    """Those of one request, until it says that it keeps no more of its body than fields."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._held = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of it that are counted now."""
+        return self._held
+
+    def take(self, count: int) -> None:
+        """Count bytes that were read. `Overloaded` where others hold too many."""
+        others = self._bodies.held - self._held
+        if others and self._bodies.held + count > self._bodies.limit:
+            raise Overloaded(
+                f"bodies of other requests take {others / 1e6:.0f} MB, and there is no room for this one "
+                f"(--max-bodies-gb {self._bodies.limit / 1e9:g})"
+            )
+        self._held += count
+        self._bodies.held += count
+
+    def release(self) -> None:
+        """What was read is no more."""
+        self._bodies.held -= self._held
+        self._held = 0
 
 
 class Work(Protocol):
@@ -91,37 +127,3 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """The server ends."""
-
-
-BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 30.0),
-    *(60.0, 120.0, 300.0, 600.0),
-)
-
-
-class HttpMetrics:
-    """Counted by route: `handler` is a registered path, never what the client sent. A stream ends with its last byte.
-
-    `http_requests` has statuses as 2xx, 4xx, as that tool does; `quire:http_responses` tells 400 and 429 apart.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Seconds from a request's headers to the end of its response."
-        labels = ["handler", "method"]
-        self._seconds = Histogram("http_request_duration_seconds", text, labels, buckets=BUCKETS, registry=registry)
-        labels = ["handler", "method", "status"]
-        self._requests = Counter("http_requests", "Requests over HTTP.", labels, registry=registry)
-        self._responses = Counter("quire:http_responses", "HTTP responses.", ["route", "status"], registry=registry)
-
-        text = "Answers that are not all that their JSON schema asks for, of which a grammar could not hold some."
-        self._invalid = Counter("quire:answers_with_schema_errors", text, registry=registry)
-
-    def checked(self, invalid: int) -> None:
-        """Answers were checked, of which so many are invalid."""
-        self._invalid.inc(invalid)
-
-    def ended(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """A request was answered, or its client left (499)."""
-        self._seconds.labels(handler, method).observe(seconds)
-        self._requests.labels(handler, method, f"{status // 100}xx").inc()
-        self._responses.labels(handler, str(status)).inc()

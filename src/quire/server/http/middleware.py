@@ -18,10 +18,9 @@ from quire.core.request import random_id
 from quire.engine.edge.streams import Turns
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
-from quire.server.http.body import Bodies, Part
 from quire.server.http.dialects import dialect_of, route_path, with_one_root
 from quire.server.http.errors import HttpError, error_headers
-from quire.server.http.exchange import Exchange
+from quire.server.http.exchange import Bodies, Exchange, Part
 from quire.server.http.history import History
 from quire.server.http.seen import Seen
 from quire.server.keys import NOBODY, Keys
