@@ -27,13 +27,11 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "build" / "gpu-check" / "site"
-NEEDED = ("msgspec", "zmq", "fastapi", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client", "click",
-          "rich", "ml_dtypes", "safetensors", "tokenizers", "jinja2", "transformers", "pytest", "pytest_timeout",
+NEEDED = ("msgspec", "zmq", "starlette", "uvicorn", "httptools", "prometheus_client", "click", "rich",
+          "ml_dtypes", "safetensors", "tokenizers", "jinja2", "transformers", "pytest", "pytest_timeout",
           "hypothesis", "triton")  # fmt: skip
 """Modules that quire or its tests import."""
-ABSENT = ("msgspec", "pyzmq", "fastapi", "starlette", "pydantic", "pydantic-core", "annotated-types",
-          "typing-inspection", "typing-extensions", "annotated-doc", "uvicorn", "httptools",
-          "pytest-timeout", "ml-dtypes")  # fmt: skip
+ABSENT = ("msgspec", "pyzmq", "starlette", "typing-extensions", "uvicorn", "httptools", "pytest-timeout", "ml-dtypes")
 """Packages that a machine set up for torch alone has not, with what they need."""
 QUIET = ("-q", "-p", "no:cacheprovider", "--tb=short", "-W", "default")
 """Warnings are no errors here: the machine's packages have other versions than those of constraints.txt."""

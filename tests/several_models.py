@@ -22,7 +22,7 @@ from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepRe
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
 from quire.server.options import ServerOptions
-from quire.server.several.listed import Listed
+from quire.server.several.pool import Listed
 from quire.server.several.run import StartEngine, make_several
 from quire.server.several.state import Several
 from stub_engine import StubEngine, stub_info

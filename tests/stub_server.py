@@ -22,13 +22,16 @@ HERE = Path(__file__).parent
 
 
 class StubServer:
-    """One that runs, until the end of a `with`. `options` are the server's, `info` changes facts of the engine."""
+    """One that runs, until the end of a `with`. `options` are the server's, `info` changes facts of the engine;
+    `first`: a folder whose modules are found before all others."""
 
-    def __init__(self, step_seconds: float = 0.01, info: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, step_seconds: float = 0.01, info: dict[str, Any] | None = None, first: Path | None = None, **options: Any
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         facts = {"step_seconds": step_seconds, "info": info or {}, "options": options | {"port": self.port}}
-        path = os.pathsep.join([str(HERE.parent / "src"), str(HERE)])
+        path = os.pathsep.join([*([str(first)] if first else []), str(HERE.parent / "src"), str(HERE)])
         command = [sys.executable, str(HERE / "stub_server.py"), json.dumps(facts)]
         self.process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10.0)

@@ -159,7 +159,7 @@ def test_folders_of_model_are_apart(folder: str) -> None:
     assert not [w for w in wrong if not w.endswith(" quire.model.load.roles")], wrong
 
 
-SLOW = {"torch", "transformers", "triton", "fastapi"}
+SLOW = {"torch", "transformers", "triton", "starlette"}
 
 
 def imported(path: Path, whole: bool) -> Iterator[str]:

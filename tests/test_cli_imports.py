@@ -60,4 +60,4 @@ def test_help_imports_no_command(words: list[str]) -> None:
 def test_what_reads_headers_imports_no_torch(command: str, tmp_path: Path) -> None:
     device = ["--device", "h100"] if command == "plan" else []
     found = imports_of(command, str(write_tiny(tmp_path)), "--load-format", "dummy", *device)
-    assert not found & {"torch", "transformers", "triton", "fastapi", "typer", "pydantic"}
+    assert not found & {"torch", "transformers", "triton", "starlette", "typer", "pydantic"}

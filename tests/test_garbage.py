@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from live_server import live
-from quire.server import garbage
-from quire.server.garbage import Garbage
+from quire.server import draining
+from quire.server.draining import Garbage
 from raw_client import ask, request
 from stub_engine import StubEngine, stub_info
 
@@ -25,7 +25,7 @@ class Cycle:
 
 def left_over() -> tuple[weakref.ref[Cycle], list[list[int]]]:
     """A cycle that nobody has, and enough new objects that a search is worth it."""
-    return weakref.ref(Cycle()), [[] for _ in range(2 * garbage.NEW)]
+    return weakref.ref(Cycle()), [[] for _ in range(2 * draining.NEW_OBJECTS)]
 
 
 def test_there_are_no_searches_but_its_own() -> None:
@@ -63,7 +63,7 @@ def test_where_nothing_is_new_it_does_not_search() -> None:
 
 def test_freed_memory_goes_back_when_nothing_is_served_and_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = list[float]()
-    monkeypatch.setattr(garbage, "trim_heap", lambda: trimmed.append(0.0))
+    monkeypatch.setattr(draining, "trim_heap", lambda: trimmed.append(0.0))
     found = Garbage()
     with found.seldom():
         for idle in (True, False, True, True, False, True):

@@ -38,7 +38,7 @@ import sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "triton", "fastapi"):
+        if name.split(".")[0] in ("torch", "transformers", "triton", "starlette"):
             raise ImportError(f"{name} is not for reading headers")
 
 sys.meta_path.insert(0, Refuse())

@@ -19,13 +19,12 @@ from live_server import LiveServer, live, wait_until
 from proxy import shown_below
 from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats
-from quire.server.api.dashboard import LIVE
 from quire.server.http.exchange import Exchange
 from quire.server.http.history import KEPT as MOMENTS
 from quire.server.http.seen import KEPT, Seen
 from quire.server.keys import Tenant
 from quire.server.options import ServerOptions
-from quire.server.playground import HEADERS
+from quire.server.pages import HEADERS, LIVE
 from real_server import real
 from several_models import Stubs, list_of, serving
 from stub_engine import StubEngine, stub_info

@@ -17,7 +17,7 @@ import torch
 from oracle import write
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, ConfigError, QuireError
-from quire.engine.loop.outputs import RequestOutput
+from quire.engine.outputs import RequestOutput
 from tiny_model import OPTIONS, write_tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

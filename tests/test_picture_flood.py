@@ -18,7 +18,7 @@ from PIL import Image
 from live_server import wait_until
 from mutate import damaged
 from quire.core.errors import Overloaded
-from quire.server.http.bodies import Bodies, Part
+from quire.server.http.exchange import Bodies, Part
 from seeing import VOCAB, asked, folder, image_part, seeing, url_of
 from stub_server import StubServer
 

@@ -15,7 +15,7 @@ import pytest
 from browser import CHROMIUM, Browser, Page
 from live_server import LiveServer, live
 from proxy import shown_below
-from quire.server.playground import FOLDER, HEADERS
+from quire.server.pages import FOLDER, HEADERS
 from real_server import real
 from several_models import Stubs, list_of, serving
 from stub_engine import StubEngine

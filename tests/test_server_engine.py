@@ -17,7 +17,7 @@ from quire.engine.client import EngineClient, StepReport
 from quire.engine.edge import streams
 from quire.engine.edge.async_engine import PORTION, AsyncEngine
 from quire.engine.edge.metrics import buckets_125
-from quire.engine.edge.turns import AT_ONCE, SECONDS, Turns
+from quire.engine.edge.streams import AT_ONCE, TURN_SECONDS, Turns
 from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.stats import Stats
 from stub_engine import StubEngine, expected, stub_info
@@ -272,7 +272,7 @@ def test_a_long_turn_lets_the_loop_look_around() -> None:
         turns, done = Turns(), list[int]()
 
         def long(i: int) -> None:
-            time.sleep(2 * SECONDS)
+            time.sleep(2 * TURN_SECONDS)
             done.append(i)
 
         for i in range(3):

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from live_server import LiveServer, live
-from quire.server.api.dashboard import live_pages
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
-from quire.server.playground import pages
+from quire.server.pages import live_pages, pages
 from shaped import SHAPELESS
 
 HI = [{"role": "user", "content": "hi"}]

@@ -15,8 +15,7 @@ import pytest
 
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, EngineFailure, ModelError, Overloaded, QuireError, Unavailable
-from quire.server.several.listed import Listed
-from quire.server.several.pool import Pool
+from quire.server.several.pool import Listed, Pool
 from several_models import listed
 
 

@@ -18,7 +18,7 @@ import pytest
 from live_server import wait_until
 from quire.cli.models import listed_models
 from quire.core.errors import ConfigError
-from quire.server.several.listed import Listed
+from quire.server.several.pool import Listed
 from several_models import Server, Stubs, list_of, serving
 from tiny_model import OPTIONS, write_tiny
 

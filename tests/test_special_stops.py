@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, live
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.loop.outputs import RequestBuilder
+from quire.engine.outputs import RequestBuilder
 from quire.server.batch import run
 from quire.text.detokenizer import TextStream
 from quire.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import pytest
 from live_server import LiveServer, live
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine.loop.outputs import RequestBuilder
+from quire.engine.outputs import RequestBuilder
 from quire.text import detokenizer as text_edge
 from quire.text.detokenizer import TextStream
 from quire.text.template import ChatTemplate

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm import LoRARequest as LoRARequest
-    from quire.engine.loop.outputs import CompletionOutput as CompletionOutput
-    from quire.engine.loop.outputs import RequestOutput as RequestOutput
+    from quire.engine.outputs import CompletionOutput as CompletionOutput
+    from quire.engine.outputs import RequestOutput as RequestOutput
     from quire.engine.pooled import PooledOutput as PooledOutput
     from quire.engine.pooled import PoolingParams as PoolingParams
 
@@ -28,8 +28,8 @@ _HOMES = {
     "BeamSearchParams": "quire.engine.beam",
     "LLM": "quire.engine.llm",
     "LoRARequest": "quire.engine.llm",
-    "CompletionOutput": "quire.engine.loop.outputs",
-    "RequestOutput": "quire.engine.loop.outputs",
+    "CompletionOutput": "quire.engine.outputs",
+    "RequestOutput": "quire.engine.outputs",
     "PooledOutput": "quire.engine.pooled",
     "PoolingParams": "quire.engine.pooled",
 }

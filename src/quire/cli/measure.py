@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -16,10 +17,10 @@ from quire.cli.params import PATH, command, option
 if TYPE_CHECKING:
     from quire.bench.serving import Measured
     from quire.bench.sweep import Point
-    from quire.core.config import EngineConfig
     from quire.engine.local import LocalEngine
     from quire.figures.files import Appending
 
+Load = TypeVar("Load", LatencyLoad, ThroughputLoad)
 ROWS = ".jsonl"
 
 output_option = option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
@@ -30,12 +31,9 @@ output_option = option("--output", "-o", type=PATH, help="Write the results to t
 @with_flags({"Load": LatencyLoad} | ENGINE)
 def latency(options: dict[str, Any], output: Path | None) -> None:
     """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
-    load, config = pick(options, LatencyLoad), to_engine(options)
-    engine = _engine(config)
-    from quire.bench import offline
-    from quire.bench.report import report
+    from quire.bench.offline import latency as measure
 
-    report("latency", load, facts(engine), offline.latency(engine, load, config.model.seed), output)
+    _offline("latency", pick(options, LatencyLoad), measure, options, output)
 
 
 @command("throughput")
@@ -43,12 +41,9 @@ def latency(options: dict[str, Any], output: Path | None) -> None:
 @with_flags({"Load": ThroughputLoad} | ENGINE)
 def throughput(options: dict[str, Any], output: Path | None) -> None:
     """Throughput of many requests at once, and how much of the KV cache is wasted."""
-    load, config = pick(options, ThroughputLoad), to_engine(options)
-    engine = _engine(config)
-    from quire.bench import offline
-    from quire.bench.report import report
+    from quire.bench.offline import throughput as measure
 
-    report("throughput", load, facts(engine), offline.throughput(engine, load, config.model.seed), output)
+    _offline("throughput", pick(options, ThroughputLoad), measure, options, output)
 
 
 @command("serve")
@@ -101,12 +96,22 @@ def _command(load: ServeLoad) -> str:
     return shlex.join(["quire", "bench", "serve", *to_arguments(given)])
 
 
-def _engine(config: EngineConfig) -> LocalEngine:
+def _offline(
+    name: str,
+    load: Load,
+    measure: Callable[[LocalEngine, Load, int], dict[str, Any]],
+    options: dict[str, Any],
+    output: Path | None,
+) -> None:
+    """Measure an engine that is loaded for it, in this process."""
+    from quire.bench.report import report
     from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
 
+    config = to_engine(options)
     with loading_bar() as progress:
-        return LocalEngine(config, progress)
+        engine = LocalEngine(config, progress)
+    report(name, load, facts(engine), measure(engine, load, config.model.seed), output)
 
 
 def facts(engine: LocalEngine) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.params import SamplingParams
     from quire.engine.llm import LLM, Delta
-    from quire.engine.loop.outputs import RequestOutput
+    from quire.engine.outputs import RequestOutput
 
 F = TypeVar("F", bound=Callable[..., Any])
 

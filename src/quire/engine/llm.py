@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError
@@ -17,23 +18,35 @@ from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequ
 from quire.engine.client import EngineInfo
 from quire.engine.life.progress import counting_bar, loading_bar
 from quire.engine.local import LocalEngine
-from quire.engine.loop.outputs import RequestBuilder, RequestOutput
 from quire.engine.options import engine_config
-from quire.engine.pooled import PoolingCalls, listed
-from quire.engine.prompting import Message, Prompt, PromptReader, conversations
+from quire.engine.outputs import RequestBuilder, RequestOutput
+from quire.engine.pooled import PoolingCalls
 from quire.engine.requests import (
+    Encoded,
+    Message,
+    Prompt,
     Seeds,
+    check_size,
     continued,
+    conversations,
     ids_of_words,
+    listed,
     make_request,
     room,
     sampling_defaults,
+    text_or_ids,
     with_grammar,
 )
+from quire.engine.sources import Source, images_of, without_pictures
+from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.text.detokenizer import continuation
 from quire.text.structured.checks import checks_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.pictures import Preparer
+    from quire.pictures.prompt import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,79 @@ class Delta:
     index: int
     text: str
     output: RequestOutput | None
+
+
+class PromptReader:
+    """Reads prompts for a model, each of its tools when first needed."""
+
+    def __init__(self, config: EngineConfig, info: EngineInfo) -> None:
+        self._config, self._info = config, info
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's, or that of the `tokenizer` option."""
+        return model_tokenizer(self._config.model, self._info.folder, self._info.vocab_size)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """That of the model or of the `chat_template` option; `BadRequest` when there is none."""
+        info = self._info
+        found = model_template(self._config.model, info.folder, self.tokenizer, info.max_model_len)
+        if found is None:
+            raise BadRequest(f"{info.folder} has no chat template; use generate, or give chat_template")
+        return found
+
+    @cached_property
+    def preparer(self) -> Preparer:
+        """Reads pictures."""
+        from quire.engine.pictures import Preparer
+
+        return Preparer(self._info, self._config.media, self.tokenizer)
+
+    def read(self, prompt: Prompt) -> tuple[str | None, Encoded]:
+        """The text of a prompt, None where ids were given, and its ids with its pictures."""
+        if isinstance(prompt, str):
+            check_size(self._info, self.tokenizer, prompt)
+            return prompt, Encoded(self.tokenizer.encode(prompt))
+        if not isinstance(prompt, Mapping):
+            return None, Encoded(prompt)
+        text, ids = text_or_ids(prompt)
+        if isinstance(ids, Encoded):
+            return text, ids
+        pictures = images_of(prompt.get("multi_modal_data"))
+        if pictures:
+            return text, self._seen(text, ids, pictures)
+        return self.read(text or "") if ids is None else (text, Encoded(ids))
+
+    def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[Source]) -> Encoded:
+        """A text with marks of pictures, or ids in which each has as many image tokens as it has rows."""
+        preparer = self.preparer
+        preparer.admit(sources)
+        if text is not None and ids is None:
+            preparer.check_marks(text, len(sources), "prompt")
+            return preparer.encode(text, self._prepared(sources), "prompt", special=True)
+        return preparer.place(list(ids or ()), self._prepared(sources), "prompt_token_ids")
+
+    def _prepared(self, sources: Sequence[Source]) -> list[Prepared]:
+        return [self.preparer.prepare(source, alone=len(sources) == 1) for source in sources]
+
+    def of_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        chat_template: str | None,
+        **variables: Any,
+    ) -> Prompt:
+        """The prompt of a conversation, through the model's chat template or the text `chat_template`."""
+        template = self.template if chat_template is None else ChatTemplate({"default": chat_template}, self.tokenizer)
+        sources: list[Source] = []
+        plain = [without_pictures(message, f"messages[{i}]", sources) for i, message in enumerate(messages)]
+        if not sources:
+            return {"prompt_token_ids": template.encode(plain, tools, **variables)}
+        self.preparer.admit(sources)
+        text = template.marked(plain, tools, picture=self.preparer.mark, **variables)
+        self.preparer.check_marks(text, len(sources), "messages")
+        return {"prompt_token_ids": self.preparer.encode(text, self._prepared(sources), "messages")}
 
 
 class LLM(PoolingCalls):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
@@ -12,9 +18,59 @@ from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
-from quire.engine.ending import finished_before_the_end
 from quire.engine.engine import Engine
 from quire.text.structured.refused import REFUSED
+
+P = ParamSpec("P")
+T = TypeVar("T")
+WAIT_SECONDS = 0.001
+
+
+class _Calls:
+    """Calls of all threads: the interpreter's end waits for those that are under way, and threads that come later end.
+
+    Python ends a daemon thread where it next takes the interpreter's lock. Within native code that is in a destructor,
+    from which no thread may leave: the whole process would end by SIGABRT.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[int] = set()
+        self.last: int | None = None
+
+    def end(self) -> None:
+        """From now on only this thread calls."""
+        self.last = threading.get_ident()
+        while self.inside - {self.last}:
+            time.sleep(WAIT_SECONDS)
+
+    def forget(self) -> None:
+        """A fork took one thread along."""
+        self.inside.clear()
+
+
+_CALLS = _Calls()
+atexit.register(_CALLS.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_CALLS.forget)
+
+
+def finished_before_the_end(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, whose calls in other threads the interpreter's end waits for."""
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        me = threading.get_ident()
+        if me in _CALLS.inside:
+            return function(*args, **named)
+        _CALLS.inside.add(me)  # before the question, so that the end sees this thread or this thread sees the end
+        try:
+            if _CALLS.last not in (None, me):
+                raise SystemExit  # ends the thread, as Python is about to
+            return function(*args, **named)
+        finally:
+            _CALLS.inside.discard(me)
+
+    return call
 
 
 class LocalEngine:

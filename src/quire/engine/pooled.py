@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from quire.core.params import SamplingParams
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, longest_prompt, random_id
 from quire.engine.client import EngineInfo
+from quire.engine.requests import listed
 
 if TYPE_CHECKING:
     from quire.engine.local import LocalEngine
@@ -226,24 +227,6 @@ class PoolingCalls:
                 del live[output.request_id]
                 count()
         return [(request, found[number]) for number, request in enumerate(requests)]
-
-
-def listed(prompts: Any) -> list[Any]:
-    """One prompt, or several, as a list."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise BadRequest(f"prompts: a {type(prompts).__name__} is neither text, token ids nor a list", param="prompts")
-    items: list[Any] = list(prompts)
-    if items and all(type(item) is int for item in items):
-        return [items]
-    for item in items:
-        good = isinstance(item, (str, Mapping)) or (
-            isinstance(item, Sequence) and all(type(token) is int for token in item)
-        )
-        if not good:
-            raise BadRequest(f"prompts: {item!r:.80} is neither text, token ids nor a dict", param="prompts")
-    return items
 
 
 def _answer(request: Request, output: Output, made: Any, before: Sequence[int] = ()) -> PooledOutput:

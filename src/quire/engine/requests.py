@@ -1,10 +1,10 @@
-"""From token ids and sampling parameters to a `Request` that the engine can take unseen."""
+"""From what callers give, as prompts and as sampling parameters, to a `Request` that the engine can take unseen."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -27,11 +27,52 @@ _SLICE = 64 << 10
 """Characters that are encoded alone to see how many tokens a long text has."""
 
 
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+_FIELDS = {"prompt", "prompt_token_ids", "multi_modal_data"}
+
+
 class Encoded(NamedTuple):
     """Token ids of a prompt, and its pictures: their rows have ids beyond the vocabulary."""
 
     ids: Sequence[int]
     pictures: tuple[Picture, ...] = ()
+
+
+def listed(prompts: Any) -> list[Any]:
+    """One prompt, or several, as a list."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise BadRequest(f"prompts: a {type(prompts).__name__} is neither text, token ids nor a list", param="prompts")
+    items: list[Any] = list(prompts)
+    if items and all(type(item) is int for item in items):
+        return [items]
+    for item in items:
+        good = isinstance(item, (str, Mapping)) or (
+            isinstance(item, Sequence) and all(type(token) is int for token in item)
+        )
+        if not good:
+            raise BadRequest(f"prompts: {item!r:.80} is neither text, token ids nor a dict", param="prompts")
+    return items
+
+
+def conversations(messages: Any) -> list[Sequence[Message]]:
+    """One conversation, or several, as a list."""
+    if not messages:
+        raise BadRequest("messages: must not be empty", param="messages")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+
+
+def text_or_ids(prompt: Mapping[str, Any]) -> tuple[str | None, Sequence[int] | None]:
+    """(text, token ids) of a prompt given as a dict; one may be None."""
+    unknown = sorted(prompt.keys() - _FIELDS)
+    if unknown or not prompt:
+        raise BadRequest(f"prompt: need prompt or prompt_token_ids, not {unknown}", param="prompt")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if ids is None and not isinstance(text, str):
+        raise BadRequest(f"prompt: a {type(text).__name__} is not a string", param="prompt")
+    return text, ids
 
 
 class Seeds:

@@ -19,12 +19,15 @@ import numpy as np
 from quire.core.errors import BadRequest
 from quire.core.media import MediaConfig
 from quire.pictures.reading import to_rgb
+from quire.text.template import PICTURE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 DETAILS = (None, "auto", "low", "high", "original")
 """What OpenAI's clients may say of how large a picture is to be."""
+SCHEMES = ("data", "file", "http", "https")
+"""Of URLs; a text that has none of them is the path of a file."""
 HEAD = 128
 """Characters of a data: URL before its comma at most."""
 NEEDS_PILLOW = "reading pictures needs Pillow, which is not installed: pip install 'quire[vision]'"
@@ -216,3 +219,42 @@ def image_of(given: Any, where: str, most: int) -> Image:
         raise BadRequest(f"{where}: {error.message}", param=where) from None
     except (OSError, ValueError, SyntaxError) as error:
         raise BadRequest(f"{where}: the picture cannot be read: {error}", param=where) from None
+
+
+def images_of(data: Any) -> list[Source]:
+    """The pictures of vLLM's `multi_modal_data`: {"image": one or a list of them}."""
+    if data is None:
+        return []
+    at = "multi_modal_data"
+    if not isinstance(data, Mapping) or data.keys() - {"image"}:
+        raise BadRequest(f'{at}: must be {{"image": ...}}; only pictures are read', param=at)
+    given = data.get("image")
+    images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return [Source(f"{at}.image[{i}]", _named(image)) for i, image in enumerate(images)]
+
+
+def _named(given: Any) -> Any:
+    """A text that is no URL is the path of a file."""
+    return Path(given) if isinstance(given, str) and scheme_of(given) not in SCHEMES else given
+
+
+def without_pictures(message: Any, where: str, sources: list[Source]) -> Any:
+    """A message without its pictures, which are added to `sources`; what is no message is refused by the template."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), (list, tuple)):
+        return message
+    parts = []
+    for i, part in enumerate(message["content"]):
+        source = _source(part, f"{where}.content[{i}]") if isinstance(part, Mapping) else None
+        parts.append(part if source is None else PICTURE)
+        sources += [] if source is None else [source]
+    return {**message, "content": parts}
+
+
+def _source(part: Mapping[str, Any], at: str) -> Source | None:
+    """The picture of a part: an object of the caller's ({"type": "image", "image": ...}), or as OpenAI has it."""
+    if part.get("type") in ("image", "image_pil"):
+        given = next((part[name] for name in ("image", "image_pil", "url", "path") if part.get(name) is not None), None)
+        if given is None:
+            raise BadRequest(f"{at}.image: required, a picture", param=f"{at}.image")
+        return Source(f"{at}.image", _named(given))
+    return source_of(part, at)

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.engine.llm import LLM
-from quire.engine.loop.outputs import CompletionOutput
+from quire.engine.outputs import CompletionOutput
 
 
 @dataclass(frozen=True, slots=True)

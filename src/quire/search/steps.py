@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.engine.loop.outputs import CompletionOutput
-from quire.engine.pooled import listed
+from quire.engine.outputs import CompletionOutput
+from quire.engine.requests import listed
 from quire.search.result import Candidate, Meter, SearchResult, check_count, ids_of
 from quire.search.verify import Verifier, judged
 from quire.text.detokenizer import continuation

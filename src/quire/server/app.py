@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.api.adapters import load_lora_adapter, unload_lora_adapter
+from quire.server.api.admin import load_lora_adapter, reset_prefix_cache, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion
-from quire.server.api.dashboard import live_history, live_pages, live_state
-from quire.server.api.openapi import described, operation
+from quire.server.api.openapi import openapi_route
 from quire.server.api.others import OTHERS
 from quire.server.api.replies import Load, ModelCard, ModelList, Readiness, Version, modalities
-from quire.server.api.reset import reset_prefix_cache
 from quire.server.api.responses import Responses, cancel_response, create_response, delete_response, read_response
 from quire.server.api.tokenize import detokenize, tokenize
 from quire.server.api.vectors import create_embedding, create_rerank, create_score
-from quire.server.http.dialects import dialect_of
-from quire.server.http.door import Door
+from quire.server.http.access import watchers
+from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError, error_headers
-from quire.server.http.middleware import Gateway
-from quire.server.http.paths import route_path
-from quire.server.http.watchers import watchers
+from quire.server.http.middleware import Door, Gateway
 from quire.server.options import ServerOptions
-from quire.server.playground import pages
+from quire.server.pages import live_history, live_pages, live_state, pages
 from quire.server.service import VERSION, Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -64,7 +59,7 @@ def create_app(
     template: ChatTemplate | None,
     options: ServerOptions,
     config: EngineConfig | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application of one model; `app.state.service` is its `Service`. The caller closes the engine.
 
     `config`: what the engine was told.
@@ -73,7 +68,7 @@ def create_app(
     service = Service(engine, tokenizer, template, options, config or EngineConfig(), watchers=watchers(options))
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         engine.start()
         yield
 
@@ -81,13 +76,13 @@ def create_app(
 
 
 def assembled(
-    door: Door, routes: Iterable[Bound], lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]
-) -> FastAPI:
+    door: Door, routes: Iterable[Bound], lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
+) -> Starlette:
     """An application of `routes` with the gateway and the pages before them; `app.state.service` is the `door`."""
     options = door.options
 
     @asynccontextmanager
-    async def heard(app: FastAPI) -> AsyncIterator[None]:
+    async def heard(app: Starlette) -> AsyncIterator[None]:
         with door.seen.heard():
             async with lifespan(app):
                 kept = asyncio.create_task(door.history.keep(lambda: door.registries))
@@ -96,8 +91,7 @@ def assembled(
                 finally:
                     kept.cancel()
 
-    # No docs pages: they load scripts from elsewhere. /openapi.json describes everything.
-    app = FastAPI(title="quire", version=VERSION, lifespan=heard, docs_url=None, redoc_url=None)
+    app = Starlette(lifespan=heard)
     app.state.service, app.state.responses = door, Responses()
     shown = [*live_pages(), *(pages() if options.playground else [])]
     app.add_middleware(Gateway, service=door, pages=frozenset(page.path for page in shown))
@@ -108,13 +102,14 @@ def assembled(
         )  # fmt: skip
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    routes = tuple(routes)
     for route in routes:
         if options.root_path and route.path.startswith(f"{options.root_path}/"):
             told = "is the beginning of a path of the server's own, as"
             raise ConfigError(f"--root-path {options.root_path} {told} {route.path}; choose another", param="root_path")
-        _add(app, route)
-    app.routes.extend(shown)
-    app.openapi = partial(described, app, app.openapi, options.strict)  # type: ignore[method-assign]
+    described = openapi_route(VERSION, [(route.method, route.path, route.summary) for route in routes], options.strict)
+    own = (Route(route.path, route.endpoint, methods=[route.method]) for route in routes)
+    app.routes.extend([described, *own, *shown])
     return app
 
 
@@ -133,21 +128,6 @@ def _endpoint(
         return await call(handler, request)
 
     return endpoint
-
-
-def _add(app: FastAPI, route: Bound) -> None:
-    name = f"{route.method.lower()}{re.sub('[{}]|:path', '', route.path).replace('/', '_')}"
-    app.add_api_route(
-        route.path,
-        route.endpoint,
-        methods=[route.method],
-        name=name,
-        operation_id=name,
-        summary=route.summary,
-        openapi_extra=operation(route.path),
-        response_class=Response,
-        response_model=None,
-    )
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

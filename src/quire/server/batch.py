@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.request import random_id
@@ -129,7 +129,7 @@ def answered(path: Path, most: int) -> set[str]:
     return found
 
 
-async def run(app: FastAPI, source: Path, target: Path, most: int, done: Callable[[bool], None]) -> tuple[int, int]:
+async def run(app: ASGIApp, source: Path, target: Path, most: int, done: Callable[[bool], None]) -> tuple[int, int]:
     """Answer the requests of `source` in `target`; (answered now, of which are errors). `most`: bytes of a line.
 
     `done` is called for each line, with whether it went well; those that `target` has count, too.
@@ -167,7 +167,7 @@ async def run(app: FastAPI, source: Path, target: Path, most: int, done: Callabl
     return counts[0], counts[1]
 
 
-async def _answer(app: FastAPI, number: int, text: bytes, twice: bool) -> Answer:
+async def _answer(app: ASGIApp, number: int, text: bytes, twice: bool) -> Answer:
     """Of a line; `twice`: its custom_id is that of an earlier one, whose answer alone is to be found by it."""
     name = name_of(text)
     answer = Answer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
@@ -195,7 +195,7 @@ def _write(out: IO[bytes], answer: Answer) -> None:
     out.flush()
 
 
-async def call(app: FastAPI, url: str, body: bytes) -> Response:
+async def call(app: ASGIApp, url: str, body: bytes) -> Response:
     """What the application answers to a POST of `body`: the whole exchange of ASGI, within this process."""
     name = random_id()
     scope: dict[str, Any] = {

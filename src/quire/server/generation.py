@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
-from quire.engine.continuation import Continuation
 from quire.engine.edge.account import Moments, Timings, moments, timings
 from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.outputs import Continuation
 from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.server.http.body import TURN

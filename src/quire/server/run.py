@@ -18,8 +18,8 @@ from quire.core.machine import uncollected
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
+from quire.server.http.access import watchers
 from quire.server.http.address import bind, leave, listen, where
-from quire.server.http.watchers import watchers
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.files import read_text

@@ -20,8 +20,7 @@ from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.history import History
-from quire.server.http.http_metrics import HttpMetrics
-from quire.server.http.seen import Seen
+from quire.server.http.seen import HttpMetrics, Seen
 from quire.server.keys import Keys
 from quire.server.media import Media
 from quire.server.options import ServerOptions

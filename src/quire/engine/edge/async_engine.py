@@ -15,11 +15,43 @@ import msgspec
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.edge.adapter_changes import AdapterChanges
 from quire.engine.edge.admission import Admission, picture_bytes
 from quire.engine.edge.metrics import EngineMetrics
-from quire.engine.edge.streams import OutputStream
-from quire.engine.edge.turns import AT_ONCE, Turns
+from quire.engine.edge.streams import AT_ONCE, OutputStream, Turns
+
+
+class AdapterChanges:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+
+    async def change(self, client: EngineClient, name: str, folder: str) -> None:
+        """Ask for a change and wait until it is settled; `BadRequest` while another of this name is under way."""
+        if name in self._waiting:
+            raise BadRequest(f"lora_name: {name!r} is being changed by another request", param="lora_name")
+        done = self._waiting[name] = asyncio.get_running_loop().create_future()
+        try:
+            client.change_adapter(name, folder)
+            await done
+        finally:
+            self._waiting.pop(name, None)
+
+    def settle(self, name: str, error: QuireError | None) -> None:
+        """Wake who asked for a change of adapter `name`, unless nobody waits any more."""
+        done = self._waiting.get(name)
+        if done is None or done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def fail(self, error: QuireError) -> None:
+        """None of them comes to an end any more."""
+        for name in self._waiting:
+            self.settle(name, error)
+
 
 logger = logging.getLogger("quire.engine")
 

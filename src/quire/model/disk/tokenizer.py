@@ -1,12 +1,16 @@
-"""Which tokenizer goes with a model."""
+"""Which tokenizer and which chat template go with a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.core.config import ModelConfig
 from quire.gguf.file import is_gguf
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.text.template import ChatTemplate
 
 
 def tokenizer_folder(options: ModelConfig, own: str | Path) -> Path:
@@ -29,3 +33,12 @@ def model_tokenizer(options: ModelConfig, own: str | Path, vocab_size: int) -> T
     tokenizer = Tokenizer.from_folder(tokenizer_folder(options, own))
     tokenizer.check_vocab(vocab_size)
     return tokenizer
+
+
+def model_template(
+    options: ModelConfig, own: str | Path, tokenizer: Tokenizer, max_model_len: int
+) -> ChatTemplate | None:
+    """The template in the file `--chat-template`, else that which lies with the tokenizer; None where there is none."""
+    from quire.text.template import ChatTemplate  # engines read tokenizers and render nothing
+
+    return ChatTemplate.from_folder(tokenizer_folder(options, own), tokenizer, options.chat_template, max_model_len)

@@ -16,17 +16,16 @@ from quire.server.api.answer import respond
 from quire.server.api.anthropic_bodies import RENAMED, CountRequest, MessagesRequest, chat_of
 from quire.server.api.chat import submit_chat
 from quire.server.api.convert import check_body, renamed
+from quire.server.api.fields import without_effect
 from quire.server.api.prompts import encode_chat
 from quire.server.api.replies import Report
-from quire.server.api.spoken import Spoken, arguments_of, named_event
+from quire.server.api.spoken import Block, Spoken, Step, arguments_of, named_event
 from quire.server.api.tools import calling_of
-from quire.server.blocks import Block, Step
 from quire.server.generation import Generated
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import ANTHROPIC
 from quire.server.service import Service
 from quire.server.speech import Speech
-from quire.server.unbuilt import without_effect
 
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):

@@ -9,10 +9,10 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.engine.sources import Base64, Source
+from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt
 
 Content = str | list[dict[str, Any]]
 RENAMED = {"stop": "stop_sequences", "user": "metadata.user_id", "response_format": "output_config.format",

@@ -25,19 +25,22 @@ from quire.server.api.replies import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    ChatMessage,
     CompletionTokens,
+    FunctionPart,
+    ToolCallPart,
     Usage,
 )
-from quire.server.api.said import ROLE, delta_of, message_of
 from quire.server.api.shapes import Asked
 from quire.server.api.tools import asked_of, calling_of
 from quire.server.api.writer import Choices, State, Writer
-from quire.server.assistant import Assistant
+from quire.server.assistant import Assistant, Message
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.http.body import LARGE, off_loop, off_read
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
+from quire.text.messages.source import Delta
 
 _WALKED = LARGE + 1
 """Schemas of tools, which are walked through, may have any size."""
@@ -191,3 +194,41 @@ class _Writer(Writer[ChatCompletionRequest]):
 
     def _entries(self, items: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         return self.logprobs.chat(items, self.body.top_logprobs or 0) if self.body.logprobs else None
+
+
+ROLE = "assistant"
+
+
+def delta_of(deltas: Sequence[Delta], reasons: bool) -> ChatDelta:
+    """One chunk's; a call's start and its first arguments in it are one part. `reasons`: reasoning is shown."""
+    out = ChatDelta()
+    calls: dict[int, ToolCallPart] = {}
+    for delta in deltas:
+        if delta.kind == "content":
+            out.content = (out.content or "") + delta.text
+        elif delta.kind == "reasoning":
+            if reasons:
+                out.reasoning_content = (out.reasoning_content or "") + delta.text
+        elif delta.kind == "call":
+            function = FunctionPart(name=delta.name, arguments="")
+            calls[delta.index] = ToolCallPart(index=delta.index, id=delta.id, type="function", function=function)
+        else:
+            part = calls.setdefault(delta.index, ToolCallPart(index=delta.index, function=FunctionPart(arguments="")))
+            part.function.arguments += delta.text
+    if calls:
+        out.tool_calls = list(calls.values())
+    return out
+
+
+def message_of(said: Message, reasons: bool) -> ChatMessage:
+    """A whole message."""
+    empty = not said.content and (said.calls or said.reasoning)
+    message = ChatMessage(role=ROLE, content=None if empty else said.content)
+    if said.reasoning and reasons:
+        message.reasoning_content = said.reasoning
+    if said.calls:
+        message.tool_calls = [
+            ToolCallPart(id=call.id, type="function", function=FunctionPart(name=call.name, arguments=call.arguments))
+            for call in said.calls
+        ]
+    return message

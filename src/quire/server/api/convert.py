@@ -15,14 +15,13 @@ from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import Encoded, ids_of_words, make_request, room
-from quire.server.api.beam_fields import beam_params, check_beams
+from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.shapes import Asked, with_grammars
-from quire.server.beams import Beams
+from quire.server.beams import Beams, beam_params, check_beams
 from quire.server.http.body import ID_BYTES, in_turns, off_loop, read_struct
 from quire.server.keys import Tenant
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 Body = TypeVar("Body", bound=SamplingFields)
 

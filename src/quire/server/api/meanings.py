@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.server.unbuilt import UNBUILT, WITHOUT_EFFECT
+from quire.server.api.fields import UNBUILT, WITHOUT_EFFECT
 
 _NO_EFFECT = "Cannot change an answer here; the Warning header names it."
 _SHAPE = "an older name of structured_outputs."

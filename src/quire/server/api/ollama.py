@@ -29,8 +29,7 @@ from quire.server.api.ollama_bodies import (
     sources_of,
 )
 from quire.server.api.replies import Report
-from quire.server.api.spoken import Spoken, arguments_of
-from quire.server.blocks import Block, Step
+from quire.server.api.spoken import Block, Spoken, Step, arguments_of
 from quire.server.generation import Generated
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA

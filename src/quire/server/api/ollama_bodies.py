@@ -8,10 +8,10 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.engine.sources import Base64, Source
+from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.api.tools import EFFORTS
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 RENAMED = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
            "response_format": "format", "reasoning_effort": "think",

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.pooled import PoolingParams, embedding, vector_of
+from quire.server.api.fields import without_effect
 from quire.server.api.ollama_bodies import EmbeddingsRequest, EmbedRequest
 from quire.server.api.prompts import Prompts, encode_first, listed
 from quire.server.api.vectors import NUMBER_BYTES, Answers, VectorFields, answers, check_embeds
 from quire.server.http.body import off_loop, read_struct
 from quire.server.service import Service
-from quire.server.unbuilt import without_effect
 
 NANO = 1_000_000_000
 NOTHING = ("keep_alive", "options")

@@ -16,7 +16,7 @@ from quire.server.api.ollama import stamp
 from quire.server.api.ollama_bodies import Named
 from quire.server.api.replies import Version
 from quire.server.http.body import read_struct
-from quire.server.http.door import Door
+from quire.server.http.middleware import Door
 from quire.server.service import VERSION, Service
 from quire.text.files import read_json
 from quire.text.infill import format_of

@@ -1,16 +1,18 @@
-"""/openapi.json: FastAPI's description of the routes, with the schemas of bodies and replies, which msgspec knows."""
+"""/openapi.json: every route, with the schemas of bodies and replies, which msgspec knows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from quire.server.api.adapters import LoadLora, UnloadLora
-from quire.server.api.dashboard import Live
+from quire.server.api.admin import LoadLora, UnloadLora
 from quire.server.api.meanings import describe as describe_fields
 from quire.server.api.others import LISTS, OTHERS, SSE
 from quire.server.api.protocol import (
@@ -26,7 +28,9 @@ from quire.server.api.replies import (
     Load,
     ModelCard,
     ModelList,
+    NamedModel,
     Readiness,
+    StateCard,
     Text,
     Tokens,
     Version,
@@ -37,7 +41,7 @@ from quire.server.api.responses_bodies import ResponsesRequest
 from quire.server.api.vectors import EmbeddingRequest, Embeddings, Ranking, RerankRequest, ScoreRequest, Scores
 from quire.server.http.dialects import dialect_of
 from quire.server.http.history import Past
-from quire.server.several.cards import NamedModel, StateCard
+from quire.server.pages import Live
 
 Kinds = tuple[type[msgspec.Struct], ...]
 MODELS = ("/v1/models/load", "/v1/models/unload")
@@ -91,35 +95,58 @@ GENERATES = {404: "No such model", 429: "The queue, or the rate of the key, is f
 _REFS = "#/components/schemas/{name}"
 
 
-def operation(path: str) -> dict[str, Any]:
-    """What FastAPI cannot know of the operation at `path`: its body, its parameters, its responses."""
-    found: dict[str, Any] = {"responses": _responses(path)}
-    if path in BODIES:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(BODIES[path])}}}
+def openapi_route(version: str, routes: Sequence[tuple[str, str, str]], strict: bool) -> Route:
+    """The route of the document that describes `routes`: method, path and summary of each. It is made when first asked
+    for. There are no pages that show it: those that exist load scripts from elsewhere."""
+    made = cache(lambda: document(version, routes, strict))
+
+    async def openapi(request: Request) -> Response:
+        root = request.scope.get("root_path", "")
+        found = made() | ({"servers": [{"url": root}]} if root else {})
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return Route("/openapi.json", openapi, methods=["GET"])
+
+
+def document(version: str, routes: Sequence[tuple[str, str, str]], strict: bool) -> dict[str, Any]:
+    """A description as OpenAPI 3.1 has it. Bodies may have other fields unless the server is `strict`."""
+    paths: dict[str, Any] = {}
+    for method, path, summary in routes:
+        told, verb = path.replace(":path", ""), method.lower()
+        name = f"{verb}{re.sub('[{}]', '', told).replace('/', '_')}"
+        paths.setdefault(told, {})[verb] = {"summary": summary, "operationId": name} | _operation(path)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "quire", "version": version},
+        "paths": paths,
+        "components": {"schemas": _schemas(strict)},
+    }
+
+
+def _operation(path: str) -> dict[str, Any]:
+    """The parameters, the body and the responses of `path`."""
+    found: dict[str, Any] = {}
     named = re.search(r"{(\w+)", path)
     if named is not None:
         found["parameters"] = [{"name": named[1], "in": "path", "required": True, "schema": {"type": "string"}}]
     if path == "/reset_prefix_cache":
         flag = {"type": "boolean", "enum": [False]}
         found["parameters"] = [{"name": "reset_running_requests", "in": "query", "schema": flag}]
-    return found
+    if path in BODIES:
+        found["requestBody"] = {"content": {"application/json": {"schema": _schema(BODIES[path])}}, "required": True}
+    return found | {"responses": _responses(path)}
 
 
-def described(app: FastAPI, describe: Callable[[], dict[str, Any]], strict: bool) -> dict[str, Any]:
-    """FastAPI's description, with the schemas. Bodies may have other fields unless the server is `strict`."""
-    if app.openapi_schema is None:
-        bodies = [kind for group in BODIES.values() for kind in group]
-        errors = {dialect_of(path).shape for path in (*BODIES, *REPLIES)}
-        replies = [*errors, *(kind for group in REPLIES.values() for kind in group)]
-        _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
-        for schema in schemas.values() if not strict else ():
-            schema.pop("additionalProperties", None)
-        for kind in bodies:
-            describe_fields(schemas[kind.__name__], kind.__name__, kind.__struct_fields__)
-        found = describe()
-        found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        app.openapi_schema = found
-    return app.openapi_schema
+def _schemas(strict: bool) -> dict[str, Any]:
+    bodies = [kind for group in BODIES.values() for kind in group]
+    errors = {dialect_of(path).shape for path in (*BODIES, *REPLIES)}
+    replies = [*errors, *(kind for group in REPLIES.values() for kind in group)]
+    _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
+    for schema in schemas.values() if not strict else ():
+        schema.pop("additionalProperties", None)
+    for kind in bodies:
+        describe_fields(schemas[kind.__name__], kind.__name__, kind.__struct_fields__)
+    return schemas
 
 
 def _lazy(kind: type) -> dict[str, Any]:
@@ -140,8 +167,8 @@ def _responses(path: str) -> dict[str, Any]:
     if path.startswith("/v1/responses/"):
         errors |= {404: "No such response", 429: GENERATES[429], 503: GENERATES[503]}
     error = {"application/json": {"schema": _schema((dialect_of(path).shape,))}}
-    found: dict[str, Any] = {str(status): {"description": text, "content": error} for status, text in errors.items()}
-    found["200"] = {"description": "As asked", "content": _contents(path)}
+    found: dict[str, Any] = {"200": {"description": "As asked", "content": _contents(path)}}
+    found |= {str(status): {"description": text, "content": error} for status, text in errors.items()}
     if path in ("/health", "/ping"):
         found["503"] = {"description": "No engine answers now"}
     if path == "/readyz":

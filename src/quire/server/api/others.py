@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.api import anthropic, llama_cpp, llama_cpp_state, ollama, ollama_embed, ollama_models, tgi
+from quire.server.api import anthropic, llama_cpp, ollama, ollama_embed, ollama_models, tgi
 from quire.server.api.anthropic_bodies import CountRequest, MessagesRequest
 from quire.server.api.ollama_bodies import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Named
 from quire.server.api.replies import Version
@@ -43,8 +43,8 @@ OTHERS = (
     Route("GET", "/api/ps", ollama_models.ps, None, ollama_models.OllamaModels),
     Route("GET", "/api/version", ollama_models.version, None, Version),
     Route("POST", "/completion", llama_cpp.completion, llama_cpp.LlamaCppRequest, llama_cpp.LlamaCppReply, SSE),
-    Route("GET", "/props", llama_cpp_state.props, None, llama_cpp.Props),
-    Route("GET", "/slots", llama_cpp_state.slots, None, llama_cpp_state.Slot),
+    Route("GET", "/props", llama_cpp.props, None, llama_cpp.Props),
+    Route("GET", "/slots", llama_cpp.slots, None, llama_cpp.Slot),
     Route("POST", "/generate", tgi.generate, tgi.TgiRequest, tgi.TgiReply),
     Route("POST", "/generate_stream", tgi.generate_stream, tgi.TgiRequest, tgi.TgiChunk, SSE),
     Route("POST", "/", tgi.compat_generate, tgi.TgiCompatRequest, tgi.TgiReply, SSE),

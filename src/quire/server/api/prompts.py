@@ -15,13 +15,13 @@ from quire.core.errors import BadRequest
 from quire.core.request import longest_prompt
 from quire.engine.requests import Encoded, check_size, check_tokens
 from quire.engine.sources import Source, forget, source_of
+from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.errors import brief
 from quire.server.media import Held
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt
 from quire.text.messages.ids import shorten
 from quire.text.render import PROCESSES
 from quire.text.template import PICTURE, RESERVED

@@ -285,3 +285,28 @@ class Tokens(msgspec.Struct, kw_only=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/models/load and /v1/models/unload."""
+
+    model: str
+
+
+class StateCard(ModelCard, kw_only=True):
+    """A model in /v1/models. `status`: loaded, loading, unloaded or failed; then `error` says why.
+
+    `needed_bytes`: of weights and KV cache, as its headers say.
+    """
+
+    status: str
+    pinned: bool
+    needed_bytes: int
+    error: str | None = None
+
+
+class StateList(msgspec.Struct, kw_only=True):
+    """Response of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[StateCard]

@@ -14,8 +14,7 @@ from quire.core.request import TokenLogprob, random_id
 from quire.server.api.logprobs import LogprobWriter
 from quire.server.api.replies import Report
 from quire.server.api.responses_bodies import Item, ResponsesRequest
-from quire.server.api.spoken import Spoken, named_event
-from quire.server.blocks import Block, Step
+from quire.server.api.spoken import Block, Spoken, Step, named_event
 from quire.server.generation import Generated
 from quire.server.http.dialects import RESPONSES
 from quire.server.service import Service

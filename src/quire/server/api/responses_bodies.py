@@ -10,9 +10,9 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.engine.sources import DETAILS, Source
+from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief
-from quire.server.unbuilt import refuse_unbuilt, without_effect
 
 Item = dict[str, Any]
 RENAMED = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format",

@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
 from quire.core.request import TokenLogprob
 from quire.server.api.answer import Answer
 from quire.server.assistant import Assistant
-from quire.server.blocks import Blocks, Step
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop
 from quire.server.service import Service
 from quire.server.speech import Speech
+from quire.text.messages.source import Delta
+
+
+@dataclass(slots=True)
+class Block:
+    """`text`: all of it so far; of a call its arguments in JSON, beside the call's own `id` and `name`."""
+
+    kind: Literal["content", "reasoning", "call"]
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of the block `index`; `text`: what it gained."""
+
+    what: Literal["begin", "gain", "end"]
+    index: int
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """Reads deltas. `all`: every block so far, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open = False
+
+    def push(self, deltas: Sequence[Delta]) -> list[Step]:
+        """What the deltas do."""
+        steps: list[Step] = []
+        for delta in deltas:
+            if delta.kind == "call":
+                steps += self._begin(Block("call", id=delta.id, name=delta.name))
+            elif delta.kind != "arguments" and not (self._open and self.all[-1].kind == delta.kind):
+                steps += self._begin(Block(delta.kind))
+            if delta.text:
+                block = self.all[-1]
+                block.text += delta.text
+                steps.append(Step("gain", len(self.all) - 1, block, delta.text))
+        return steps
+
+    def end(self) -> list[Step]:
+        """The end of what is open."""
+        steps = [Step("end", len(self.all) - 1, self.all[-1])] if self._open else []
+        self._open = False
+        return steps
+
+    def _begin(self, block: Block) -> list[Step]:
+        steps = self.end()
+        self.all.append(block)
+        self._open = True
+        return [*steps, Step("begin", len(self.all) - 1, block)]
+
 
 _encode = msgspec.json.encode
 

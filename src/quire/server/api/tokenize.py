@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.prompts import encode_chat, encode_texts
 from quire.server.api.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from quire.server.api.replies import Text, Tokens
 from quire.server.api.tools import check_tools
 from quire.server.http.body import ID_BYTES, off_loop, off_read, read_struct
 from quire.server.service import Service
-from quire.server.unbuilt import refuse_unbuilt
 
 
 def _kind(value: Any) -> type[TokenizeText] | type[TokenizeChat]:

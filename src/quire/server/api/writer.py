@@ -11,17 +11,24 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.request import TokenLogprob
+from quire.core.request import Request, TokenLogprob
 from quire.server.api.answer import Answer
 from quire.server.api.convert import drawn, new_id
 from quire.server.api.logprobs import LogprobWriter, weight
-from quire.server.api.protocol import SamplingFields
-from quire.server.api.replies import ChatCompletion, ChatCompletionChunk, Completion, PromptLogprobs, Report, Usage
+from quire.server.api.protocol import QuireOptions, SamplingFields
+from quire.server.api.replies import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    PromptLogprobs,
+    PromptReport,
+    Report,
+    Usage,
+)
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.pieces import encode
 from quire.server.http.sse import event
-from quire.server.reports import report
 from quire.server.service import Service
 from quire.text.detokenizer import Offsets
 
@@ -213,3 +220,24 @@ class Writer(Answer, Generic[Body]):
             told = reply.quire if isinstance(reply.quire, Report) else Report(request_id=self.request_id)
             reply.quire = msgspec.structs.replace(told, schema_errors=self.schema_errors)
         return reply
+
+
+def report(request_id: str, began: float, generation: Generated, asked: QuireOptions) -> Report:
+    """What is known of all prompts of a request over HTTP, as far as it was `asked` for.
+
+    `began`: when its head had been read, of `time.monotonic`.
+    """
+
+    def of(request: Request) -> PromptReport:
+        return PromptReport(
+            id=request.id,
+            timings=generation.timings(request) if asked.timings else UNSET,
+            cache=generation.cache(request) if asked.cache else UNSET,
+            clock=generation.moments(request, began, time.monotonic()) if asked.clock else UNSET,
+        )
+
+    prompts = [of(request) for request in generation.requests]
+    if len(prompts) > 1:
+        return Report(request_id=request_id, prompts=prompts)
+    one = prompts[0]
+    return Report(request_id=request_id, id=one.id, timings=one.timings, cache=one.cache, clock=one.clock)

@@ -1,7 +1,8 @@
-"""The access log: one line a request on standard output, as text or as a JSON object."""
+"""Who watches exchanges, by the server's options: the access log, one line a request on standard output, and traces."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from datetime import UTC, datetime
@@ -9,8 +10,10 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.core.errors import ConfigError
 from quire.engine.edge.account import Timings
-from quire.server.http.exchange import Exchange
+from quire.server.http.exchange import Exchange, Watcher
+from quire.server.options import ServerOptions
 
 MAX_PATH = 512
 
@@ -109,3 +112,24 @@ def text_line(found: Entry) -> str:
         spans = [(name, getattr(times, f"{name}_seconds")) for name in names]
         words += [f"{name}={seconds:.3f}" for name, seconds in spans if seconds is not None]
     return " ".join(words)
+
+
+def watchers(options: ServerOptions) -> tuple[Watcher, ...]:
+    """The access log and traces, where they were asked for; `ConfigError` where one cannot be had."""
+    found: list[Watcher] = []
+    if options.access_log != "off":
+        found.append(AccessLog(options.access_log))
+    if options.otlp_traces_endpoint is not None:
+        found.append(_tracer(options.otlp_traces_endpoint))
+    return tuple(found)
+
+
+def _tracer(endpoint: str) -> Watcher:
+    # Traces have dependencies of their own, which nobody else is to wait for.
+    for name in ("opentelemetry.sdk", "opentelemetry.exporter"):
+        if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec(name) is None:
+            message = "--otlp-traces-endpoint: OpenTelemetry is not installed; pip install 'quire[otel]'"
+            raise ConfigError(message, param="otlp_traces_endpoint")
+    from quire.server.http.tracing import Tracer, exporter
+
+    return Tracer(exporter(endpoint))

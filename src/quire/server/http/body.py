@@ -13,10 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from quire.core.errors import BadRequest
 from quire.server.api.fields import drop_unknown
 from quire.server.http.bounds import check_counts
-from quire.server.http.dialects import dialect_of
+from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
-from quire.server.http.paths import route_path
 from quire.server.options import ServerOptions
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""How each API says errors and how its streams lie on the wire; which API a path belongs to."""
+"""How each API says errors and how its streams lie on the wire; the path of a route, and whose API it is of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from starlette.types import Scope
 
 from quire.core.errors import QuireError
 from quire.server.http.errors import ErrorReply, encode_error
@@ -120,3 +121,30 @@ _PATHS = {
 def dialect_of(path: str) -> Dialect:
     """That of the API which has `path`; OpenAI's where none is known."""
     return OLLAMA if path.startswith("/api/") else _PATHS.get(path, OPENAI)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as routes are registered, without `--root-path`: the one name by which anything about a route is kept.
+
+    uvicorn puts the root path before the path, as ASGI says.
+    """
+    return _below(scope["path"], scope.get("root_path", ""))
+
+
+def with_one_root(scope: Scope) -> Scope:
+    """The scope of a request as a proxy would have sent it that takes the root path away.
+
+    Where one does not, or where clients come past it, the root path is there twice: theirs and uvicorn's.
+    """
+    root = scope.get("root_path", "")
+    path = route_path(scope)
+    if not root or _below(path, root) == path:
+        return scope
+    raw: bytes | None = scope.get("raw_path")
+    return {**scope, "path": path, "raw_path": None if raw is None else raw.removeprefix(root.encode())}
+
+
+def _below(path: str, root: str) -> str:
+    if not root or not (path == root or path.startswith(f"{root}/")):
+        return path
+    return path[len(root) :] or "/"

@@ -8,20 +8,63 @@ from __future__ import annotations
 import logging
 import re
 import time
+from typing import Protocol
 
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
+from quire.engine.edge.streams import Turns
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
-from quire.server.http.bodies import Bodies, Part
-from quire.server.http.dialects import dialect_of
-from quire.server.http.door import Door
+from quire.server.http.dialects import dialect_of, route_path, with_one_root
 from quire.server.http.errors import HttpError, error_headers
-from quire.server.http.exchange import Exchange
-from quire.server.http.paths import route_path, with_one_root
-from quire.server.keys import NOBODY
+from quire.server.http.exchange import Bodies, Exchange, Part
+from quire.server.http.history import History
+from quire.server.http.seen import Seen
+from quire.server.keys import NOBODY, Keys
+from quire.server.options import ServerOptions
+
+
+class Engines(Protocol):
+    """One engine, or all of them."""
+
+    turns: Turns
+
+    @property
+    def failure(self) -> QuireError | None: ...
+
+    def check_room(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def fail_all(self, error: QuireError) -> None: ...
+
+
+class Door(Protocol):
+    """`active` counts requests being served, `draining` is set by the first SIGTERM."""
+
+    draining: bool
+    active: int
+    created: int
+    keys: Keys
+    seen: Seen
+    history: History
+
+    @property
+    def engine(self) -> Engines: ...
+
+    @property
+    def options(self) -> ServerOptions: ...
+
+    @property
+    def registries(self) -> list[CollectorRegistry]: ...
+
+    def ended(self, exchange: Exchange) -> None: ...
+
+    def close(self) -> None: ...
+
 
 logger = logging.getLogger("quire.server")
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -49,11 +49,11 @@ class Holding:
             await self._app({**scope, "state": {**scope.get("state", {}), "held": held}}, receive, send)
 
 
-def make_front(several: Several) -> FastAPI:
+def make_front(several: Several) -> Starlette:
     """The application before several models."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         loads = asyncio.create_task(_load_pinned(several))
         try:
             yield

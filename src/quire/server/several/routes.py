@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
 
 import msgspec
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api import ollama_models
-from quire.server.api.dashboard import live_history, state_of
 from quire.server.api.ollama import stamp
 from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
-from quire.server.api.replies import modalities
+from quire.server.api.replies import NamedModel, StateCard, StateList, modalities
 from quire.server.api.responses import cancel_response, delete_response, read_response
 from quire.server.app import livez, load, readiness, version
 from quire.server.http.body import read_struct
 from quire.server.http.errors import HttpError
-from quire.server.several.cards import NamedModel, StateCard, StateList
-from quire.server.several.metrics import rendered
-from quire.server.several.pool import Slot
+from quire.server.pages import live_history, state_of
+from quire.server.several.pool import STATES, Slot
 from quire.server.several.state import Several, adapters_of, service_of
 
 
@@ -159,3 +160,55 @@ OWN: tuple[tuple[str, str, Callable[[Several, Request], Awaitable[Response]]], .
     ("GET", "/dashboard/state", live_state),
     ("GET", "/dashboard/history", live_history),
 )
+
+
+def rendered(registries: Iterable[CollectorRegistry], slots: Iterable[Slot]) -> bytes:
+    """The text that Prometheus scrapes."""
+    own = CollectorRegistry()
+    own.register(_States(tuple(slots)))
+    merged = _Merged((*registries, own))
+    return generate_latest(cast(CollectorRegistry, merged))
+
+
+class _Merged(Collector):
+    """The metrics of several registries, one family for each name. A sample that all have, as the process's, is there
+    once."""
+
+    def __init__(self, registries: tuple[CollectorRegistry, ...]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric families of this moment."""
+        found: dict[str, Metric] = {}
+        seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        for registry in self._registries:
+            for family in registry.collect():
+                merged = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    key = (sample.name, tuple(sorted(sample.labels.items())))
+                    if key not in seen:
+                        seen.add(key)
+                        merged.samples.append(sample)
+        return found.values()
+
+
+class _States(Collector):
+    """Which model is in which state, and how often it was loaded."""
+
+    def __init__(self, slots: tuple[Slot, ...]) -> None:
+        self._slots = slots
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric families of this moment."""
+        states = GaugeMetricFamily("quire:model_state", "1 = the model's state.", labels=["model_name", "state"])
+        loads = CounterMetricFamily("quire:model_loads", "Times that a model was loaded.", labels=["model_name"])
+        needed = GaugeMetricFamily(
+            "quire:model_needed_bytes", "Bytes that a loaded model takes.", labels=["model_name"]
+        )
+        for slot in self._slots:
+            name = slot.listed.name
+            for state in STATES:
+                states.add_metric([name, state], float(slot.state == state))
+            loads.add_metric([name], slot.loads)
+            needed.add_metric([name], slot.listed.needed)
+        return (states, loads, needed)

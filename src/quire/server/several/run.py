@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
@@ -21,8 +21,7 @@ from quire.server.options import ServerOptions
 from quire.server.run import FAILED_EXIT_CODE, check_texts, prepare
 from quire.server.service import Service
 from quire.server.several.front import make_front
-from quire.server.several.listed import Listed
-from quire.server.several.pool import Pool
+from quire.server.several.pool import Listed, Pool
 from quire.server.several.state import LoadedModel, Several
 
 logger = logging.getLogger("quire.server")
@@ -44,7 +43,7 @@ def load_model(options: ServerOptions, start_engine: StartEngine, listed: Listed
 
 def make_several(
     models: Sequence[Listed], options: ServerOptions, start_engine: StartEngine
-) -> tuple[Several, FastAPI]:
+) -> tuple[Several, Starlette]:
     """The state of the server and its application; `ConfigError` for models that can never be loaded."""
     budget = round(options.models_memory_gb * 1e9)
     pool = Pool(models, partial(load_model, options, start_engine), budget, options.models_wait)

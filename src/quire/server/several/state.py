@@ -11,13 +11,12 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from quire.core.errors import BadRequest, QuireError
-from quire.engine.edge.turns import Turns
+from quire.engine.edge.streams import Turns
+from quire.server.http.access import watchers
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange
 from quire.server.http.history import History
-from quire.server.http.http_metrics import HttpMetrics
-from quire.server.http.seen import Seen
-from quire.server.http.watchers import watchers
+from quire.server.http.seen import HttpMetrics, Seen
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.service import Service, tell, untagged

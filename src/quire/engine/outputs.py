@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from quire.core.request import Output, Request, TokenLogprob, span
-from quire.engine.continuation import Continuation
-from quire.text.detokenizer import OutputText
+from quire.core.request import Output, Request, SequenceStats, TokenLogprob, span
+from quire.text.detokenizer import Growth, OutputText
 from quire.text.structured.checker import SchemaError
 from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.tokenizer import Tokenizer
+
+
+class Continuation(SequenceStats, eq=False):
+    """What came of a sequence: `tokens` of its text, which `begin` makes when there is something to read (many wait for
+    long), and what the engine says beside. `done`: the text has ended."""
+
+    begin: Callable[[], OutputText]
+    text: OutputText | None = None
+    tokens: int = 0
+    done: bool = False
+
+    def push(self, output: Output) -> Growth | None:
+        """What the next output adds; None behind the end of the text, which a stop string may end before the engine
+        knows."""
+        if self.done:
+            return None
+        self.note(output)
+        if self.text is None:
+            self.text = self.begin()
+        growth = self.text.push(output)
+        self.tokens += growth.used
+        self.done = growth.finish_reason is not None
+        return growth
 
 
 @dataclass(frozen=True, slots=True)
