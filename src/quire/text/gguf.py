@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
-from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, read_vocab
+from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, chat_templates, read_vocab
 from quire.text.around import put_around
 
 SPACE = "\u2581"
@@ -63,9 +63,10 @@ WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h
 """Pre-tokenizers whose vocabularies take a word that is a token as it is, whatever its merges give."""
 
 
-def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer of the GGUF file `path`, and its named special tokens ("bos_token" -> text)."""
-    return build(read_vocab(GgufFile(path)), path)
+def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, str]]:
+    """The tokenizer of the GGUF file `path`, its named special tokens ("bos_token" -> text), and its chat templates."""
+    file = GgufFile(path)
+    return *build(read_vocab(file), path), chat_templates(file)
 
 
 def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
