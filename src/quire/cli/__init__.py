@@ -13,10 +13,10 @@ from quire.parallel.ahead import start_ahead
 
 def main() -> None:
     """Run a command. An expected error is one message on standard error and the error's exit code."""
-    if sys.argv[1:2] == ["serve"] and not {"-h", "--help"}.intersection(sys.argv):
-        start_ahead("quire.engine.life.worker")  # which imports the engine while we import the server
     _read_and_write_utf8()
     try:
+        if sys.argv[1:2] == ["serve"] and not {"-h", "--help"}.intersection(sys.argv):
+            start_ahead("quire.engine.life.worker")  # which imports the engine while we import the server
         from quire.cli.app import app
 
         try:

@@ -41,19 +41,22 @@ class Tokenizer:
     """A model folder's tokenizer. Immutable after loading and safe to share between threads.
 
     `special` maps the strings of special tokens to ids; `named` the roles ("bos_token", ...) to strings. `templates`:
-    name -> chat template, those of a GGUF file.
+    name -> chat template, those of a GGUF file. `size`: one more than the largest id, where that is known.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, named: dict[str, str], templates: Mapping[str, str] | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        named: dict[str, str],
+        templates: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> None:
         self._backend = backend
         self.named, self.templates = named, templates or {}
         added = backend.get_added_tokens_decoder()
         self.special = {t.content: i for i, t in added.items() if t.special}
         self._added = {i: t.content for i, t in added.items()}
-        ids = backend.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = 1 + max(ids, default=-1)
+        self.vocab_size = size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         """One more than the largest id; the model's own vocabulary may be padded beyond it."""
         self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
@@ -106,15 +109,9 @@ class Tokenizer:
         return cls._checked(path, backend, named)
 
     @classmethod
-    def _checked(
-        cls,
-        path: Path,
-        backend: tokenizers.Tokenizer,
-        named: dict[str, str],
-        templates: Mapping[str, str] | None = None,
-    ) -> Tokenizer:
+    def _checked(cls, path: Path, backend: tokenizers.Tokenizer, *more: Any) -> Tokenizer:
         try:
-            return cls(bounded(backend), named, templates)
+            return cls(bounded(backend), *more)
         except ModelError as error:
             raise ModelError(f"{path}: {error.message}") from None
 
