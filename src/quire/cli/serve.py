@@ -96,7 +96,6 @@ def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
-    from quire.engine.life.replicas import ReplicatedEngine
     from quire.engine.life.supervised import Patience, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
@@ -107,6 +106,8 @@ def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig)
     if count == 1:
         engine: EngineClient = SupervisedEngine(partial(placing.start, 0), patience, config.scheduler)
     else:
+        from quire.engine.life.replicas import ReplicatedEngine  # and its router
+
         engine = ReplicatedEngine(
             count,
             lambda i, died: SupervisedEngine(partial(placing.start, i), patience, config.scheduler, died),

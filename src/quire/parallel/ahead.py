@@ -24,9 +24,13 @@ def started(module: str, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
 
     `files`: descriptors that it has too.
     """
-    found = None if files else _waiting.pop(module, None)
+    found = _waiting.get(module)
+    if found is not None and not files and found.poll() is None:
+        del _waiting[module]
+    else:
+        found = _start(module, files)
     drop_waiting()
-    return found if found is not None and found.poll() is None else _start(module, files)
+    return found
 
 
 @atexit.register
@@ -34,8 +38,8 @@ def drop_waiting() -> None:
     """End what was started ahead: nobody will tell it anything."""
     while _waiting:
         _, process = _waiting.popitem()
-        process.kill()
-        process.wait()
+        with process:
+            process.kill()
 
 
 def _start(module: str, files: Sequence[int]) -> subprocess.Popen[bytes]:
