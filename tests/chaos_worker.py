@@ -48,7 +48,7 @@ def main() -> int:
 
     Engine.step = step  # type: ignore[method-assign]
     worker.Worker = Worker  # type: ignore[misc]
-    return worker.main(*sys.argv[1:3])
+    return worker.main()
 
 
 if __name__ == "__main__":

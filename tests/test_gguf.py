@@ -246,6 +246,8 @@ BROKEN: dict[str, tuple[Edit, list[str]]] = {
     "heads": (after(b"llama.attention.head_count_kv", "<I", 4, 3), ["num_key_value_heads", "must divide"]),
     "width": (after(b"llama.embedding_length", "<I", 4, 0), ["llama.embedding_length"]),
     "unknown feature": (swap(b"llama.rope.freq_base", b"llama.rope.freq_bose"), ["llama.rope.freq_bose", "not known"]),
+    "no text": (after(b"tokenizer.ggml.tokens", "<B", 24, 0xFF), ["tokenizer.ggml.tokens", "entry 0 is not UTF-8"]),
+    "text length": (after(b"tokenizer.ggml.tokens", "<Q", 16, 1 << 60), ["tokenizer.ggml.tokens", "entry 0 ends past"]),
     "end token": (after(b"tokenizer.ggml.eos_token_id", "<I", 4, 99), ["eos_token_id", "99 tokens"]),
 }  # fmt: skip
 

@@ -176,6 +176,27 @@ METADATA: dict[str, Any] = {
 }  # fmt: skip
 
 
+TEXTS = ["short", "\u00e9" * 100, "", "x" * 130, "\u00e9\u00df", "y" * 127, "\u00e9" * 64]
+
+
+@pytest.mark.parametrize("bad", range(len(TEXTS)))
+def test_each_text_of_a_list_is_looked_at(bad: int, tmp_path: Path) -> None:
+    """Short ones together, long ones alone: one that is cut within a character is found wherever it stands."""
+    path, texts = tmp_path / "model.gguf", [*TEXTS]
+    write_file(path, {"a.list": texts, "b": 1}, [], [])
+    file = GgufFile(path)
+    assert file.metadata.count("a.list") == len(texts) and file.metadata.count("b") is None
+    assert file.metadata.texts("a.list", [3, bad]) == [texts[3], texts[bad]]
+    assert file.metadata["a.list"] == texts and file.metadata["b"] == 1
+    raw = path.read_bytes()
+    behind = raw.index(TEXTS[0].encode()) + sum(8 + len(text.encode()) for text in TEXTS[:bad])
+    last = behind + len(TEXTS[bad].encode()) - 1
+    path.write_bytes(raw[:last] + b"\xc3" + raw[last + 1 :])
+    if TEXTS[bad]:
+        with pytest.raises(ModelError, match=f"a.list: entry {bad} is not UTF-8 text"):
+            GgufFile(path)
+
+
 @pytest.mark.parametrize("alignment", [None, 64])
 def test_a_file_is_read_as_it_was_written(alignment: int | None, tmp_path: Path) -> None:
     metadata = METADATA | ({"general.alignment": alignment} if alignment else {})

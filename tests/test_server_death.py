@@ -196,14 +196,21 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     return found
 
 
+def sockets(pid: int, end: str) -> list[Path]:
+    """Unix sockets that a process has bound, by the ends of their paths."""
+    mine = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(end)]
+    return sorted({Path(line[-1]) for line in lines if f"socket:[{line[6]}]" in mine})
+
+
 def test_kill_9_of_the_server_leaves_nothing() -> None:
     """T14 at a small scale; and nothing but the port that was asked for is listened on (T25)."""
     with Serving() as server, server.up() as client:
         engine, helpers = server.engine, children(server.process.pid)
         assert listening([server.process.pid, *helpers]) == {("0100007F", client.base_url.port)}
-        (words,) = re.findall(rb"ipc://(.*?)/to", Path(f"/proc/{engine}/cmdline").read_bytes())
-        directory = Path(words.decode())
-        assert directory.is_dir()
+        (inbox,) = sockets(server.process.pid, "/to")
+        directory = inbox.parent
+        assert directory.is_dir() and engine in helpers
         server.process.kill()
         wait_until(lambda: all(map(gone, helpers)) and not directory.exists())
 

@@ -8,12 +8,15 @@ import os
 import sys
 
 from quire.core.errors import QuireError
+from quire.parallel.ahead import start_ahead
 
 
 def main() -> None:
     """Run a command. An expected error is one message on standard error and the error's exit code."""
     _read_and_write_utf8()
     try:
+        if sys.argv[1:2] == ["serve"] and not {"-h", "--help"}.intersection(sys.argv):
+            start_ahead("quire.engine.life.worker")  # which imports the engine while we import the server
         from quire.cli.app import app
 
         try:

@@ -17,6 +17,7 @@ from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 from quire.cli.models import listed_models
 from quire.cli.params import PATH, command, option
 from quire.core.errors import ConfigError
+from quire.parallel.ahead import drop_waiting
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -54,10 +55,13 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
     if plan_file is not None:
         raise click.exceptions.Exit(_serve_planned(plan_file, options, server))
     if listed := listed_models(options):
+        drop_waiting()  # who knows when a model is loaded
         from quire.server.several.run import serve_several
 
         raise click.exceptions.Exit(serve_several(listed, server, partial(start_engines, server)))
     config = to_engine(options)
+    if config.cluster.node_rank or config.cluster.by_ray:
+        drop_waiting()  # engines start elsewhere, or later
     if config.cluster.node_rank and config.cluster.by_ray:
         raise ConfigError("--node-rank: Ray starts what runs on other hosts; start one server", param="node_rank")
     if config.cluster.node_rank:
@@ -92,7 +96,6 @@ def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
-    from quire.engine.life.replicas import ReplicatedEngine
     from quire.engine.life.supervised import Patience, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
@@ -103,6 +106,8 @@ def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig)
     if count == 1:
         engine: EngineClient = SupervisedEngine(partial(placing.start, 0), patience, config.scheduler)
     else:
+        from quire.engine.life.replicas import ReplicatedEngine  # and its router
+
         engine = ReplicatedEngine(
             count,
             lambda i, died: SupervisedEngine(partial(placing.start, i), patience, config.scheduler, died),

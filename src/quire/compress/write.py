@@ -93,7 +93,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def copy_beside(source: Path, folder: Path) -> None:
     """Copy what lies beside the weights of `source` and is known to be text; of a GGUF file its vocabulary."""
     if source.is_file():
-        tokenizer, special = read_tokenizer(source)
+        tokenizer, special, *_ = read_tokenizer(source)
         tokenizer.save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", special)
         return

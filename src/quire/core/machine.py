@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import logging
 import math
 import os
 import platform
+import resource
 import signal
 import sys
 import tempfile
@@ -22,6 +24,8 @@ from quire.core.config import cpu_set
 CPUS = Path("/sys/devices/system/cpu")
 GROUP = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger("quire.machine")
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,15 @@ def available_memory(group: Path = GROUP) -> int:
 def _amounts(text: str) -> dict[str, int]:
     """Lines of a name and a number."""
     return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+
+
+def raise_file_limit() -> None:
+    """Open as many files as the system lets this process: the soft limit is often 1024, and a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # macOS has a lower limit of its own
+        logger.warning("at most %d files can be open, connections among them: %s", soft, error)
 
 
 def memory_file() -> int:

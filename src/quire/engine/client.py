@@ -66,6 +66,16 @@ class Interrupted(EngineFailure):
     """The engine ended for no reason of its own or of a request: another was asked for, or its host is gone."""
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The line that an engine's process reads first: its sockets, its `EngineConfig` as JSON, and the descriptor of
+    memory that replicas share ("": none)."""
+
+    inbox: str
+    outbox: str
+    config: msgspec.Raw
+    shards: str = ""
+
+
 class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Edge to engine: take this request."""
 

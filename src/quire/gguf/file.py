@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +31,8 @@ _STRING, _ARRAY, _BOOL, _U32 = 8, 9, 7, 4
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
             12: "<f8"}  # fmt: skip
 _U64 = struct.Struct("<Q")
+MAX_ASCII = 127
+"""Lengths up to it are a byte that is a character of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,41 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
+class Metadata(dict[str, Any]):
+    """Key -> str, bool, int, float, list of str, or array of numbers. Lists are decoded when they are asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if isinstance(value, _Strings):
+            value = self[key] = value.entries()
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def count(self, key: str) -> int | None:
+        """How many texts the list `key` has; None where it is none."""
+        value = super().get(key)
+        return len(value) if isinstance(value, (_Strings, list)) else None
+
+    def texts(self, key: str, places: Iterable[int]) -> list[str]:
+        """Some texts of a list, of which no others are decoded."""
+        value = super().__getitem__(key)
+        return [value[i] for i in places]
+
+
 class GgufFile:
-    """One mapped file. `metadata`: key -> str, bool, int, float, list of str, or array of numbers."""
+    """One mapped file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data = _map(path)
         self.size = len(self.data)
-        self.metadata: dict[str, Any] = {}
+        self.metadata = Metadata()
         self.tensors: dict[str, GgufTensor] = {}
         self._read(_Cursor(self.data, path, min(self.size, MAX_HEADER)))
 
@@ -69,12 +100,12 @@ class GgufFile:
     def _read(self, at: _Cursor) -> None:
         if at.take(4, "magic") != MAGIC:
             raise self.fail("magic", "is not GGUF; give a GGUF file or a folder with config.json")
-        version = at.integer("<u4", "version")
+        version = at.integer(4, "version")
         if version not in (2, 3):
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3)
             reason = "is big-endian" if swapped else f"is {version}"
             raise self.fail("version", f"{reason}, only 2 and 3 in little-endian order can be read; convert it again")
-        tensors, pairs = at.integer("<u8", "tensor count"), at.integer("<u8", "metadata count")
+        tensors, pairs = at.integer(8, "tensor count"), at.integer(8, "metadata count")
         if tensors > MAX_TENSORS:
             raise self.fail("tensor count", f"is {tensors}, at most {MAX_TENSORS} are read; the file is damaged")
         at.room(pairs, 13, "metadata count")
@@ -125,6 +156,48 @@ class GgufFile:
                 raise self.fail(after.name, f"overlaps tensor {before.name}; the file is damaged")
 
 
+class _Strings:
+    """An array of strings that are still bytes; `starts`: where the length of each lies, and where they all end."""
+
+    def __init__(self, data: mmap.mmap, starts: array[int]) -> None:
+        self._data, self._starts = data, starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> str:
+        return self._data[self._starts[index] + 8 : self._starts[index + 1]].decode()
+
+    def entries(self) -> list[str]:
+        """All of them."""
+        base, data = self._starts[0], self._data[self._starts[0] : self._starts[-1]]
+        return [data[start + 8 - base : end - base].decode() for start, end in pairwise(self._starts)]
+
+    def undecodable(self) -> int | None:
+        """The first that is no text.
+
+        Short ones behind each other are one text if each is one: the bytes of their lengths are below 128.
+        """
+        sizes = np.diff(np.frombuffer(self._starts, np.uint64)) - 8
+        begin = 0
+        for long in (*np.flatnonzero(sizes > MAX_ASCII).tolist(), len(self)):
+            try:
+                self._data[self._starts[begin] : self._starts[long]].decode()
+            except UnicodeDecodeError:
+                return next(i for i in range(begin, long) if not self._is_text(i))
+            if long < len(self) and not self._is_text(long):
+                return long
+            begin = long + 1
+        return None
+
+    def _is_text(self, index: int) -> bool:
+        try:
+            self[index]
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
 class _Cursor:
     """Reads the header from the front; nothing is read past `end`."""
 
@@ -152,12 +225,11 @@ class _Cursor:
         self.at += count
         return self.data[self.at - count : self.at]
 
-    def integer(self, form: str, field: str) -> int:
-        dtype = np.dtype(form)
-        return int(np.frombuffer(self.take(dtype.itemsize, field), dtype)[0])
+    def integer(self, size: int, field: str) -> int:
+        return int.from_bytes(self.take(size, field), "little")
 
     def string(self, field: str, limit: int = MAX_HEADER) -> str:
-        count = self.integer("<u8", field)
+        count = self.integer(8, field)
         if count > limit:
             raise self.fail(field, f"has a string of {count} bytes, at most {limit} are read")
         try:
@@ -167,14 +239,14 @@ class _Cursor:
 
     def pair(self) -> tuple[str, Any]:
         key = self.string("metadata key", MAX_NAME)
-        kind = self.integer("<u4", key)
+        kind = self.integer(4, key)
         if key == "general.alignment":
             self.alignment_type = kind
         if kind == _STRING:
             return key, self.string(key)
         if kind != _ARRAY:
             return key, self.numbers(kind, 1, key)[0].item()
-        inner, count = self.integer("<u4", key), self.integer("<u8", key)
+        inner, count = self.integer(4, key), self.integer(8, key)
         return key, self.strings(count, key) if inner == _STRING else self.numbers(inner, count, key)
 
     def numbers(self, kind: int, count: int, key: str) -> np.ndarray[Any, Any]:
@@ -187,34 +259,35 @@ class _Cursor:
             raise self.fail(key, "has a truth value that is neither 0 nor 1")
         return np.frombuffer(raw, dtype)
 
-    def strings(self, count: int, key: str) -> list[str]:
+    def strings(self, count: int, key: str) -> _Strings:
         self.room(count, 8, key)
-        data, at, end, length = self.data, self.at, self.end, _U64.unpack_from
-        out: list[str] = []
+        data, at, length = self.data, self.at, _U64.unpack_from
+        starts = array("Q")
         try:
             for _ in range(count):
-                (size,) = length(data, at)
-                stop = at + 8 + size
-                if stop > end:
-                    raise self.fail(key, f"entry {len(out)} ends past the header; the file is truncated or damaged")
-                out.append(data[at + 8 : stop].decode())
-                at = stop
-        except UnicodeDecodeError:
-            raise self.fail(key, f"entry {len(out)} is not UTF-8 text") from None
-        except struct.error:
-            raise self.fail(key, f"entry {len(out)} ends past the file; it is truncated or damaged") from None
+                starts.append(at)
+                at += 8 + length(data, at)[0]
+        except (struct.error, OverflowError):
+            at = self.end + 1
+        if at > self.end:
+            over = next((i for i, start in enumerate(starts) if start > self.end), len(starts)) - 1
+            raise self.fail(key, f"entry {over} ends past the header; the file is truncated or damaged")
+        starts.append(at)
+        found = _Strings(data, starts)
+        if (bad := found.undecodable()) is not None:
+            raise self.fail(key, f"entry {bad} is not UTF-8 text")
         self.at = at
-        return out
+        return found
 
     def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self.string("tensor name", MAX_NAME)
-        count = self.integer("<u4", name)
+        count = self.integer(4, name)
         if not 1 <= count <= MAX_DIMS:
             raise self.fail(name, f"has {count} dimensions, needs 1 to {MAX_DIMS}")
-        dims = tuple(self.integer("<u8", name) for _ in range(count))
+        dims = tuple(self.integer(8, name) for _ in range(count))
         if 0 in dims:
             raise self.fail(name, f"has the shape {list(dims)}, which holds no number")
-        return name, self.integer("<u4", name), dims, self.integer("<u8", name)
+        return name, self.integer(4, name), dims, self.integer(8, name)
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -80,10 +80,10 @@ class _Reader:
 
 def vocab_size(file: GgufFile) -> int:
     """How many tokens the file lists; `ModelError` when it has no vocabulary."""
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    count = file.metadata.count("tokenizer.ggml.tokens")
+    if not count:
         raise file.fail("tokenizer.ggml.tokens", "is missing: the file has no vocabulary; give a folder as --tokenizer")
-    return len(tokens)
+    return count
 
 
 def special_ids(file: GgufFile) -> dict[str, int]:
@@ -97,9 +97,10 @@ def end_ids(file: GgufFile) -> tuple[int, ...]:
     """Ids that end a sequence: the file's end tokens, and control tokens known to end an answer."""
     named = special_ids(file)
     ends = [named[role] for role in ("eos_token", "eot_token", "eom_token") if role in named]
-    tokens: list[str] = file.metadata["tokenizer.ggml.tokens"]
-    types = _Reader(file).numbers("tokenizer.ggml.token_type", len(tokens), NORMAL)
-    extra = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL and t in ENDS}
+    types = _Reader(file).numbers("tokenizer.ggml.token_type", vocab_size(file), NORMAL)
+    control = [i for i, kind in enumerate(types) if kind == CONTROL]
+    tokens = file.metadata.texts("tokenizer.ggml.tokens", control)
+    extra = {token: i for token, i in zip(tokens, control, strict=True) if token in ENDS}
     if extra.keys() & _HARMONY:  # there <|end|> ends a part of an answer
         extra.pop("<|end|>", None)
     return tuple(dict.fromkeys([*ends, *extra.values()]))
@@ -157,9 +158,9 @@ def _tokens(file: GgufFile) -> list[str]:
             if token in first:
                 raise file.fail(key, f"tokens {first[token]} and {i} are the same text {token!r:.40}")
             first[token] = i
-    longest = max(range(len(tokens)), key=lambda i: len(tokens[i]))
-    if len(tokens[longest]) > MAX_TOKEN_BYTES:
-        raise file.fail(key, f"token {longest} has {len(tokens[longest])} characters, at most {MAX_TOKEN_BYTES}")
+    longest = max(tokens, key=len)
+    if len(longest) > MAX_TOKEN_BYTES:
+        raise file.fail(key, f"token {tokens.index(longest)} has {len(longest)} characters, at most {MAX_TOKEN_BYTES}")
     return tokens
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
+from quire.parallel.ahead import started
 from quire.parallel.link import Link
 from quire.parallel.wire import Dropped
 
@@ -37,12 +37,11 @@ class Launched(Protocol):
 
 
 class Process:
-    """`python -m MODULE`, in a session of its own: what Ctrl-C means is decided here, and it must not die of it."""
+    """A process of a module, as `started` has it."""
 
-    def __init__(self, module: str, line: bytes, args: Sequence[str] = (), files: Sequence[int] = ()) -> None:
+    def __init__(self, module: str, line: bytes, files: Sequence[int] = ()) -> None:
         """`line`: what it reads first; `files`: descriptors that it has too."""
-        command = [sys.executable, "-m", module, *args]
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=files, start_new_session=True)
+        self._popen = started(module, files)
         assert self._popen.stdin is not None
         self._stdin, self.pid = self._popen.stdin, self._popen.pid
         with contextlib.suppress(BrokenPipeError):  # it has ended, which whoever watches it finds out

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import logging
-import resource
 import socket
 import ssl
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError
-from quire.core.machine import uncollected
+from quire.core.config import EngineConfig, ModelConfig
+from quire.core.errors import ConfigError, QuireError
+from quire.core.machine import raise_file_limit, uncollected
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
@@ -23,6 +23,7 @@ from quire.server.http.address import bind, leave, listen, where
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.text.files import read_text
+from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.server")
 
@@ -67,15 +68,6 @@ def check_texts(config: EngineConfig) -> None:
         tokenizer_folder(config.model, "")
 
 
-def _raise_file_limit() -> None:
-    """Open as many files as the system lets this process: the soft limit is often 1024, and a connection is a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:  # macOS has a lower limit of its own
-        logger.warning("at most %d files can be open, connections among them: %s", soft, error)
-
-
 def recorded(client: EngineClient, config: EngineConfig, options: ServerOptions) -> EngineClient:
     """The client, with a flight recorder around it where one was asked for."""
     if options.record is None:
@@ -88,7 +80,7 @@ def prepare(options: ServerOptions) -> None:
     """What a process that serves does first. `ConfigError` for options that cannot work."""
     options.validate()
     sys.setswitchinterval(SWITCH_SECONDS)
-    _raise_file_limit()
+    raise_file_limit()
     _check_tls(options)
 
 
@@ -96,24 +88,41 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
-    The server is imported while the engine's process loads the model: its second was spent waiting.
+    The server is imported, and the model's tokenizer and templates are read, while the engine's process loads it.
     """
     prepare(options)
     _check_files(options)
     check_texts(config)
     sock = bind(options)
-    threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True).start()
+    ahead = threading.Thread(target=_prepare_texts, args=(config.model,), daemon=True)
+    ahead.start()
     try:
         client = recorded(start_engine(config), config, options)
     except BaseException:
         sock.close()
         raise
     try:
+        ahead.join()
         return _serve(config, options, client, sock)
     finally:
         sock.close()
         leave(options)
         client.close()
+
+
+def _prepare_texts(options: ModelConfig) -> None:
+    """Import the server, read the tokenizer and check the templates; what is wrong with them `_serve` tells.
+
+    In this order: texts that are read between imports leave holes in the heap, 10 MB of them.
+    """
+    importlib.import_module(SERVER)
+    from quire.model.disk.checkpoint import EMBEDDED
+    from quire.text.template import ChatTemplate
+
+    with suppress(QuireError):
+        folder = tokenizer_folder(options, Path(options.model).expanduser() if options.model else EMBEDDED)
+        if folder.exists():  # else the engine's process is to download it
+            ChatTemplate.from_folder(folder, Tokenizer.read_ahead(folder), options.chat_template)
 
 
 def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, sock: socket.socket) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
-from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, read_vocab
+from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, chat_templates, read_vocab
 from quire.text.around import put_around
 
 SPACE = "\u2581"
@@ -63,9 +64,21 @@ WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h
 """Pre-tokenizers whose vocabularies take a word that is a token as it is, whatever its merges give."""
 
 
-def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer of the GGUF file `path`, and its named special tokens ("bos_token" -> text)."""
-    return build(read_vocab(GgufFile(path)), path)
+class Read(NamedTuple):
+    """What a file holds: a tokenizer of `size` tokens, texts of special ones by role ("bos_token", ...), and chat
+    templates by name."""
+
+    backend: tokenizers.Tokenizer
+    named: dict[str, str]
+    templates: dict[str, str]
+    size: int
+
+
+def read_tokenizer(path: Path) -> Read:
+    """The tokenizer of the GGUF file `path`, and what goes with it."""
+    file = GgufFile(path)
+    vocab = read_vocab(file)
+    return Read(*build(vocab, path), chat_templates(file), len(vocab.tokens))
 
 
 def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
@@ -92,10 +105,15 @@ def _bpe(vocab: Vocab, path: Path) -> tokenizers.Tokenizer:
             "original folder as --tokenizer"
         )
     ids = {token: i for i, token in enumerate(vocab.tokens)}
-    for i, (left, right) in enumerate(vocab.merges):
-        if left not in ids or right not in ids or left + right not in ids:
-            raise ModelError(f"{path}: tokenizer.ggml.merges: entry {i} ({left!r} + {right!r:.40}) makes no token")
-    backend = tokenizers.Tokenizer(models.BPE(ids, vocab.merges, ignore_merges=vocab.pre in WHOLE_WORDS))
+    try:
+        model = models.BPE(ids, vocab.merges, ignore_merges=vocab.pre in WHOLE_WORDS)
+    except Exception:
+        for i, (left, right) in enumerate(vocab.merges):
+            if left not in ids or right not in ids or left + right not in ids:
+                told = f"entry {i} ({left!r} + {right!r:.40}) makes no token"
+                raise ModelError(f"{path}: tokenizer.ggml.merges: {told}") from None
+        raise
+    backend = tokenizers.Tokenizer(model)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE[vocab.pre]]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])

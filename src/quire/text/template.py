@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest, ModelError
-from quire.gguf.file import GgufFile
-from quire.gguf.vocab import chat_templates
 from quire.text.files import read_json, read_text
 from quire.text.render import RENDERER, RenderError
 from quire.text.tokenizer import CUT, Tokenizer
@@ -93,13 +91,13 @@ class ChatTemplate:
     ) -> ChatTemplate | None:
         """The template in the file `override`, else that of `folder` (`read_templates`), else None.
 
-        `folder` may be a GGUF file, which holds its templates itself.
+        `folder` may be a GGUF file, which holds its templates itself: `tokenizer` is then to be the one it holds, too.
         """
         if override is not None:
             return cls({"default": read_text(Path(override))}, tokenizer, str(override), max_model_len)
         folder = Path(folder)
         if folder.is_file():
-            held = chat_templates(GgufFile(folder))
+            held = tokenizer.templates
             return cls(held, tokenizer, f"{folder}: tokenizer.chat_template", max_model_len) if held else None
         sources, path = read_templates(folder)
         return cls(sources, tokenizer, str(path), max_model_len) if sources else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -34,25 +34,29 @@ MAX_REMEMBERED = 1024
 MANY = 1024
 """Tokens from which they are decoded as a batch, which does not keep the interpreter's lock: 0.1 s for 500,000."""
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-
-
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
     """A model folder's tokenizer. Immutable after loading and safe to share between threads.
 
-    `special` maps the strings of special tokens to ids; `named` the roles ("bos_token", ...) to strings.
+    `special` maps the strings of special tokens to ids; `named` the roles ("bos_token", ...) to strings. `templates`:
+    name -> chat template, those of a GGUF file. `size`: one more than the largest id, where that is known.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        named: dict[str, str],
+        templates: Mapping[str, str] | None = None,
+        size: int | None = None,
+    ) -> None:
         self._backend = backend
-        self.named = named
+        self.named, self.templates = named, templates or {}
         added = backend.get_added_tokens_decoder()
         self.special = {t.content: i for i, t in added.items() if t.special}
         self._added = {i: t.content for i, t in added.items()}
-        ids = backend.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = 1 + max(ids, default=-1)
+        self.vocab_size = size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         """One more than the largest id; the model's own vocabulary may be padded beyond it."""
         self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
@@ -73,8 +77,18 @@ class Tokenizer:
         `folder` may be a GGUF file, whose vocabulary is read instead.
         """
         folder = Path(folder)
+        return _ahead.pop(folder, None) or cls._read(folder)
+
+    @classmethod
+    def read_ahead(cls, folder: Path) -> Tokenizer:
+        """Read that of `folder`, and keep it for the next `from_folder` that asks for it."""
+        found = _ahead[folder] = cls._read(folder)
+        return found
+
+    @classmethod
+    def _read(cls, folder: Path) -> Tokenizer:
         if folder.is_file():
-            return cls._checked(*read_tokenizer(folder), folder)
+            return cls._checked(folder, *read_tokenizer(folder))
         config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
         path, own = folder / "tokenizer.json", dict[str, str]()
         if path.exists():
@@ -92,12 +106,12 @@ class Tokenizer:
         named = own | {role: content for role in NAMED if (content := _content(config.get(role)))}
         _set_post_processor(backend, config, named)
         _set_prefix_space(backend, config)
-        return cls._checked(backend, named, path)
+        return cls._checked(path, backend, named)
 
     @classmethod
-    def _checked(cls, backend: tokenizers.Tokenizer, named: dict[str, str], path: Path) -> Tokenizer:
+    def _checked(cls, path: Path, backend: tokenizers.Tokenizer, *more: Any) -> Tokenizer:
         try:
-            return cls(bounded(backend), named)
+            return cls(bounded(backend), *more)
         except ModelError as error:
             raise ModelError(f"{path}: {error.message}") from None
 
@@ -265,6 +279,9 @@ class Tokenizer:
     def id_to_text(self, token: int) -> str:
         """The text of one token for showing; halves of characters appear as U+FFFD."""
         return self.id_to_bytes(token).decode(errors="replace")
+
+
+_ahead: dict[Path, Tokenizer] = {}
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:

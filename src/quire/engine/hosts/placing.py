@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -14,12 +16,12 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.machine import memory_file
+from quire.core.progress import LoadProgress
 from quire.engine.client import EngineInfo
 from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.ray_nodes import RayNodes
 from quire.engine.life.channel import Channel, LocalChannel, RemoteChannel
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.progress import loading_bar
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, dial
 from quire.parallel.wire import Dropped, read_secret
@@ -63,6 +65,15 @@ def check_same(first: EngineInfo, other: EngineInfo, replica: int) -> None:
             )
 
 
+def _progress() -> AbstractContextManager[LoadProgress | None]:
+    """A bar on a terminal; nothing elsewhere, as for a server that has none."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return nullcontext()
+    from quire.engine.life.progress import loading_bar  # and rich, of which a start waits for 30 ms
+
+    return loading_bar()
+
+
 class Placing:
     """Starts engines where they belong."""
 
@@ -85,7 +96,7 @@ class Placing:
         if config.parallel.ranks > config.processes or self.together:
             config = replace(config, hosts=self._all_hosts(given_up))
         if before is None and not (replica and self.together):
-            with loading_bar() as progress:
+            with _progress() as progress:
                 engine = ProcessEngine(config, progress, given_up, place)
         elif before is None:
             engine = ProcessEngine(config, None, given_up, place)

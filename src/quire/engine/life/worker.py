@@ -1,12 +1,14 @@
-"""The engine process: `python -m quire.engine.life.worker INBOX OUTBOX`, started by `ProcessEngine`.
+"""The engine process: `python -m quire.engine.life.worker`, started by `LocalChannel`, or before it is known what for.
 
-The configuration comes as one JSON line on standard input, which afterwards serves as a death pipe: when it closes, the
-parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
+What it is told (`Told`) comes as one JSON line on standard input, which afterwards serves as a death pipe: when it
+closes, the parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import logging
 import os
 import shutil
@@ -25,7 +27,7 @@ import zmq
 from quire.core.blame import Party, party
 from quire.core.config import EngineConfig
 from quire.core.errors import PartFailure, QuireError
-from quire.core.machine import trim_heap, uncollected
+from quire.core.machine import raise_file_limit, trim_heap, uncollected
 from quire.core.request import Output
 from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
@@ -41,6 +43,7 @@ from quire.engine.client import (
     StepReport,
     Submit,
     ToEngine,
+    Told,
 )
 from quire.model.load.packed_folder import ask_ahead
 from quire.parallel.launch import LOST
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.engine")
 
+ENGINE = "quire.engine.engine"
+"""Imported while the parent still imports what it needs to say what to load."""
 IDLE_WAIT_MS = 1000
 BEHIND_WAIT_MS = 5
 """Between copies of blocks to a store, and before the account of blocks is checked."""
@@ -183,18 +188,23 @@ def die_with_parent(directory: Path, leave: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def main(inbox: str, outbox: str, shards: str = "") -> int:
+def main() -> int:
     """Load, serve, and report a failure as a message; the exit code is that of the error."""
     faulthandler.enable()  # a fault in native code says where it happened
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks before it kills
     for sig in (signal.SIGTERM, signal.SIGHUP):  # systemd sends them to us too, while the parent still drains
         signal.signal(sig, signal.SIG_IGN)
+    raise_file_limit()
+    gc.disable()  # as `uncollected`
+    threading.Thread(target=importlib.import_module, args=(ENGINE,), daemon=True).start()
     line = sys.stdin.buffer.readline()
+    gc.enable()
     if not line:
-        return 0  # the parent left while we were starting
-    config = msgspec.json.decode(line, type=EngineConfig)
-    directory = Path(inbox.removeprefix("ipc://")).parent
-    worker = Worker(inbox, outbox)
+        os._exit(0)  # the parent left while we were starting
+    told = msgspec.json.decode(line, type=Told)
+    config, shards = msgspec.json.decode(told.config, type=EngineConfig), told.shards
+    directory = Path(told.inbox.removeprefix("ipc://")).parent
+    worker = Worker(told.inbox, told.outbox)
     engine: Engine | None = None
     shared: Shards | None = None
     threading.Thread(target=die_with_parent, args=(directory, lambda: worker.leave(engine)), daemon=True).start()
@@ -224,4 +234,4 @@ def main(inbox: str, outbox: str, shards: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:4]))
+    sys.exit(main())
