@@ -16,7 +16,7 @@ from made_up_tower import Part, Shown, prompt_of
 from quire.core.pictures import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
-from quire.sched.pictures import Encoding, Limits
+from quire.sched.features.images import Encoding, Limits
 from quire.sched.shares import decodes
 from turns import turns, working
 
@@ -28,13 +28,13 @@ class SeeingEngine(FakeEngine):
         super().__init__(**options)
         config = self.scheduler.config
         self.limits = Limits(*limits, config.max_num_batched_tokens, config.max_num_seqs)
-        self.scheduler.encoding = Encoding(self.limits)
+        self.encoding = Encoding(self.limits)
+        self.scheduler.features.add(self.encoding)
         self.kept: dict[bytes, int] = {}
         self.encoded: Counter[bytes] = Counter()
 
     def submit(self, request: Request) -> None:
-        assert self.scheduler.encoding is not None
-        self.scheduler.encoding.check(request.pictures)
+        self.encoding.check(request.pictures)
         super().submit(request)
 
     def launch(self) -> tuple[StepPlan, Any]:
@@ -55,7 +55,7 @@ class SeeingEngine(FakeEngine):
             assert not decoding and sum(p.rows for p in plan.encodes) <= self.limits.encoded
         for chunk in plan.chunks:
             end = chunk.start + chunk.count
-            for picture in chunk.seq.pictures:
+            for picture in chunk.seq.request.pictures:
                 assert picture.key in self.kept or not any(pieces(picture, chunk.start, end))
                 inside = any(start < end < start + count for start, count in picture.runs)
                 assert not (inside and self.limits.mutual), "a chunk ends within a picture whose rows see each other"
@@ -147,8 +147,8 @@ def test_the_least_recently_needed_makes_room() -> None:
         engine.submit(msgspec.structs.replace(fake_request(f"r{i}", list(tokens), 1), pictures=pictures))
         engine.drain()
     assert sorted(engine.encoded.values()) == [1, 1, 2]
-    encoding = engine.scheduler.encoding
-    assert encoding is not None and (encoding.queries, encoding.hits, encoding.rows) == (6, 2, 24)
+    encoding = engine.encoding
+    assert (encoding.queries, encoding.hits, encoding.rows) == (6, 2, 24)
 
 
 def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:

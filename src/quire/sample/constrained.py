@@ -33,7 +33,7 @@ def guide_of(row: LogitRow) -> Guide | None:
 def _stand(guide: Guide, row: LogitRow) -> bool:
     """Have `guide` read what was said before `row`, drafted tokens included; False where it does not take all."""
     seq = row.seq
-    return guide.follow(seq.tokens, seq.prompt_len, [seq.draft[node] for node in seq.branch(row.node)])
+    return guide.follow(seq.tokens, seq.prompt_len, [seq.draft.tokens[node] for node in seq.draft.branch(row.node)])
 
 
 class Made(NamedTuple):
@@ -60,7 +60,7 @@ class Masks:
 
         Of several steps under way each has its own.
         """
-        guided = [row for row in rows if guide_of(row) is not None]
+        guided = [row for row in rows if row.seq.guide is not None and guide_of(row) is not None]
         if not guided or any(row.node < 0 and row.position > len(row.seq.tokens) for row in guided):
             return
         if self._thread is None:
@@ -76,7 +76,7 @@ class Masks:
     def _make(self, rows: Rows[LogitRow]) -> Made:
         made = Made({}, {})
         for place, row in enumerate(rows):
-            guide = guide_of(row)
+            guide = None if row.seq.guide is None else guide_of(row)
             if guide is None or row.seq in made.failed:
                 continue
             began = time.thread_time()
@@ -148,7 +148,7 @@ def _take(pending: _Pending, rows: Rows[LogitRow], drawn: dict[int, int]) -> Row
             if pending.refused < TRIES:
                 return RowEdits(place, banned=np.array([token], np.int32))
             return RowEdits(place, allowed=np.array(guide.only, np.int32))
-        follows = row.seq.foretold(row.node, token)
+        follows = row.seq.draft.foretold(row.node, token)
         if follows is None or follows not in pending.rows:
             return None
         pending.at, pending.refused = rows[pending.rows[follows]], 0

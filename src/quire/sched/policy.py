@@ -20,7 +20,9 @@ REMEMBERED = 10_000
 
 
 class Policy:
-    """First come, first served."""
+    """First come, first served. `counts`: whether it is to be told what is `served`."""
+
+    counts = False
 
     def order(self, seq: Sequence, ticket: int) -> tuple[float, int, int]:
         """Place among all, smallest first. `ticket` counts requests as they arrive; a preempted one keeps its place."""
@@ -77,6 +79,8 @@ class Fair(Policy):
     Where the batch is full, one with fewer places than its share takes one from who has most beyond his.
     """
 
+    counts = True
+
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._active = Counter[str]()  # requests of each tenant that are not finished
@@ -118,7 +122,7 @@ class Fair(Policy):
 
     def served(self, seq: Sequence, count: int) -> None:
         """Count prompts and outputs; what a preemption computes again is not the tenant's fault."""
-        prompt = max(0, min(seq.computed, seq.prompt_len) - (seq.computed - count)) if not seq.preemptions else 0
+        prompt = max(0, min(seq.computed, seq.prompt_len) - (seq.computed - count)) if not seq.stats.preemptions else 0
         cost = prompt + OUTPUT * (seq.computed >= len(seq.tokens))
         self._counters[seq.request.tenant] = self.counter(seq.request.tenant) + cost / seq.request.weight
 

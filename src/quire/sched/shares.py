@@ -1,4 +1,5 @@
-"""How the tokens of a step are shared: decodes first, then prompts, of which a long one leaves room for others."""
+"""How many tokens a step has, and how they are shared: decodes first, then prompts, of which a long one leaves room for
+others."""
 
 from __future__ import annotations
 
@@ -7,18 +8,22 @@ from collections.abc import Sequence as Rows
 from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
-from quire.core.plan import Chunk
-from quire.core.sequence import Sequence
+from quire.core.plan import Chunk, StepPlan
+from quire.core.sequence import Draft, Sequence
 
 LEAST = 4
 """Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
+RISE, FALL = 0.5, 0.1
+"""How fast an estimate follows what was measured: a row that took longer must not happen twice."""
+START = 0.002
+"""Seconds that a row of a prompt takes, before any was measured."""
 
 
 class Advancing(Protocol):
     """A sequence as far as its share of a step depends on it: the planner's have no tokens."""
 
     computed: int
-    draft: list[int]
+    draft: Draft
 
     @property
     def target(self) -> int:
@@ -31,12 +36,45 @@ T = TypeVar("T", bound=Advancing)
 
 def decodes(seq: Advancing) -> bool:
     """Whether all but its last token and its draft are computed: it is one row away from a token."""
-    return seq.target - seq.computed <= 1 + len(seq.draft)
+    return seq.target - seq.computed <= 1 + len(seq.draft.tokens)
 
 
 def drew(chunk: Chunk) -> bool:
     """Whether a chunk is a token's row, with its draft, and not of a prompt."""
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
+
+
+class Pace:
+    """Sizes chunks of prompts by time, so that tokens of others keep coming (Sarathi-Serve, Agrawal et al. 2024).
+
+    It learns how long decodes, and rows of prompts beside them, take. `limits`: whether there is a target.
+    """
+
+    def __init__(self, target: float) -> None:
+        """`target`: seconds of a step; 0: no limit."""
+        self._target, self.limits = target, target > 0
+        self._decodes, self._row = 0.0, START
+
+    def budget(self, decodes: int, most: int) -> int:
+        """Rows of a step that has so many of decodes, of `most` at most. Without decodes nobody waits for a token."""
+        if not self._target or not decodes:
+            return most
+        rows = int(max(0.0, self._target - self._decodes) / self._row)
+        return min(most, decodes + max(LEAST, rows))
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """The step of `plan` took so long."""
+        if not self.limits or not (decodes := sum(chunk.count for chunk in plan.chunks if drew(chunk))):
+            return
+        prompts = plan.num_tokens - decodes
+        if not prompts:
+            self._decodes = _toward(self._decodes or seconds, seconds)
+        elif self._decodes:
+            self._row = _toward(self._row, max(0.0, seconds - self._decodes) / prompts)
+
+
+def _toward(known: float, found: float) -> float:
+    return known + (RISE if found > known else FALL) * (found - known)
 
 
 class Portions:
@@ -50,20 +88,15 @@ class Portions:
 
     def __init__(self, stages: int = 1, steps: int = 1) -> None:
         """`stages`: that compute at the same time; `steps`: under way at one time at most."""
-        self._stages, self._steps = stages, steps
+        self._stages, self._steps, self.staged = stages, steps, stages > 1
         self._decoding: list[list[Sequence]] = []  # of each step under way
-
-    @property
-    def staged(self) -> bool:
-        """Whether there are several stages."""
-        return self._stages > 1
 
     def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
         """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
         most = config.max_num_batched_tokens
         if not self.staged or not config.enable_chunked_prefill:
             return most
-        rows = sum(1 + len(seq.draft) for seq in running if decodes(seq))
+        rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq))
         return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
 
     def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
@@ -92,12 +125,20 @@ class Portions:
         return few if len(few) >= share or len(under_way) < most else []
 
 
+def budget_of(config: SchedulerConfig, pace: Pace, portions: Portions, running: Rows[Sequence]) -> int:
+    """Tokens of the next step at most."""
+    if not (pace.limits or portions.staged):
+        return config.max_num_batched_tokens
+    rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq)) if pace.limits else 0
+    return pace.budget(rows, portions.budget(config, running))
+
+
 def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; of a draft that goes beyond it only a part: it is worth no more."""
     if not budget:
         return 0
     need = seq.target - seq.computed
-    need -= min(len(seq.draft), max(0, need - budget))
+    need -= min(len(seq.draft.tokens), max(0, need - budget))
     if need > budget and not chunked:
         return 0
     return min(need, budget)
@@ -112,9 +153,10 @@ def shares(running: Rows[T], budget: int, chunked: bool, head: T | None, urgency
     """
     counts, prompts = dict[T, int](), list[T]()
     for seq in running:
-        if decodes(seq):
-            counts[seq] = rows_of(seq, budget, chunked)
-            budget -= counts[seq]
+        need = seq.target - seq.computed
+        if need <= 1 + len(seq.draft.tokens):  # it decodes
+            counts[seq] = count = need if need <= budget else rows_of(seq, budget, chunked)
+            budget -= count
         else:
             prompts.append(seq)
     prompts.sort(key=lambda seq: (urgency(seq), seq.target - seq.computed))

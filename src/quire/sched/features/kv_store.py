@@ -1,17 +1,27 @@
-"""Sequences whose blocks come back from a store: they wait beside the queue, and hold up nobody."""
+"""What a store of blocks plans: sequences wait for their blocks, and what is done with blocks before the next plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Wanted
-from quire.core.sequence import Sequence
+from quire.cache.tiers import Reading, Tiers, Wanted
+from quire.core.errors import QuireError
+from quire.core.plan import Save
+from quire.core.sequence import Sequence, Status
+
+Taken = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...], tuple[Save, ...], tuple[tuple[int, Any], ...]]
 
 
 class Recall:
-    """Asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
+    """Where sequences wait for their blocks.
 
+    It asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
     `most` sequences may wait at one time. Where the tables have no tiers nothing ever comes back.
     """
+
+    status: ClassVar[Status] = Status.WAITING_FOR_STORE
 
     def __init__(self, tables: BlockTables, most: int) -> None:
         self._tables, self._tiers, self._most = tables, tables.tiers, most
@@ -20,20 +30,21 @@ class Recall:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, seq: Sequence) -> bool:
+    def begin(self, seq: Sequence, siblings: Iterable[Sequence]) -> bool:
         """Whether `seq` is to wait for blocks, rather than to compute what it does not find in the cache."""
         tiers = self._tiers
-        if tiers is None or seq.recalled > seq.preemptions or len(self) >= self._most:
+        if tiers is None or seq.kv.recalled > seq.stats.preemptions or len(self) >= self._most:
             return False
-        seq.recalled = seq.preemptions + 1
+        seq.kv.recalled = seq.stats.preemptions + 1
         wanted, tokens = self._tables.stored(seq, tiers.store.has)
         if not wanted or not tiers.rates.pays(len(wanted), tokens):
             return False
         self._next(seq, wanted)
         return True
 
-    def returned(self) -> list[Sequence]:
-        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared."""
+    def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
+        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared. Nobody
+        fails."""
         ready = []
         for seq, (reading, rest) in list(self._under_way.items()):
             if not reading.done.is_set():
@@ -48,7 +59,7 @@ class Recall:
             else:
                 self._tables.take_prefix(seq)
                 ready.append(seq)
-        return ready
+        return ready, []
 
     def drop(self, seq: Sequence) -> None:
         """Forget a sequence that waits."""
@@ -67,3 +78,18 @@ class Recall:
         assert self._tiers is not None
         piece = self._tiers.piece
         self._under_way[seq] = self._tiers.read(wanted[:piece]), wanted[piece:]
+
+
+class Upkeep:
+    """Gathers blocks to be wiped and slots to be moved, beside what `tiers` want to be saved and filled."""
+
+    def __init__(self, tiers: Tiers | None) -> None:
+        self._tiers = tiers
+        self.scrub: list[int] = []
+        self.moves: list[tuple[int, int, int]] = []
+
+    def take(self) -> Taken:
+        """The last fields of a plan, in their order."""
+        (scrub, self.scrub), (moves, self.moves) = (tuple(self.scrub), []), (tuple(self.moves), [])
+        saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
+        return scrub, moves, saves, fills
