@@ -23,10 +23,10 @@ from oracle import backend, write
 from quire.cli import main
 from quire.core.config import KV_DTYPES, flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import kv_layout
+from quire.model.build import kv_layouts
 from quire.model.describe import compute_dtype, describe
 from quire.model.disk.checkpoint import Checkpoint
-from quire.model.memory import kv_bytes_per_token
+from quire.model.mixers.table import kv_bytes_per_token, mixer_of
 from quire.ops.choice import choose
 from quire.ops.select import select
 from test_encoder import SMALL
@@ -111,12 +111,12 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
     for name in KV_DTYPES:
         cache, (dtype, _) = flat_config(kv_cache_dtype=name).cache, compute_dtype("auto", found.dtype)
         try:
-            layout = kv_layout(cache, found.spec, dtype, backend("reference"))
+            layout = kv_layouts(cache, found.spec, dtype, backend("reference"))[0]
         except ConfigError:
             assert family == "deepseek_v2" and name in ("float16", "int8", "fp8")
             continue
         checked += 1
-        kept = found.spec.mixer(0).kept_in(cache.kv_cache_dtype, dtype, "reference")
+        kept = mixer_of(found.spec, 0).kept_in(cache.kv_cache_dtype, dtype, "reference")
         spec, size = found.spec, kept.itemsize
         keys_and_values = 2 * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0))
         wanted = (spec.mla.rank + spec.mla.rope) * size if family == "deepseek_v2" else keys_and_values

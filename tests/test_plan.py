@@ -19,7 +19,6 @@ from quire.core.config import flat_config
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
-from quire.model.memory import weight_bytes
 from quire.ops.native import load_native
 from quire.plan.devices import DEVICES
 from quire.plan.flow import Limits, batch_flow, stream_flow
@@ -40,6 +39,7 @@ from quire.plan.rates import (
 )
 from quire.plan.roofline import critical_batch
 from quire.plan.sizing import cost_of, fitted, size
+from quire.plan.weights import weight_bytes
 from quire.plan.work import Chunk
 
 native = pytest.mark.skipif(load_native() is None, reason="quire._native was not built")

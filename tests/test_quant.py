@@ -23,14 +23,16 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.table import read_spec
-from quire.model.load.roles import COLUMNS, ROLES, ROWS, WHOLE, Share, parameter_count, shard
-from quire.model.memory import kv_bytes_per_token, weight_bytes
+from quire.model.load.roles import ROLES, Share, parameter_count, shard
+from quire.model.mixers.table import kv_bytes_per_token
+from quire.model.role import COLUMNS, ROWS, WHOLE
 from quire.model.spec import MLA, Connector, MoE, Patches
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.native import load_native
 from quire.ops.routing import Routing
 from quire.ops.weights import Weight
+from quire.plan.weights import weight_bytes
 from quire.quant.base import QWeight
 from quire.quant.dense import Dense
 from quire.quant.registry import QUANTIZERS

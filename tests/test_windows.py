@@ -18,6 +18,7 @@ from quire.core.config import flat_config
 from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.model.mixers.mixer import CachePart
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
 from quire.run.budget import shape_kv
@@ -54,9 +55,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(path)
 
 
-def whole(windows: dict[int, int], length: int, sizes: object = None) -> LayerGroups:
+def whole(parts: dict[int, CachePart], length: int) -> LayerGroups:
     """All layers in one group that frees nothing."""
-    return LayerGroups((0,), (tuple(windows),))
+    return LayerGroups((0,), (tuple(parts),))
+
+
+def cut(windows: dict[int, int], length: int) -> LayerGroups:
+    """Groups of layers that see `windows` and keep them alike."""
+    layout = KVLayout(16, 1, 16, BF16)
+    return group_layers({layer: CachePart(layout, window) for layer, window in windows.items()}, length)
 
 
 @native
@@ -143,11 +150,11 @@ def test_a_prefix_whose_window_was_evicted_is_cut_to_one_that_is_there() -> None
 
 def test_layers_are_grouped_so_that_the_longest_sequence_holds_least() -> None:
     alternating = {i: 128 if i % 2 == 0 else 0 for i in range(24)}
-    assert group_layers(alternating, 4096).windows == (0, 128)
-    assert group_layers(alternating, 128) == LayerGroups((0,), (tuple(range(24)),)), "a window no sequence exceeds"
-    assert group_layers(dict.fromkeys(range(3), 64), 256) == LayerGroups((64,), ((0, 1, 2),))
+    assert cut(alternating, 4096).windows == (0, 128)
+    assert cut(alternating, 128) == LayerGroups((0,), (tuple(range(24)),)), "a window no sequence exceeds"
+    assert cut(dict.fromkeys(range(3), 64), 256) == LayerGroups((64,), ((0, 1, 2),))
     one_of_thirty = {i: 0 if i == 7 else 64 for i in range(30)}
-    plan = group_layers(one_of_thirty, 1 << 17)
+    plan = cut(one_of_thirty, 1 << 17)
     assert len(plan.layers) <= 8 and sorted(i for held in plan.layers for i in held) == list(range(30))
     assert plan.home(7)[0] == plan.windows.index(0)
     sizes = TableSizes(16, 512, (0, 100))
@@ -162,7 +169,7 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
     windows = {i: 0 if i % 6 == 5 else window for i in range(layers)}
     assert sum(w == 0 for w in windows.values()) == full
     layout = KVLayout(16, kv_heads, head_dim, BF16)
-    kv = shape_kv(flat_config(), windows, dict.fromkeys(windows, layout), 32768)
+    kv = shape_kv(flat_config(), {i: CachePart(layout, window) for i, window in windows.items()}, 32768)
     before = 32768 * layers * 2 * kv_heads * head_dim * 2
     print(
         f"gemma-3-{size}, 32,768 tokens: {kv.bytes_held(32768) / 2**20:,.0f} MiB, {before / 2**20:,.0f} if all is kept"
@@ -170,28 +177,23 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
     assert kv.bytes_held(32768) < share * before
 
 
-def gemma3(size: str, first: int = 0) -> tuple[dict[int, int], dict[int, KVLayout]]:
-    """Windows and layouts of the layers of a published size, by numbers from `first` on."""
+def gemma3(size: str, first: int = 0) -> dict[int, CachePart]:
+    """What the layers of a published size keep, by numbers from `first` on."""
     layers, _, kv_heads, head_dim, window = GEMMA3[size]
     layout = KVLayout(16, kv_heads, head_dim, BF16)
-    windows = {first + i: 0 if i % 6 == 5 else window for i in range(layers)}
-    return windows, dict.fromkeys(windows, layout)
+    return {first + i: CachePart(layout, 0 if i % 6 == 5 else window) for i in range(layers)}
 
 
 @pytest.mark.parametrize("size", ["4b", "12b", "27b"])
 @pytest.mark.parametrize("drafts", ["gemma-3-1b", "llama-3.2-1b"])
 def test_a_draft_model_of_another_layout_leaves_the_windows_alone(size: str, drafts: str) -> None:
-    windows, layouts = gemma3(size)
-    alone = shape_kv(flat_config(), windows, layouts, 32768).bytes_held(32768)
-    first = len(windows)
-    its_windows, its_layouts = gemma3("1b", first)
+    parts = gemma3(size)
+    alone, first = shape_kv(flat_config(), parts, 32768).bytes_held(32768), len(parts)
+    its = gemma3("1b", first)
     if drafts == "llama-3.2-1b":
-        its_windows = dict.fromkeys(range(first, first + 16), 0)
-        its_layouts = dict.fromkeys(its_windows, KVLayout(16, 8, 64, BF16))
-    both = shape_kv(flat_config(), windows | its_windows, layouts | its_layouts, 32768)
-    least = sum(
-        its_layouts[layer].bytes_per_token * min(32768, window or 32768) for layer, window in its_windows.items()
-    )
+        its = dict.fromkeys(range(first, first + 16), CachePart(KVLayout(16, 8, 64, BF16)))
+    both = shape_kv(flat_config(), parts | its, 32768)
+    least = sum(part.bytes_per_token * min(32768, part.window or 32768) for part in its.values())
     print(
         f"gemma-3-{size}: {alone / 1e6:,.0f} MB, with {drafts} {both.bytes_held(32768) / 1e6:,.0f}, {least / 1e6:,.0f}"
     )

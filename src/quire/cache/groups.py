@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
 from quire.cache.lanes import Lanes
 
@@ -103,26 +104,48 @@ class LayerGroups:
         return sum(min(length, window or length) for window in self.windows)
 
 
-def one_group(windows: Mapping[int, int], length: int) -> LayerGroups:
-    """All layers (number -> window) in one group, which keeps what any of them sees of `length` tokens."""
-    every = all(0 < window < length for window in windows.values())
-    return LayerGroups((max(windows.values()) if every else 0,), (tuple(windows),))
+class Kept(Protocol):
+    """What a layer keeps of each token."""
+
+    @property
+    def window(self) -> int:
+        """How many tokens back it is read, 0 = all."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token."""
+        ...
+
+    @property
+    def strided(self) -> bool:
+        """Whether it may lie in blocks that hold other bytes for layers of other groups."""
+        ...
 
 
-def group_layers(windows: Mapping[int, int], length: int, sizes: Mapping[int, int] | None = None) -> LayerGroups:
-    """Cut layers (number -> window) into groups such that a sequence of `length` tokens holds the least memory.
+def _one_group(parts: Mapping[int, Kept], length: int) -> LayerGroups:
+    """All layers in one group, which keeps what any of them sees of `length` tokens."""
+    windows = [part.window for part in parts.values()]
+    every = all(0 < window < length for window in windows)
+    return LayerGroups((max(windows) if every else 0,), (tuple(parts),))
 
-    Groups of one window are cut to one width, since they take blocks from one pool: what layers keep must be alike,
-    or `sizes` says how many bytes of a token each of them keeps. A window that `length` does not exceed is none. Of
-    plans that hold the same, the one with the fewest groups is taken.
+
+def group_layers(parts: Mapping[int, Kept], length: int) -> LayerGroups:
+    """Cut layers, what they keep by their numbers, into groups such that a sequence of `length` tokens holds the least
+    memory.
+
+    Groups of one window are cut to one width, since they take blocks from one pool. A window that `length` does not
+    exceed is none. Of plans that hold the same, the one with the fewest groups is taken. In one group each layer has
+    blocks of its own, so layers that cannot lie in others' are in one where they keep different bytes.
     """
     kinds: dict[int, list[int]] = {}
-    for layer, window in windows.items():
-        kinds.setdefault(window if window < length else 0, []).append(layer)
-    each = dict.fromkeys(windows, 1) if sizes is None or len(set(sizes.values())) == 1 else sizes
-    plans = [one_group(windows, length)]
-    if len(kinds) == 1 and len(set(each.values())) == 1:
+    for layer, part in parts.items():
+        kinds.setdefault(part.window if part.window < length else 0, []).append(layer)
+    sizes = {layer: part.bytes_per_token for layer, part in parts.items()}
+    alike, plans = len(set(sizes.values())) == 1, [_one_group(parts, length)]
+    if (alike and len(kinds) == 1) or not (alike or all(part.strided for part in parts.values())):
         return plans[0]  # narrower groups of layers that are all alike hold as much, or more
+    each = dict.fromkeys(parts, 1) if alike else sizes
     for width in _widths(kinds.values(), each):
         cut = [(window, held) for window, layers in sorted(kinds.items()) for held in _cut(layers, each, width)]
         if len(cut) <= MAX_GROUPS:

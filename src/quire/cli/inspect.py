@@ -151,7 +151,7 @@ def _expert_rows(found: ModelFacts) -> Rows:
 
 def _encoder_rows(found: ModelFacts) -> Rows:
     encoder = found.spec.encoder
-    if not encoder.layers:
+    if not found.spec.encoder_decoder:
         return []
     return [
         ("encoder", f"{encoder.layers} layers; prompts are read whole and share no prefix"),

@@ -15,6 +15,7 @@ from quire.compress.matrices import Matrix
 from quire.compress.net import Net
 from quire.compress.quantize.folding import out_of_norm, out_of_rows
 from quire.compress.roles import get_role, set_role
+from quire.model.mixers.table import mixer_of
 
 NORMS = {"q": "attn_norm", "gate": "mlp_norm"}
 """The role that is observed -> the norm whose output it is."""
@@ -38,7 +39,7 @@ def producer(net: Net, layer: int, observed: str, found: Sequence[Matrix]) -> st
             spec.heads == spec.kv_heads
             and spec.value_dim == spec.head_dim
             and not spec.clip_qkv
-            and spec.mixer(layer).own_heads
+            and mixer_of(spec, layer).own_heads
         )
         return "v" if plain and claim.holder("v", layer) in changed else ""
     gated = bool(claim.get(claim.holder("gate", layer), layer))

@@ -27,6 +27,7 @@ from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import Share
+from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.linear import Linear
@@ -159,11 +160,11 @@ class Net:
         return F.cross_entropy(self._run(tokens, encoded, decoder, rows), targets.flatten()[rows].long())
 
     def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
-        if (encoded is not None) != bool(self.spec.encoder.layers):
+        if (encoded is not None) != self.spec.encoder_decoder:
             raise ConfigError(f"{self.name}: `encoded` is for models with an encoder, which need it")
         self._check_length(tokens.shape[1])
         decoder = self.decoder() if decoder is None else decoder
-        own = {i: self._cache() for i in self.spec.own_layers}
+        own = {i: self._cache(i) for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
             alone: Tensor = decoder(self._turned(flat(tokens, rows)), caches)
@@ -192,8 +193,8 @@ class Net:
         shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
         return replace(batch, positions=batch.positions + shifts.int())
 
-    def _cache(self) -> Held:
-        return Held.of(self.spec.mixer(0).layout(1, F32))
+    def _cache(self, layer: int) -> Held:
+        return Held.of(mixer_of(self.spec, layer).layout(1, F32))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""
@@ -218,7 +219,7 @@ class Net:
         """What makes keys and values that layer `index` reads beside its own: an encoder or another layer, "" = nothing
         does, so that the layer runs by itself."""
         other = self.spec.kv_layer(index)
-        return "an encoder" if self.spec.encoder.layers else f"layer {other}" if other != index else ""
+        return "an encoder" if self.spec.encoder_decoder else f"layer {other}" if other != index else ""
 
     def layer(self, index: int) -> Layer:
         """Layer `index` of the current values. No other layer's weights are read; it lives as long as it is held.
@@ -251,7 +252,7 @@ class Net:
         else:
             rows, h = layer.attn_norm.add(ops, rows, delta.flatten(0, 1))
         batch = self._turned(_batch(torch.zeros(shape[:2], dtype=torch.int32), lengths))
-        cache = self._cache()
+        cache = self._cache(index)
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:
             watching(*cache.rows()[1:])

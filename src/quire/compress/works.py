@@ -52,6 +52,7 @@ from quire.compress.structure import take_out
 from quire.compress.write import whole_folder
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
+from quire.model.mixers.table import scaled
 from quire.ops.weights import Weight
 
 Run = Callable[[Context, Any], None]
@@ -63,7 +64,7 @@ def over_layers(context: Context, stage: Stage, change: Change) -> tuple[Net, La
     """Change all layers of the context's model."""
     assert stage.by_layer or not change.reads, "what runs text through layers is checked before any work"
     net = Net.open(context.model)
-    if change.cache and not net.spec.mixer(0).scaled:
+    if change.cache and not scaled(net.spec):
         raise ConfigError(
             f"kv: {net.name} caches latents, and layouts have scales of keys and values alone", param="kv"
         )

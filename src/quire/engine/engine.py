@@ -35,7 +35,7 @@ from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
 from quire.ops.backend import Ops
 from quire.ops.select import select
-from quire.run.caches import kept_layers
+from quire.run.caches import parts_of
 from quire.run.ranks import ended_on_error, first_place, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.run.tune import tune
@@ -80,7 +80,7 @@ class Engine:
         plan = make_plan(config, self.model, self.ops, self.beside, self.ranks)
         if self.ranks is not None:
             alone = self.drafting is not None and self.drafting.alone
-            self.ranks.allocate(plan.kv, plan.limits, alone, kept_layers((self.model,))[0].values())
+            self.ranks.allocate(plan.kv, plan.limits, alone, [part.window for part in parts_of((self.model,)).values()])
         self.kv, self.kv_bytes_per_token, self.max_model_len = plan.kv, plan.bytes_per_token, plan.kv.max_model_len
         self._allocate(plan)
         self.ahead = self.ops.queues and plan.limits.async_scheduling is not False

@@ -36,6 +36,7 @@ from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.stages import stages_of
+from quire.model.mixers.table import layouts_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
@@ -100,10 +101,9 @@ class Model:
         return range(self.spec.layers) if self.span is None else self.span
 
 
-def kv_layout(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> KVLayout:
-    """How a layer's keys and values lie."""
-    mixer = spec.mixer(0)
-    return mixer.layout(cache.block_size, mixer.kept_in(cache.kv_cache_dtype, dtype, ops.name), ops.layout)
+def kv_layouts(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> tuple[KVLayout, ...]:
+    """How each layer's keys and values lie."""
+    return layouts_of(spec, cache.kv_cache_dtype, dtype, ops.name, cache.block_size, ops.layout)
 
 
 def load_model(
@@ -129,7 +129,7 @@ def load_model(
     share = share_of(place, stages_of(config.parallel, spec), step)
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
-    layout = kv_layout(config.cache, local_spec(spec, share), asked, ops)
+    layouts = kv_layouts(config.cache, local_spec(spec, share), asked, ops)
     reader = _reader(config, opened, ops, form_of(config, asked, target), share, progress)
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
@@ -144,7 +144,7 @@ def load_model(
         name=opened.name,
         spec=spec,
         decoder=made,
-        layouts=(layout,) * spec.layers,
+        layouts=layouts,
         max_model_len=length,
         dtype=asked.name,
         quantization=_format(opened.scheme if target is None else target),
@@ -202,7 +202,7 @@ def _reader(
 
 def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
-    if not reader.opened.spec.encoder.layers:
+    if not reader.opened.spec.encoder_decoder:
         return None
     require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
     return load_encoder(reader, decoder.embed, still)
@@ -238,7 +238,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
 
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
-    layout = kv_layout(config.cache, found.spec, dtype, ops)
+    layout = kv_layouts(config.cache, found.spec, dtype, ops)[0]
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)
     _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)

@@ -27,8 +27,8 @@ from quire.model.disk.rewrite import Rewritten
 from quire.model.disk.stacked import Stacked
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
-from quire.model.memory import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
+from quire.model.mixers.table import kv_bytes_per_token
 from quire.model.spec import ModelSpec
 from quire.model.vision.opened import open_vision, part
 from quire.quant.cache_scales import cache_scales

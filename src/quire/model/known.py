@@ -8,7 +8,6 @@ from quire.core.config import EngineConfig
 from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import (
     BORROWED,
-    ENCODER,
     GPU,
     GPU_PROCESSES,
     NO_EXPERTS,
@@ -17,11 +16,11 @@ from quire.core.exclusions.features import (
     PROJECTED,
     QUANTIZED,
     REFERENCE_OPS,
-    Feature,
     found,
 )
 from quire.model.describe import ModelFacts
 from quire.model.disk.opened import Opened
+from quire.model.mixers.table import features_of
 from quire.ops.choice import READ_WEIGHTS
 from quire.quant.registry import quantizer
 
@@ -35,14 +34,12 @@ def known_of(config: EngineConfig, model: ModelFacts | Opened) -> Known:
     again = model.quantized and quantizer(config.model.quantization, model.stored) is not None
     pictures = model.vision is not None and not config.model.language_model_only
     there = found(
-        (ENCODER, spec.encoder.layers > 0),
         (NO_EXPERTS, not any(spec.moe.sparse)),
         (PICTURES, pictures),
         (PROJECTED, spec.embed_width != spec.hidden),
         (QUANTIZED, again),
     )
-    mixers = frozenset[Feature]().union(*(spec.mixer(layer).features for layer in range(spec.layers)))
-    return Known(there | mixers, words | {"scheme": kept})
+    return Known(there | features_of(spec), words | {"scheme": kept})
 
 
 def known_of_device(config: EngineConfig, backend: str, chosen: Mapping[str, str]) -> Known:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.families.rope import Rope
-from quire.model.mixers.attention import Attention
-from quire.model.mixers.latent import Latents
-from quire.model.mixers.mixer import Mixer
 from quire.ops.routing import Routing
 
 
@@ -170,12 +167,10 @@ class ModelSpec:
         """Numbers of an embedded token: the stream's width unless a projection stands between."""
         return self.embed_dim or self.hidden
 
-    def mixer(self, layer: int) -> Mixer:
-        """What stands between the norm and the MLP of `layer`; today all layers have the same kind."""
-        mla = self.mla
-        if mla.rank:
-            return Latents(self.heads, self.head_dim, mla.q_rank, mla.rank, mla.rope)
-        return Attention(self.heads, self.kv_heads, self.head_dim)
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether its layers read what an encoder made of the prompt."""
+        return self.encoder.layers > 0
 
     @property
     def own_layers(self) -> tuple[int, ...]:

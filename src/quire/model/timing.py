@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import I32, Dtype
 from quire.model.batch import Batch
 from quire.model.borrowed.found import find_borrowed
-from quire.model.build import form_of, kv_layout
+from quire.model.build import form_of, kv_layouts
 from quire.model.describe import compute_dtype, open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_of
@@ -72,8 +72,8 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
     with reader.part(index):
         layer = reader.place(load_layer(reader, index, rope, None))
-    layout = kv_layout(config.cache, local_spec(spec, reader.share), dtype, ops)
-    cache = ops.allocate_cache(layout, max(-(-PROMPT // size), ANSWERS))
+    layouts = kv_layouts(config.cache, local_spec(spec, reader.share), dtype, ops)
+    cache = ops.allocate_cache(layouts[index], max(-(-PROMPT // size), ANSWERS))
 
     def seconds(rows: int, batch: Batch) -> float:
         def run() -> Array:

@@ -22,9 +22,9 @@ class LatentLayout(KVLayout):
     rank: int = 0
 
     @property
-    def latent(self) -> bool:
-        """It does."""
-        return True
+    def strided(self) -> bool:
+        """They read one block behind the other."""
+        return False
 
     @property
     def bytes_per_token(self) -> int:

@@ -60,9 +60,9 @@ class KVLayout:
         return self.dtype in LARGEST
 
     @property
-    def latent(self) -> bool:
-        """Whether it holds latents instead of keys and values per head."""
-        return False
+    def strided(self) -> bool:
+        """Whether kernels read blocks that lie further apart than they are long, within blocks that layers share."""
+        return True
 
     @property
     def element(self) -> Dtype:
@@ -135,9 +135,11 @@ class KVCache:
 
     @property
     def paired(self) -> bool:
-        """Whether there are as many blocks of values as of keys, as far from each other where both are per head."""
+        """Whether there are as many blocks of values as of keys, as far from each other where they may be strided."""
         keys, values = self.keys, self.values
-        return len(keys) == len(values) and (self.layout.latent or byte_strides(keys)[:2] == byte_strides(values)[:2])
+        return len(keys) == len(values) and (
+            not self.layout.strided or byte_strides(keys)[:2] == byte_strides(values)[:2]
+        )
 
 
 def carved(blocks: KVCache, layout: KVLayout, at: int) -> KVCache:

@@ -20,7 +20,7 @@ from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.eagle import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
-from quire.model.memory import kv_bytes_per_token
+from quire.model.mixers.table import kept_parts, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
@@ -98,20 +98,16 @@ def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts
 
 def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> tuple[KVPlan, int]:
     """The KV cache, yet without blocks, and bytes of a token in it."""
-    windows: dict[int, int] = {}
-    layouts: dict[int, KVLayout] = {}
-    per_token, asked, share = 0, config.speculation.asked, rank_share(config)
+    asked, share = config.speculation.asked, rank_share(config)
     models = [(local_spec(found.spec, share), found.dtype), *drafting_layers(config, found, drafts)]
     if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
         models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
+    layouts = list[tuple[ModelSpec, tuple[KVLayout, ...]]]()
     for spec, on_disk in models:
         dtype, _ = compute_dtype(config.model.dtype, on_disk)
-        kept = spec.mixer(0).kept_in(config.cache.kv_cache_dtype, dtype, choice.backend)
-        first = len(windows)
-        windows |= {first + i: window for i, window in spec.own_windows.items()}
-        layouts |= {first + i: spec.mixer(i).layout(1, kept) for i in spec.own_windows}
-        per_token += kv_bytes_per_token(spec, kept)
-    return shape_kv(config, windows, layouts, max_model_len(config.model.max_model_len, found.spec)), per_token
+        layouts.append((spec, layouts_of(spec, config.cache.kv_cache_dtype, dtype, choice.backend)))
+    parts, length = kept_parts(layouts), max_model_len(config.model.max_model_len, found.spec)
+    return shape_kv(config, parts, length), sum(part.bytes_per_token for part in parts.values())
 
 
 def weights_of(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:

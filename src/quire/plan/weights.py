@@ -9,8 +9,9 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
 from quire.model.families.rope import short_reach
-from quire.model.load.roles import ADAPTED, KEY_VALUE, ROLES, Role, Share
-from quire.model.memory import weight_bytes
+from quire.model.load.roles import ADAPTED, ROLES, Share
+from quire.model.mixers.attention import KEY_VALUE
+from quire.model.role import Role
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice
 from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
@@ -20,6 +21,11 @@ from quire.quant.registry import quantizer
 
 CODE_BITS = {"int8": 8, "fp8": 8}
 """Of a number in formats made at load; the others have 4."""
+
+
+def weight_bytes(parameters: int, bits: float) -> int:
+    """Parameters x bits / 8; with group scales of 16 bits, `bits` is bits + 16 / group."""
+    return round(parameters * bits / 8)
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def _layers(name: str, role: Role, spec: ModelSpec, share: Share) -> int:
     """Layers of this rank that have the role."""
     if not role.layer:
         return 0
-    span = range(spec.encoder.layers) if role.encoder else share.span(spec)
+    span = role.layers(spec) if role.encoder else share.span(spec)
     own = [i for i in span if role.where(spec, i)]
     return sum(name not in KEY_VALUE or spec.kv_layer(i) == i for i in own)
 

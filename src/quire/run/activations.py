@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.core.config import SchedulerConfig
+from quire.model.mixers.table import mixers_of
 from quire.model.spec import ModelSpec
 
 FLOAT = 4
@@ -49,7 +50,7 @@ def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
 
 def _queries(spec: ModelSpec) -> int:
     """Numbers of a row of queries, keys and values."""
-    return spec.mixer(0).projected
+    return max(mixer.projected for mixer in mixers_of(spec))
 
 
 def _mlp(spec: ModelSpec, fused: bool) -> int:

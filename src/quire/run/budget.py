@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from quire.cache.groups import LayerGroups, TableSizes, group_layers, one_group
+from quire.cache.groups import Kept, LayerGroups, TableSizes, group_layers
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
@@ -64,30 +64,11 @@ class KVPlan:
         return slack / max(1, used * size * groups.width)
 
 
-class Layout(Protocol):
-    """What counts here of how a layer's keys and values lie."""
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token in the layer."""
-        ...
-
-    @property
-    def latent(self) -> bool:
-        """Whether they are latents, whose kernels read no blocks that layers of another layout share."""
-        ...
-
-
 def shape_kv(
-    config: EngineConfig,
-    windows: Mapping[int, int],
-    layouts: Mapping[int, Layout],
-    max_position: int,
-    groups: LayerGroups | None = None,
+    config: EngineConfig, parts: Mapping[int, Kept], max_position: int, groups: LayerGroups | None = None
 ) -> KVPlan:
-    """The cache, yet without blocks, of layers that see `windows` tokens (0 = all) and keep keys and values in
-    `layouts`, both by number of the layer, for at most `max_position` positions. `groups`: what rank 0 has, whose
-    tables this one fills its own by.
+    """The cache, yet without blocks, of what layers keep, `parts` by number of the layer, for at most `max_position`
+    positions. `groups`: what rank 0 has, whose tables this one fills its own by.
 
     `ConfigError` when more were asked for.
     """
@@ -98,13 +79,8 @@ def shape_kv(
             param="max_model_len",
         )
     length, size = asked or max_position, config.cache.block_size
-    each = {layer: layout.bytes_per_token for layer, layout in layouts.items()}
-    if groups is not None:
-        groups = groups.share(each)
-    elif any(layout.latent for layout in layouts.values()) and len(set(each.values())) > 1:
-        groups = one_group(windows, length)
-    else:
-        groups = group_layers(windows, length, each)
+    each = {layer: part.bytes_per_token for layer, part in parts.items()}
+    groups = group_layers(parts, length) if groups is None else groups.share(each)
     sizes = TableSizes(size, config.scheduler.rows(length), groups.windows, config.parallel.context_parallel_size)
     return KVPlan(groups, sizes, 0, size * sum(each[layer] for layer in groups.widest), length)
 

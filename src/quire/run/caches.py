@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from quire.core.dtypes import U8
 from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
+from quire.model.mixers.mixer import CachePart
+from quire.model.mixers.table import kept_parts
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout, carved
 from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later, WholeBlocks
@@ -19,16 +21,9 @@ Keep = Callable[[Save, Bytes], None]
 """Takes the content of a block to a store."""
 
 
-def kept_layers(models: Sequence[Model]) -> tuple[dict[int, int], dict[int, KVLayout]]:
-    """Windows and layouts of the layers with keys and values of their own, those of all models numbered on."""
-    windows: dict[int, int] = {}
-    layouts: dict[int, KVLayout] = {}
-    first = 0
-    for model in models:
-        windows |= {first + i: window for i, window in model.spec.own_windows.items()}
-        layouts |= {first + i: model.layouts[i] for i in model.spec.own_layers}
-        first += model.spec.layers
-    return windows, layouts
+def parts_of(models: Iterable[Model]) -> dict[int, CachePart]:
+    """What layers with keys and values of their own keep, those of all models numbered on."""
+    return kept_parts((model.spec, model.layouts) for model in models)
 
 
 Home = tuple[int, int]

@@ -36,7 +36,7 @@ from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place
 from quire.run.budget import gpu_cache_bytes, plan_kv, shape_kv
 from quire.run.builder import Shape
-from quire.run.caches import Caches, kept_layers
+from quire.run.caches import Caches, parts_of
 from quire.run.features import heard_rows
 from quire.run.meeting import Hearer
 from quire.run.messages import (
@@ -161,9 +161,8 @@ class Rank:
         cache = replace(config.cache, num_blocks=asked.blocks, kv_cache_memory_bytes=0)
         config = replace(config, cache=cache)
         models = (self._model, *(() if drafting is None else drafting.beside))
-        windows, layouts = kept_layers(models)
         groups = LayerGroups(asked.windows, asked.layers)
-        kv = plan_kv(config, shape_kv(config, windows, layouts, asked.max_model_len, groups))
+        kv = plan_kv(config, shape_kv(config, parts_of(models), asked.max_model_len, groups))
         caches = self._caches = Caches(models, self._ops, kv)
         if config.tiers.any:
             assert self._share is not None, "blocks of other ways to be parallel are kept in no store"
@@ -177,8 +176,7 @@ class Rank:
             warm_up(self._steps[1])
 
     def _profile(self, asked: Profile) -> None:
-        windows, layouts = kept_layers((self._model,))
-        shape = shape_kv(self._config, windows, layouts, asked.max_model_len)
+        shape = shape_kv(self._config, parts_of((self._model,)), asked.max_model_len)
         caches = Caches((self._model,), self._ops, shape)
         step = Step(self._model, self._ops, shape, asked.limits, caches.part(0), False)
         assert self._ops.gpu is not None and self._share is not None, "GPUs are asked"

@@ -17,7 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.core.speculation import TreeForm
-from quire.model.build import Model, kv_layout
+from quire.model.build import Model, kv_layouts
 from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
 from quire.model.mixers.mixer import WIDE
@@ -107,8 +107,8 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     dtype = F32 if rows_of is None or isinstance(rows_of, PackedTable) else ops.row_dtype(dtype_of(rows_of))
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
-    layout = kv_layout(config.cache, spec, WIDE[target.dtype], ops)
-    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=(layout,), adapters=None,
+    layouts = kv_layouts(config.cache, spec, WIDE[target.dtype], ops)
+    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=layouts, adapters=None,
                     weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
     return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
 

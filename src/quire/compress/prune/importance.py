@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quire.compress.prune.onfile import OnFile
 from quire.compress.prune.scores import activation_gradient, block_influence, by_unit, together
 from quire.core.errors import ConfigError
+from quire.model.mixers.table import own_heads
 from quire.ops.lazy import torch
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def head_scores(elements: Mapping[str, Tensor], config: Mapping[str, Any]) -> li
     """
     model = OnFile.of(elements, config)
     spec, made = model.spec, []
-    if not spec.mixer(0).own_heads:
+    if not own_heads(spec):
         raise model.refuse("heads over latents cannot be dropped")
     group = spec.heads // spec.kv_heads
     for layer in range(spec.layers):

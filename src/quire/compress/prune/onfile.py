@@ -72,7 +72,7 @@ class OnFile:
             raise config.fail(
                 "quantization_config", "a quantized checkpoint cannot lose parts; prune before quantizing"
             )
-        if spec.encoder.layers:
+        if spec.encoder_decoder:
             raise config.fail("model_type", f"{spec.family!r}: parts of an encoder-decoder cannot be dropped")
         if spec.kv_source:
             raise config.fail("num_kv_shared_layers", "layers that read another's keys cannot lose parts")

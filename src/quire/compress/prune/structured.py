@@ -15,6 +15,7 @@ from quire.compress.prune.onfile import OnFile, checked, refusal
 from quire.core.errors import ConfigError
 from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.row import layer_kinds
+from quire.model.mixers.table import own_heads
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 
@@ -122,7 +123,7 @@ def drop_heads(
 def check_heads(spec: ModelSpec, count: int) -> None:
     """`ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
-    if not spec.mixer(0).own_heads:
+    if not own_heads(spec):
         raise refusal(spec, "heads over latents cannot be dropped")
     if spec.family in EVEN_HEADS and spec.hidden % count:
         group = spec.heads // spec.kv_heads

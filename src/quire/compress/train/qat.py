@@ -18,6 +18,7 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
+from quire.model.mixers.table import scaled
 from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
 from quire.ops.experts import Grouped
@@ -115,7 +116,7 @@ def fake_quantize(net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtyp
 
     `ConfigError` where that cannot be.
     """
-    if kept is not None and not net.spec.mixer(0).scaled:
+    if kept is not None and not scaled(net.spec):
         raise ConfigError(f"{net.name}: keeps latents instead of keys and values; leave --kv-cache-dtype out")
     net.ops = RoundedOps(scheme, group, kept)
     net.seen.values.append(FakeQuantized(net, scheme, group, dtype).value)

@@ -14,7 +14,7 @@ from quire.engine.loop.pictures import picture_bytes
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
-from quire.run.caches import kept_layers
+from quire.run.caches import parts_of
 from quire.run.ranks import Ranks
 from quire.run.runner import Runner
 from quire.run.shapes import graph_bytes
@@ -37,15 +37,15 @@ def make_plan(
 
     `beside`: models that keep keys and values in the same blocks; `ranks`: the others, each with a GPU of its own.
     """
-    windows, layouts = kept_layers((model, *beside))
+    parts = parts_of((model, *beside))
     capture = not config.device.enforce_eager
-    shape = shape_kv(config, windows, layouts, model.max_model_len)
+    shape = shape_kv(config, parts, model.max_model_len)
     free = available_memory() if ops.gpu is None else ops.gpu.runtime.memory()[0] * config.wholes
     check_asked(config, shape.block_bytes, free)
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
-    return Plan(kv, limits, capture, sum(layout.bytes_per_token for layout in layouts.values()))
+    return Plan(kv, limits, capture, sum(part.bytes_per_token for part in parts.values()))
 
 
 def same_weights(one: EngineConfig, other: EngineConfig) -> bool:

@@ -14,7 +14,9 @@ from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.families.row import Family
-from quire.model.load.roles import DISK_ROLES, FUSED, KEY_VALUE, Role
+from quire.model.load.roles import DISK_ROLES, FUSED
+from quire.model.mixers.attention import KEY_VALUE
+from quire.model.role import Role
 from quire.model.spec import ModelSpec
 from quire.quant.base import QuantScheme
 from quire.quant.registry import DENSE, matrix_scheme

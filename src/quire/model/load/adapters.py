@@ -18,7 +18,9 @@ from quire.model.disk.opened import Opened
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
 from quire.model.load.extensions import Extensions
-from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, KEY_VALUE, Share, disk_rows
+from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
+from quire.model.mixers.attention import KEY_VALUE
+from quire.model.mixers.table import mixer_of
 from quire.model.net.lora import NONE, Piece
 from quire.ops.backend import Ops
 
@@ -133,7 +135,7 @@ class Adapters:
             role in ADAPTED
             and DISK_ROLES[role].where(spec, layer)
             and own
-            and (spec.mixer(layer).own_heads or role not in "qkv")
+            and (mixer_of(spec, layer).own_heads or role not in "qkv")
         )
 
     def _parts(self, file: AdapterFile) -> Iterator[tuple[str, int, LowRank]]:

@@ -18,10 +18,13 @@ from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
 from quire.model.load.runs import in_runs, load_o
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
+from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import (
     Attend,
     Block,
+    CrossAttention,
     Decoder,
     Layer,
     ToLogits,
@@ -122,7 +125,7 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
     alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
-    qkv, attention = MIXERS[type(spec.mixer(index))](reader, index)
+    qkv, attention, cross = MIXERS[type(mixer_of(spec, index))](reader, index, rope)
     layer = Layer(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -139,24 +142,38 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
         mlp=in_runs(reader, lambda run: (load_moe if spec.is_sparse(index) else load_mlp)(run, index)),
         mlp_post_norm=mlp_post_norm,
         attention=attention,
-        cross=load_cross(reader, index, rope),
+        cross=cross,
     )
     reader.tell(f"layer {index}")
     return layer
 
 
-def load_attention(reader: Reader, index: int) -> tuple[Linear, Attend]:
-    """`qkv` and attention of layer `index`; queries only where it reads another layer's keys and values."""
+def load_attention(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+    """Attention of layer `index`; queries only where it reads another layer's keys and values."""
     if reader.local.kv_layer(index) == index:
-        return reader.linear(("q", "k", "v"), index), own_attention
-    return reader.linear(("q",), index), reading_attention
+        return reader.linear(("q", "k", "v"), index), own_attention, None
+    return reader.linear(("q",), index), reading_attention, None
 
 
-MIXERS: Mapping[type, Callable[[Reader, int], tuple[Linear, Attend]]] = {
+def load_crossed(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+    """The same with attention over the encoder's output, whose queries `rope`, which has no columns, does not turn."""
+    qkv, attention, _ = load_attention(reader, index, rope)
+    return qkv, attention, load_cross(reader, index, rope)
+
+
+def load_latents(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+    """Latent attention of layer `index`."""
+    return *load_latent(reader, index), None
+
+
+Mixed = tuple[Linear, Attend, CrossAttention | None]
+"""A layer's first matrix, what runs between it and the last one, and what follows where an encoder is beside it."""
+MIXERS: Mapping[type, Callable[[Reader, int, Unplaced], Mixed]] = {
     Attention: load_attention,
-    Latents: load_latent,
+    EncoderDecoderAttention: load_crossed,
+    Latents: load_latents,
 }
-"""Kind of mixer -> what reads a layer's first matrix and what runs between it and the last one."""
+"""Kind of mixer -> what reads a layer's."""
 
 
 def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:

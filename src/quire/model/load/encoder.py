@@ -48,11 +48,9 @@ def both_ways_bias(weight: AnyArray, furthest: int) -> Unplaced:
     return contiguous(weight[bucket_of(np.abs(after), half, furthest) + half * (after > 0)].T)
 
 
-def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention | None:
-    """The attention of decoder layer `index` over the encoder's output; None in models without an encoder."""
+def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention:
+    """The attention of decoder layer `index` over the encoder's output."""
     spec = reader.opened.spec
-    if not spec.encoder.layers:
-        return None
     norm, attend = load_norm(reader, "cross_norm", index), AttentionSpec(spec.attention_scale)
     return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, load_o(reader, "cross_o", index))
 

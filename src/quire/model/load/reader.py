@@ -22,8 +22,9 @@ from quire.model.load.adapters import Adapters
 from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
 from quire.model.load.place import Unplaced
-from quire.model.load.roles import ADAPTED, DISK_ROLES, ROWS, Share, disk_rows, local_spec, shard, shard_vector
+from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.linear import Linear
+from quire.model.role import ROWS
 from quire.ops.arrays import (
     AnyArray,
     Array,

@@ -1,9 +1,7 @@
-"""What each role is: its shape, whether it may be absent, and the axis along which tensor parallelism splits it.
+"""All roles of a model, those of mixers from their own files, and what each rank has of them.
 
-This table is the only source of shard axes. The outputs of a row shard are a slice of the whole's, those of
-column shards are partial sums, which one reduction adds (Megatron-LM, Shoeybi et al. 2019). Experts have a second axis,
-their number: where a `Division` gives each rank some of them, a share has fewer and, over the same ranks, whole ones.
-`local_spec` is the shape of one rank's share.
+The tables are the only source of shard axes. Experts have a second axis, their number: where a `Division` gives each
+rank some of them, a share has fewer and, over the same ranks, whole ones. `local_spec` is the shape of a rank's share.
 """
 
 from __future__ import annotations
@@ -18,49 +16,14 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
+from quire.model.mixers.table import ROLES as MIXED
+from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, contiguous
 from quire.parallel.experts import Division
 from quire.quant.base import QWeight
 
 A = TypeVar("A", bound=AnyArray)
-ROWS, COLUMNS, WHOLE = "rows", "columns", "whole"
-EVEN, SHARED, FIRST, STEPS = "even", "shared", "first", "steps"
-"""Every rank has as many units; the same, and fewer units than ranks are replicated; the first ranks have as many, the
-last what is left; as many as can be, in steps that stay whole."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """`shape(spec)`: [n, k] of a matrix, [n] of a vector. `units(spec)`: pieces of the split axis that stay whole.
-
-    `kind`: "linear" (in the checkpoint's weight format, may have a bias), "dense" (a small matrix kept as f32 whatever
-    the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
-    if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
-    `optional`: some families lack it, but who has it has its `partner` too. `spread`: how units are, over ranks.
-    """
-
-    kind: str
-    shape: Callable[[ModelSpec], tuple[int, ...]]
-    shard: str = WHOLE
-    units: Callable[[ModelSpec], int] = lambda s: 1
-    layer: bool = True
-    optional: bool = False
-    partner: str = ""
-    wide: bool = False
-    where: Callable[[ModelSpec, int], bool] = lambda s, layer: True
-    experts: bool = False
-    encoder: bool = False
-    spread: str = EVEN
-
-    def layers(self, spec: ModelSpec) -> range:
-        """The layers of the stack it belongs to."""
-        return range(spec.encoder.layers if self.encoder else spec.layers)
-
-    def copies(self, spec: ModelSpec) -> int:
-        """How many of it a model has."""
-        layers = sum(self.where(spec, i) for i in self.layers(spec)) if self.layer else 1
-        return layers * (spec.moe.routing.experts if self.experts else 1)
 
 
 def _sparse(spec: ModelSpec, layer: int) -> bool:
@@ -101,45 +64,7 @@ ROLES: dict[str, Role] = {
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
     "attn_norm": Role("vector", lambda s: (s.hidden,)),
-    "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
-    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
-    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
-    "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
-    "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
-    "q_row_norm": Role(
-        "vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True, partner="k_row_norm"
-    ),
-    "k_row_norm": Role(
-        "vector",
-        lambda s: (s.kv_heads * s.head_dim,),
-        ROWS,
-        lambda s: s.kv_heads,
-        optional=True,
-        partner="q_row_norm",
-        spread=SHARED,
-    ),
-    "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
-    "k_head_norms": Role(
-        "vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True, spread=SHARED
-    ),
-    "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
-    "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
-    "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
-    "q_b": Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads, optional=True),
-    "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden), optional=True),
-    "kv_a_norm": Role("vector", lambda s: (s.mla.rank,), optional=True),
-    "kv_b": Role(
-        "linear",
-        lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
-        ROWS,
-        lambda s: s.heads,
-        optional=True,
-        wide=True,
-    ),
-    "relative_bias": Role(
-        "vector", lambda s: (s.encoder.buckets, s.heads), COLUMNS, lambda s: s.heads, layer=False, optional=True
-    ),
-    "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
+    **MIXED,
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,)),
     "gate": _mlp(True, _intermediate, _plain),
@@ -168,14 +93,8 @@ def _encoder(name: str) -> Role:
     return replace(ROLES[name], encoder=True, where=lambda s, layer: True, optional=not ROLES[name].layer)
 
 
-def _cross(name: str) -> Role:
-    """The same part of a decoder layer's attention over the encoder's output."""
-    return replace(ROLES[name], where=lambda s, layer: s.encoder.layers > 0)
-
-
 _ENCODED = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "relative_bias", "final_norm")
 ROLES |= {f"encoder_{name}": _encoder(name) for name in _ENCODED}
-ROLES |= {f"cross_{name}": _cross(name) for name in ("q", "k", "v", "o")} | {"cross_norm": _cross("attn_norm")}
 
 
 def _seen(kind: str, shape: Callable[[ModelSpec], tuple[int, ...]], layer: bool = False) -> Role:
@@ -197,9 +116,6 @@ ROLES |= {
     "deep_down": _seen("linear", lambda s: (s.hidden, s.connector.middle), True),
     "newline": _seen("vector", lambda s: (s.hidden,)),
 }
-
-KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
-"""Roles that a layer which reads another's keys and values does not have."""
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""

@@ -1,1 +1,1 @@
-"""Kinds of mixers, as facts: one file a kind. `ModelSpec.mixer` says which one a layer has."""
+"""Kinds of mixers, as facts: one file a kind. `table.py` says which one a layer has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
 from quire.model.mixers.mixer import KV_TYPES
+from quire.model.role import COLUMNS, ROWS, SHARED, Role
 from quire.ops.layout import KVLayout
 
 
@@ -38,3 +39,34 @@ class Attention:
     def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
         """As the backend lays them."""
         return heads(block_size, self.kv_heads, self.head_dim, dtype)
+
+
+ROLES = {
+    "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
+    "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
+    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
+    "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
+    "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
+    "q_row_norm": Role(
+        "vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True, partner="k_row_norm"
+    ),
+    "k_row_norm": Role(
+        "vector",
+        lambda s: (s.kv_heads * s.head_dim,),
+        ROWS,
+        lambda s: s.kv_heads,
+        optional=True,
+        partner="q_row_norm",
+        spread=SHARED,
+    ),
+    "q_head_norms": Role("vector", lambda s: (s.heads, s.head_dim), ROWS, lambda s: s.heads, optional=True),
+    "k_head_norms": Role(
+        "vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True, spread=SHARED
+    ),
+    "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
+    "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
+}
+"""Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
+
+KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
+"""Roles that a layer which reads another's keys and values does not have."""

@@ -9,6 +9,7 @@ from quire.core.exclusions import features as known
 from quire.core.exclusions.features import Feature
 from quire.core.exclusions.table import row_of
 from quire.model.mixers.mixer import KV_TYPES
+from quire.model.role import ROWS, Role
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 
@@ -50,3 +51,22 @@ class Latents:
     def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
         """Of latents, on every backend alike."""
         return LatentLayout(block_size, 1, self.rope, dtype, rank=self.rank)
+
+
+ROLES = {
+    "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
+    "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
+    "q_b": Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads, optional=True),
+    "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden), optional=True),
+    "kv_a_norm": Role("vector", lambda s: (s.mla.rank,), optional=True),
+    "kv_b": Role(
+        "linear",
+        lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
+        ROWS,
+        lambda s: s.heads,
+        optional=True,
+        wide=True,
+    ),
+}
+"""Its matrices and vectors on disk, beside those of queries and of the result; ranks share heads, each has all of the
+latent."""

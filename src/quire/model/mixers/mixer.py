@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
@@ -11,6 +12,24 @@ from quire.ops.layout import KVLayout
 WIDE = {"bfloat16": BF16, "float32": F32, "float16": F16}
 KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
 """What `--kv-cache-dtype` names, beside "auto"."""
+
+
+@dataclass(frozen=True)
+class CachePart:
+    """What a layer keeps of each token: how blocks of it lie, and how many tokens back it is read, 0 = all."""
+
+    layout: KVLayout
+    window: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token."""
+        return self.layout.bytes_per_token
+
+    @property
+    def strided(self) -> bool:
+        """Whether its blocks may lie in those that other layers share."""
+        return self.layout.strided
 
 
 class Mixer(Protocol):

@@ -1,0 +1,70 @@
+"""Which mixer a layer has, and what the mixers of a model's layers say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from quire.core.dtypes import Dtype
+from quire.core.exclusions.features import Feature
+from quire.model.mixers import attention, cross, latent
+from quire.model.mixers.attention import Attention
+from quire.model.mixers.cross import EncoderDecoderAttention
+from quire.model.mixers.latent import Latents
+from quire.model.mixers.mixer import CachePart, Mixer
+from quire.model.spec import ModelSpec
+from quire.ops.layout import KVLayout
+
+ROLES = attention.ROLES | latent.ROLES | cross.ROLES
+"""What mixers have on disk, of all kinds."""
+
+
+def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
+    """What stands between the norm and the MLP of `layer`; in today's families all layers have the same kind."""
+    mla = spec.mla
+    if mla.rank:
+        return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
+    kind = EncoderDecoderAttention if spec.encoder_decoder else Attention
+    return kind(spec.heads, spec.kv_heads, spec.head_dim)
+
+
+def mixers_of(spec: ModelSpec) -> tuple[Mixer, ...]:
+    """Those of all layers."""
+    return tuple(mixer_of(spec, layer) for layer in range(spec.layers))
+
+
+def features_of(spec: ModelSpec) -> frozenset[Feature]:
+    """Rows of the table of exclusions that a model of these layers has a part in."""
+    return frozenset[Feature]().union(*(mixer.features for mixer in mixers_of(spec)))
+
+
+def own_heads(spec: ModelSpec) -> bool:
+    """Whether in all layers each head has rows of the matrices q, k and v."""
+    return all(mixer.own_heads for mixer in mixers_of(spec))
+
+
+def scaled(spec: ModelSpec) -> bool:
+    """Whether the cache of all layers may hold codes with a scale per token and head."""
+    return all(mixer.scaled for mixer in mixers_of(spec))
+
+
+def layouts_of(
+    spec: ModelSpec, asked: str, dtype: Dtype, backend: str, block_size: int = 1, heads: type[KVLayout] = KVLayout
+) -> tuple[KVLayout, ...]:
+    """How each layer's cache lies; arguments and errors as of `Mixer.kept_in` and `Mixer.layout`."""
+    return tuple(mixer.layout(block_size, mixer.kept_in(asked, dtype, backend), heads) for mixer in mixers_of(spec))
+
+
+def kept_parts(models: Iterable[tuple[ModelSpec, Sequence[KVLayout]]]) -> dict[int, CachePart]:
+    """What layers with keys and values of their own keep, by number; layers of all models, with their layouts, are
+    numbered on."""
+    parts: dict[int, CachePart] = {}
+    first = 0
+    for spec, layouts in models:
+        parts |= {first + layer: CachePart(layouts[layer], window) for layer, window in spec.own_windows.items()}
+        first += spec.layers
+    return parts
+
+
+def kv_bytes_per_token(spec: ModelSpec, dtype: Dtype) -> int:
+    """Of one token in all layers, those that read another's cache not counted."""
+    return sum(mixer_of(spec, layer).layout(1, dtype).bytes_per_token for layer in spec.own_layers)
