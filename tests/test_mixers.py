@@ -33,7 +33,7 @@ SHAPES: list[Mixer] = [
     Latents(4, 48, 0, 32, 16),
     Latents(8, 192, 64, 512, 64),
 ]
-OWNERS = ("mixers/", "families/", "load/mla.py", "spec.py")
+OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
 
 

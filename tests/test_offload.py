@@ -17,7 +17,7 @@ from quire.core.offload import OffloadConfig
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.model.net.source import Resident
+from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.model.offload.streamed import Streamed

@@ -11,7 +11,7 @@ import pytest
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.engine.engine import Engine
-from quire.model.net.source import Resident
+from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream

@@ -13,7 +13,7 @@ from oracle import write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.engine.engine import Engine
-from quire.model.net.source import Resident
+from quire.model.net.decoder import Resident
 from quire.model.offload.host import CopiedAhead
 from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton

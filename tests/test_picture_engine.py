@@ -27,8 +27,7 @@ from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
 from quire.engine.record.recording import without_content
 from quire.engine.stats import Stats
-from quire.model.net.mutual import divided, put
-from quire.model.net.seeing import Given, axes, turned
+from quire.model.net.multimodal import Given, axes, divided, put, turned
 from quire.model.spec import Sight
 from quire.ops.arrays import to_torch
 from test_bit_equality import Answer, run

@@ -24,7 +24,7 @@ from quire.engine.life.process import ProcessEngine
 from quire.model.build import Model, load_model
 from quire.model.load.stages import cut
 from quire.model.net.decoder import Decoder
-from quire.model.net.stage import Stage
+from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import to_torch
 from quire.ops.native import load_native
 from quire.parallel.place import Place
@@ -78,7 +78,7 @@ def logits_of(models: list[Model], tokens: list[int], cuts: list[int], adapter: 
             batch, caches = model.decoder.ops.place(own.batch([count])), [own.caches[i] for i in model.own]
             parts.append(to_torch(model.decoder(batch, caches, (batch,) * len(caches))).clone())
         first = models[0].decoder
-        if isinstance(first, Stage):
+        if isinstance(first, PipelineStage):
             room = first.ops.zeros((len(parts[-1]), models[0].spec.embed_width))
             h = first.comm.recv(first.ops, room, len(models) - 1)
             parts[-1] = torch.cat((to_torch(first.part(h, batch)), parts[-1]), 1)

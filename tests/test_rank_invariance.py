@@ -13,7 +13,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.model.net.scattered import FEW, rows_of
+from quire.model.net.sequence_parallel import FEW, rows_of
 from test_speculation import answers, requests_of
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

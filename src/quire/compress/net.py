@@ -30,7 +30,7 @@ from quire.model.load.roles import Share
 from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
-from quire.model.net.linear import Linear
+from quire.model.net.parts import Linear
 from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held

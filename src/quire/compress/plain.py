@@ -13,9 +13,8 @@ from quire.compress.released import Released
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
-from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
-from quire.model.disk.claim import Place, claim, disk_shape, slots
+from quire.model.disk.claim import Place, claim, disk_shape, drop_layers_beyond, slots
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.opened import Opened

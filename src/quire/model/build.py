@@ -32,7 +32,7 @@ from quire.model.load.encoder import load_encoder
 from quire.model.load.extension import Base
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.ranks import joined, joined_encoder, share_of, step_of
+from quire.model.load.ranks import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.stages import stages_of
@@ -134,8 +134,8 @@ def load_model(
     reader.keeper = keeper(config, opened, ops, shards)
     ropes = _ropes(reader, length)
     own = load_decoder(reader, ropes)
-    made = joined(own, spec, place, share, config.parallel)
-    encoder = joined_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
+    made = parallel_decoder(own, spec, place, share, config.parallel)
+    encoder = parallel_encoder(_encoder(reader, made, ropes[spec.rope[0]]), place, config.parallel)
     vision = None if place.rank else _vision(reader, asked)  # other ranks are told what it makes
     load_adapters(config, reader, Base(ops, spec, own.embed, reader.whole, asked, share))
     _warn(opened.folder, notes := opened.notes + notes)

@@ -13,9 +13,8 @@ from typing import Any
 from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.disk.beyond import drop_layers_beyond
 from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
-from quire.model.disk.claim import claim
+from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel

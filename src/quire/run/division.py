@@ -1,4 +1,4 @@
-"""Which rank computes which rows of a step, where their keys lie, and what passes between ranks (`net/spread.py`).
+"""Which rank computes which rows of a step, where their keys lie, and what passes (`net/context_parallel.py`).
 
 All of it follows from the step's arrays, which every rank has, so nobody has to be told.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.cache.lanes import Lanes
 from quire.core.parallel import SPLIT
-from quire.model.net.spread import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
+from quire.model.net.context_parallel import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
 from quire.ops.arrays import Array
 
 Ints = NDArray[np.int64]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from quire.model.batch import Batch
 from quire.model.load.extensions import Extensions
 from quire.model.net.decoder import Decoder
-from quire.model.net.seeing import Given, seeing
+from quire.model.net.multimodal import Given, with_pictures
 from quire.model.spec import Sight
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops, Recording
@@ -42,7 +42,7 @@ class ExtendedStep:
         if given is None:
             logits = self._logits(shape, lambda: self._decode(batches, self._decoder), capture and not ops.pads)
         else:
-            seen = seeing(self._decoder, self._sight, given, batches[0])
+            seen = with_pictures(self._decoder, self._sight, given, batches[0])
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 

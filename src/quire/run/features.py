@@ -13,8 +13,7 @@ from quire.core.errors import QuireError
 from quire.core.pictures import Picture, grid_positions, pieces
 from quire.core.plan import StepPlan
 from quire.model.batch import Vision
-from quire.model.net.mutual import divided
-from quire.model.net.seeing import Given
+from quire.model.net.multimodal import Given, divided
 from quire.model.spec import Sight
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops

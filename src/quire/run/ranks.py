@@ -24,8 +24,8 @@ from quire.core.exclusions.of_models import LONE_DRAFTS, STAGED_DRAFTS
 from quire.core.machine import cores
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
-from quire.model.net.seeing import Given
-from quire.model.net.stage import Stage
+from quire.model.net.multimodal import Given
+from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.parallel.digest import HeardDigests
@@ -198,7 +198,7 @@ class LedStep(Step):
     def form(self) -> Form:
         """Of what comes back from the last stage."""
         stage, spec = self.model.decoder, self.model.spec
-        assert isinstance(stage, Stage), "steps of several stages are of one"
+        assert isinstance(stage, PipelineStage), "steps of several stages are of one"
         if not stage.shared:
             return Form(spec.vocab_size, self.most_logits)
         batch = self.arrays.batches(1, 1, 1)[0]

@@ -12,7 +12,7 @@ from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.model.build import Model
-from quire.model.net.seeing import Given
+from quire.model.net.multimodal import Given
 from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array, Fetched
 from quire.ops.backend import Ops

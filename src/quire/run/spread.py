@@ -12,7 +12,7 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.load.ranks import share_of
 from quire.model.load.roles import local_spec
-from quire.model.net.spread import SpreadBatch, Way
+from quire.model.net.context_parallel import ContextParallelBatch, Way
 from quire.ops.arrays import Array
 from quire.run.arrays import Arrays
 from quire.run.builder import Shape
@@ -57,7 +57,7 @@ class Spread:
         mine = np.sort(wanted[owner[wanted] == self._part.rank]) - first
         order = np.empty(logits, np.int64)
         order[np.argsort(wanted, kind="stable")] = np.arange(logits)
-        batch = SpreadBatch(
+        batch = ContextParallelBatch(
             tokens=_picked(arrays.tokens, own),
             positions=_picked(arrays.positions, own),
             slots=np.full(len(own), -1, np.int64),
@@ -71,9 +71,9 @@ class Spread:
         return [_spread(batch, way=way) for way in ways]
 
 
-def _spread(batch: Batch, **changed: Array | Way) -> SpreadBatch:
+def _spread(batch: Batch, **changed: Array | Way) -> ContextParallelBatch:
     parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return SpreadBatch(**(parts | changed))
+    return ContextParallelBatch(**(parts | changed))
 
 
 def _picked(numbers: NDArray[np.int32], rows: NDArray[np.int64]) -> Array:

@@ -15,8 +15,8 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.lora import NONE
+from quire.model.net.multimodal import Given, with_pictures
 from quire.model.net.parts import GatedMlp, PlainMlp
-from quire.model.net.seeing import Given, seeing
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops, Recording
@@ -241,7 +241,7 @@ class Step:
         decoder = self._decoder
         if given is not None:
             assert isinstance(decoder, Decoder), "others take no pictures"
-            decoder = seeing(decoder, self.model.spec.sight, given, batches[0])
+            decoder = with_pictures(decoder, self.model.spec.sight, given, batches[0])
         if scores:
             return decoder(batches[0], self.caches.of_layer, views)
         assert isinstance(decoder, Decoder), "others make logits alone"

@@ -22,8 +22,7 @@ from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, NoNorm, Norm, RmsNorm
+from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array, dtype_of

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, ToLogits, sequential_block
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embed, Norm
+from quire.model.net.parts import Embed, Linear, Norm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache

@@ -12,7 +12,7 @@ import numpy as np
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
-from quire.model.net.linear import Linear
+from quire.model.net.parts import Linear
 from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, concat
 from quire.run.builder import Shape, ancestors

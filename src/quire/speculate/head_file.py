@@ -11,7 +11,7 @@ from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import PICKLED, Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.net.linear import Linear
+from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, cast_to, concat, contiguous
 from quire.ops.backend import Ops
 from quire.ops.weights import Weight

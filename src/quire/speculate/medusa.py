@@ -24,7 +24,7 @@ from quire.core.speculation import TreeForm
 from quire.model.build import Model
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, ToLogits
-from quire.model.net.linear import Linear
+from quire.model.net.parts import Linear
 from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops

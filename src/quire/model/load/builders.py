@@ -9,14 +9,12 @@ import numpy as np
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
 from quire.model.load.encoder import backward_bias, load_cross
-from quire.model.load.mla import load_latent
-from quire.model.load.mlp import load_mlp
+from quire.model.load.latent import load_latent
 from quire.model.load.moe import load_moe
-from quire.model.load.norms import load_block_norms, load_final_norm, load_norm
+from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
 from quire.model.load.place import Unplaced, held_bytes
 from quire.model.load.reader import Reader
 from quire.model.load.roles import disk_rows
-from quire.model.load.runs import in_runs, load_o
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
@@ -36,10 +34,10 @@ from quire.model.net.decoder import (
     reading_attention,
     sequential_block,
 )
-from quire.model.net.linear import Linear
 from quire.model.net.parts import (
     Clip,
     Embedding,
+    Linear,
     NoNorm,
     Norm,
     Normed,
@@ -51,7 +49,7 @@ from quire.model.net.parts import (
     SoftCap,
     Step,
 )
-from quire.model.net.stage import Elsewhere
+from quire.model.net.pipeline_parallel import NoHead
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -74,7 +72,7 @@ def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
     embed: Unplaced | PackedTable = reader.place(np.empty(0, F32))
     steps: tuple[Step, ...] = ()
     final: Norm = NoNorm()
-    head: ToLogits = Elsewhere()
+    head: ToLogits = NoHead()
     with reader.part():
         first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         bias = reader.place(backward_bias(reader))
@@ -179,7 +177,7 @@ MIXERS: Mapping[type, Callable[[Reader, int, Unplaced], Mixed]] = {
 def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
     """What happens to queries, keys and values before rope, per-head norms of one weight aside.
 
-    A norm of whole rows is given this rank's columns, which `joined` puts beside those of the others.
+    A norm of whole rows is given this rank's columns, which `parallel_decoder` puts beside those of the others.
     """
     spec, steps = reader.local, list[Step]()
     d, keys = spec.head_dim, spec.heads * spec.head_dim

@@ -8,15 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.dtypes import F32
-from quire.model.load.mlp import load_mlp
-from quire.model.load.norms import load_norm
+from quire.model.load.parts import in_runs, load_mlp, load_norm, load_o
 from quire.model.load.place import Unplaced
 from quire.model.load.reader import Reader
-from quire.model.load.runs import in_runs, load_o
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embed
+from quire.model.net.parts import Embed, Linear
 from quire.ops.arrays import AnyArray, contiguous
 from quire.ops.attention_spec import AttentionSpec
 

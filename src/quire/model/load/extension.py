@@ -15,9 +15,8 @@ from quire.core.exclusions.features import ADAPTER_TOKEN_NORMS, TENSOR
 from quire.core.exclusions.table import row_of
 from quire.model.load.adapter_files import LowRank, TableChange
 from quire.model.load.roles import DISK_ROLES, Share
-from quire.model.net.linear import Linear
 from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
-from quire.model.net.parts import Embed, Embedding
+from quire.model.net.parts import Embed, Embedding, Linear
 from quire.model.role import COLUMNS, ROWS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host, dtype_of, is_array, row_norms, to_numpy

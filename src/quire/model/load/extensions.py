@@ -21,9 +21,8 @@ from quire.model.batch import Batch
 from quire.model.load.adapter_files import AdapterFile, LowRank
 from quire.model.load.extension import Base, Extension, Where, cut, head_change, own_rows, settled, table_bytes
 from quire.model.net.decoder import Decoder
-from quire.model.net.linear import Linear
 from quire.model.net.lora import NONE, Change, Factors, Keep, Piece, Shift
-from quire.model.net.parts import Embedding
+from quire.model.net.parts import Embedding, Linear
 from quire.ops.arrays import AnyArray, Host, cast_to, dtype_of
 from quire.ops.backend import Ops
 

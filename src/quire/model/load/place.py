@@ -1,10 +1,13 @@
-"""Rebuilds a decoder with some of its parts replaced, above all to move it to the device it runs on."""
+"""What becomes of what was loaded: parts are moved to the device, and layers kept, before the next one is read."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from quire.core.rebuilt import rebuilt
+from quire.model.net.decoder import Layer, LayerSource, Resident
 from quire.ops.arrays import address, is_array
 
 Unplaced = Any
@@ -22,3 +25,35 @@ def held_bytes(value: Any) -> int:
 
     rebuilt(value, look)
     return sum(found.values())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Layers as the decoder gets them, and where their weights come from."""
+
+    layers: tuple[Layer, ...]
+    source: LayerSource
+
+
+class Keeper(Protocol):
+    """Keeps the layers of one decoder."""
+
+    def take(self, index: int, layer: Layer) -> Layer:
+        """What stands for `layer` until all are there; layers come in order."""
+        ...
+
+    def finish(self, layers: Sequence[Layer], outer: int) -> Kept:
+        """`layers`: what `take` returned, in order; `outer`: bytes of weights outside of layers."""
+        ...
+
+
+class InMemory:
+    """Layers stay as they are."""
+
+    def take(self, index: int, layer: Layer) -> Layer:
+        """The layer itself."""
+        return layer
+
+    def finish(self, layers: Sequence[Layer], outer: int) -> Kept:
+        """The layers themselves."""
+        return Kept(tuple(layers), Resident())

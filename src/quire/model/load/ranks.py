@@ -13,22 +13,27 @@ from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.opened import Opened
 from quire.model.load.roles import Share
+from quire.model.net.context_parallel import context_parallel
 from quire.model.net.decoder import Decoder, Layer
-from quire.model.net.divided import ManyHolders
 from quire.model.net.encoder import Encoder
-from quire.model.net.joined import (
-    GatheredHead,
-    GatheredNorm,
-    SummedAttention,
-    SummedEmbedding,
-    SummedMlp,
-    SummedProduct,
-)
+from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
-from quire.model.net.scattered import GatheringNorm, ScatteredAttention, ScatteredMlp, ScatteredProduct
-from quire.model.net.spread import spread
-from quire.model.net.stage import Stage
+from quire.model.net.pipeline_parallel import PipelineStage
+from quire.model.net.sequence_parallel import (
+    SequenceParallelAttention,
+    SequenceParallelLinear,
+    SequenceParallelMlp,
+    SequenceParallelNorm,
+)
+from quire.model.net.tensor_parallel import (
+    RowParallelLinear,
+    TensorParallelAttention,
+    TensorParallelMlp,
+    TensorParallelNorm,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import cast_to
 from quire.ops.backend import Ops
@@ -64,19 +69,19 @@ def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
     return 1 if opened.scheme is DENSE else LARGEST_GROUP
 
 
-def joined(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, options: ParallelConfig) -> Decoder:
+def parallel_decoder(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, options: ParallelConfig) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
     """
     if (comm := place.comm("context")) is not None:
-        decoder = spread(decoder, comm)
+        decoder = context_parallel(decoder, comm)
     comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
-        decoder = _over_holders(decoder, spec.moe.routing.experts, division, among)
+        decoder = _expert_parallel(decoder, spec.moe.routing.experts, division, among)
     if comm is not None:
-        decoder = _over_shares(decoder, spec, comm, options.enable_sequence_parallel)
-    return decoder if stages is None else _as_stage(decoder, spec, stages, share)
+        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel)
+    return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
 
 
 def _comm(place: Place, options: ParallelConfig) -> Comm | None:
@@ -87,18 +92,19 @@ def _comm(place: Place, options: ParallelConfig) -> Comm | None:
     return comm
 
 
-def joined_encoder(encoder: Encoder | None, place: Place, options: ParallelConfig) -> Encoder | None:
+def parallel_encoder(encoder: Encoder | None, place: Place, options: ParallelConfig) -> Encoder | None:
     """`encoder` of a rank's share, if any, which has the joined decoder's `embed`, joined with those of the others."""
     comm = _comm(place, options)
     if encoder is None or comm is None:
         return encoder
     layers = tuple(
-        replace(layer, o=SummedProduct(layer.o, comm), mlp=SummedMlp(layer.mlp, comm)) for layer in encoder.layers
+        replace(layer, o=RowParallelLinear(layer.o, comm), mlp=TensorParallelMlp(layer.mlp, comm))
+        for layer in encoder.layers
     )
     return replace(encoder, layers=layers)
 
 
-def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> Stage:
+def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> PipelineStage:
     """With the ways in from the stage before and out to the next.
 
     In a post-LN model the norm that ends the layer before is what comes in.
@@ -108,10 +114,10 @@ def _as_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> St
     if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
         parts["embed_steps"] = (Normed(first.attn_norm.norm),)
         parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
-    return Stage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
+    return PipelineStage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
 
 
-def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
+def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
     """With experts whose pairs are computed by who holds them."""
     counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
     counted, layers = counts, list[Layer]()
@@ -119,7 +125,7 @@ def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm
         mlp = layer.mlp
         if isinstance(mlp, MoeMlp):
             divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
-            mlp = replace(mlp, holders=ManyHolders(divide, comm, counted))
+            mlp = replace(mlp, holders=ExpertParallel(divide, comm, counted))
         layers.append(replace(layer, mlp=mlp))
     return replace(decoder, layers=tuple(layers))
 
@@ -127,12 +133,12 @@ def _over_holders(decoder: Decoder, experts: int, division: Division, comm: Comm
 def counted_pairs(decoder: Forward) -> Any:
     """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
     for layer in decoder.layers if isinstance(decoder, Decoder) else ():
-        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ManyHolders):
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ExpertParallel):
             return layer.mlp.holders.counted
     return None
 
 
-def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
+def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
     """With the sums over ranks that a block needs, and all columns of the logits."""
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
@@ -140,39 +146,43 @@ def _over_shares(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -
     normed = [replace(layer, qkv_steps=_steps(layer, decoder.ops, comm)) for layer in decoder.layers]
     *before, last = normed
     if scatter and before:
-        layers = [_scattered(layer, comm, first=i == 0) for i, layer in enumerate(before)]
-        layers.append(_joined(replace(last, attn_norm=GatheringNorm(last.attn_norm, comm, whole=True)), comm))
+        layers = [_sequence_parallel_layer(layer, comm, first=i == 0) for i, layer in enumerate(before)]
+        layers.append(
+            _tensor_parallel_layer(
+                replace(last, attn_norm=SequenceParallelNorm(last.attn_norm, comm, whole=True)), comm
+            )
+        )
     else:
-        layers = [_joined(layer, comm) for layer in normed]
-    embed, head = SummedEmbedding(decoder.embed, comm), GatheredHead(decoder.head, comm, widths)
+        layers = [_tensor_parallel_layer(layer, comm) for layer in normed]
+    embed, head = VocabParallelEmbedding(decoder.embed, comm), VocabParallelHead(decoder.head, comm, widths)
     return replace(decoder, embed=embed, layers=tuple(layers), head=head)
 
 
-def _joined(layer: Layer, comm: Comm) -> Layer:
-    attention, mlp = SummedAttention(layer.attention, comm), _summed(layer.mlp, comm)
-    cross = None if layer.cross is None else replace(layer.cross, o=SummedProduct(layer.cross.o, comm))
+def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:
+    attention, mlp = TensorParallelAttention(layer.attention, comm), _summed(layer.mlp, comm)
+    cross = None if layer.cross is None else replace(layer.cross, o=RowParallelLinear(layer.cross.o, comm))
     return replace(layer, attention=attention, mlp=mlp, cross=cross)
 
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
     """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
-    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ManyHolders) or mlp.holders.comm is not comm:
-        return SummedMlp(mlp, comm)
-    return replace(mlp, shared=None if mlp.shared is None else SummedMlp(mlp.shared, comm))
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ExpertParallel) or mlp.holders.comm is not comm:
+        return TensorParallelMlp(mlp, comm)
+    return replace(mlp, shared=None if mlp.shared is None else TensorParallelMlp(mlp.shared, comm))
 
 
-def _scattered(layer: Layer, comm: Comm, first: bool) -> Layer:
+def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
     """The same with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
     cross = layer.cross
     if cross is not None:
-        cross = replace(cross, norm=GatheringNorm(cross.norm, comm), o=ScatteredProduct(cross.o, comm))
+        cross = replace(cross, norm=SequenceParallelNorm(cross.norm, comm), o=SequenceParallelLinear(cross.o, comm))
     return replace(
         layer,
-        attn_norm=layer.attn_norm if first else GatheringNorm(layer.attn_norm, comm),
-        attention=ScatteredAttention(layer.attention, comm),
+        attn_norm=layer.attn_norm if first else SequenceParallelNorm(layer.attn_norm, comm),
+        attention=SequenceParallelAttention(layer.attention, comm),
         cross=cross,
-        mlp_norm=GatheringNorm(layer.mlp_norm, comm),
-        mlp=ScatteredMlp(layer.mlp, comm),
+        mlp_norm=SequenceParallelNorm(layer.mlp_norm, comm),
+        mlp=SequenceParallelMlp(layer.mlp, comm),
     )
 
 
@@ -187,4 +197,4 @@ def _step(step: Step, ops: Ops, comm: Comm) -> Step:
     widths = (step.span,) * comm.world
     ops.begin_step()
     weight = cast_to(comm.gather_columns(ops, step.weight[None], widths)[0], F32, copy=True)
-    return GatheredNorm(weight, step.start, widths, step.centered, step.eps, comm)
+    return TensorParallelNorm(weight, step.start, widths, step.centered, step.eps, comm)

@@ -19,11 +19,10 @@ from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
 from quire.model.disk.opened import Opened
 from quire.model.load.adapters import Adapters
-from quire.model.load.keeping import InMemory, Keeper
 from quire.model.load.packed_cache import PackedCache
-from quire.model.load.place import Unplaced
+from quire.model.load.place import InMemory, Keeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
-from quire.model.net.linear import Linear
+from quire.model.net.parts import Linear
 from quire.model.role import ROWS
 from quire.ops.arrays import (
     AnyArray,
@@ -52,7 +51,7 @@ class Form:
 
     `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
     columns, or None: that of the file; `activations`: "auto", "int8" or "int16"; `runs`: columns that are summed over
-    ranks are cut into runs (`load.runs`). `narrow`: matrices may be kept in 12 bits.
+    ranks are cut into runs (`load.parts`). `narrow`: matrices may be kept in 12 bits.
     """
 
     dtype: Dtype

@@ -4,15 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from quire.model.batch import Batch
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embed, Mlp, Norm, Product, Step
-from quire.model.net.source import LayerSource, Resident
+from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product, Step
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
+
+
+class LayerSource(Protocol):
+    """Whoever walks over layers says before and after each that it does; in any order, one walk at a time.
+
+    Both are ops of the step, or queue work beside its ops: a recorded step waits where the recorded one did.
+    """
+
+    @property
+    def recordable(self) -> bool:
+        """Whether steps may be recorded or captured with it."""
+        ...
+
+    def before(self, layer: int) -> None:
+        """The weights of `layer` are there when the ops that follow run."""
+        ...
+
+    def after(self, layer: int) -> None:
+        """No op that follows reads the weights of `layer`, until `before` is called for it again."""
+        ...
+
+
+class Resident:
+    """All weights are in memory."""
+
+    recordable = True
+
+    def before(self, layer: int) -> None:
+        """Nothing to wait for."""
+
+    def after(self, layer: int) -> None:
+        """Nothing to give back."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.core.dtypes import I32
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Embed, Mlp, Norm, Product
+from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Mlp
+from quire.model.net.parts import Linear, Mlp
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.experts import Between, Choices, Grouped

@@ -1,4 +1,4 @@
-"""The pieces a layer is put together from at build time: norms, MLPs, and steps that only some families take."""
+"""The pieces a layer is put together from at build time: linear layers, norms, MLPs, steps of some families."""
 
 from __future__ import annotations
 
@@ -7,10 +7,33 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quire.model.batch import Batch
-from quire.model.net.linear import Linear
+from quire.model.net.lora import Change
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.weights import PackedTable
+from quire.ops.weights import Packed, PackedTable
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x W^T + bias, W packed in any format, and what the rows' adapters add (none where there is no room).
+
+    `more`: the rows of W below these, where they are in another format (GGUF files often keep v in more bits than q).
+    """
+
+    weight: Packed
+    bias: Array | None = None
+    adapters: tuple[Change, ...] = ()
+    more: tuple[Linear, ...] = ()
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] f32 -> [T, n] f32."""
+        y: Array = ops.linear(x, self.weight, self.bias)
+        for change in self.adapters:
+            y = change(ops, x, y)
+        if self.more:
+            y = ops.join_columns((y, *(part(ops, x) for part in self.more)))
+        return y
+
 
 Step = Callable[[Ops, Array, Batch], Array]
 """A change to rows [T, d] f32 of one step, in place or not; the result is returned."""

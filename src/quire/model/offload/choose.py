@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.config import EngineConfig
 from quire.model.disk.opened import Opened
-from quire.model.load.keeping import InMemory, Keeper
+from quire.model.load.place import InMemory, Keeper
 from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.model.load.keeping import Kept
-from quire.model.net.decoder import Layer
-from quire.model.net.source import Resident
+from quire.model.load.place import Kept
+from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import Leaving, returned
 from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile

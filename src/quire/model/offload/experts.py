@@ -16,11 +16,9 @@ import msgspec
 import numpy as np
 
 from quire.core.rebuilt import parts_of, rebuilt
-from quire.model.load.keeping import Kept
-from quire.model.load.place import held_bytes
-from quire.model.net.decoder import Layer
+from quire.model.load.place import Kept, held_bytes
+from quire.model.net.decoder import Layer, Resident
 from quire.model.net.moe import CutExperts, Experts, FusedExperts
-from quire.model.net.source import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile

@@ -11,9 +11,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from quire.model.load.keeping import Kept
-from quire.model.net.decoder import Layer
-from quire.model.net.source import Resident
+from quire.model.load.place import Kept
+from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import PAGE, Leaving, pages, returned
 from quire.model.offload.shards import Descriptor, Shards, SharedFile, differs
 from quire.model.offload.stream import Segment

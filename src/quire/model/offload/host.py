@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.model.load.keeping import Kept
-from quire.model.net.decoder import Layer
-from quire.model.net.source import Resident
+from quire.model.load.place import Kept
+from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import Leaving, returned
 from quire.ops.gpu import Gpu
 from quire.ops.runtime import Mark, Runtime

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.model.load.keeping import Kept
-from quire.model.net.decoder import Layer
-from quire.model.net.source import Resident
+from quire.model.load.place import Kept
+from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import PAGE, Leaving, returned
 from quire.ops.arrays import Host
 from quire.parallel.shares import HEADER, length

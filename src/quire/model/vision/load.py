@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from quire.core.dtypes import Dtype
 from quire.model.disk.opened import OpenedVision
-from quire.model.load.mlp import load_mlp
-from quire.model.load.norms import load_norm
+from quire.model.load.parts import load_mlp, load_norm
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import Share
 from quire.model.net.parts import Mlp, Norm, PlainMlp

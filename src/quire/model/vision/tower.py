@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.dtypes import Dtype
-from quire.model.net.linear import Linear
-from quire.model.net.parts import Mlp, Norm
+from quire.model.net.parts import Linear, Mlp, Norm
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
 from quire.model.vision.attention import Attention, attention_of

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen
-from quire.model.net.linear import Linear
-from quire.model.net.parts import RmsNorm
+from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.latents import Heads

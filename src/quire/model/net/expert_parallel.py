@@ -18,7 +18,7 @@ from quire.parallel.pairs import PairDivider, row_parts
 
 
 @dataclass(frozen=True)
-class ManyHolders:
+class ExpertParallel:
     """Each rank has the experts that `divide` says, in the order in which it counts them; `counted`: in all layers."""
 
     divide: PairDivider

@@ -35,7 +35,7 @@ def scattered(ops: Ops, x: Array, comm: Comm) -> Array:
 
 
 @dataclass(frozen=True)
-class ScatteredAttention:
+class SequenceParallelAttention:
     """Each rank's heads, through its columns of the output matrix."""
 
     own: Attend
@@ -47,7 +47,7 @@ class ScatteredAttention:
 
 
 @dataclass(frozen=True)
-class ScatteredMlp:
+class SequenceParallelMlp:
     """Each rank's columns of the hidden layer, or of each expert's."""
 
     own: Mlp
@@ -59,7 +59,7 @@ class ScatteredMlp:
 
 
 @dataclass(frozen=True)
-class ScatteredProduct:
+class SequenceParallelLinear:
     """Each rank's columns of a matrix, with its columns of x."""
 
     own: Product
@@ -71,7 +71,7 @@ class ScatteredProduct:
 
 
 @dataclass(frozen=True)
-class GatheringNorm:
+class SequenceParallelNorm:
     """The norm of all rows, each rank's by itself. `whole`: the stream is that of all rows from here on, too."""
 
     norm: Norm

@@ -23,7 +23,7 @@ def rows_between(ops: Ops, rows: int, hidden: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class NoHead:
     """The head of a stage that has none."""
 
     def __call__(self, ops: Ops, x: Array) -> Array:
@@ -32,7 +32,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Stage(Decoder):
+class PipelineStage(Decoder):
     """`Decoder` of the layers of one rank of `comm`; `layers`, `views` and `caches` are those of the stage alone.
 
     Between stages goes the stream with all that was to be added to it, [T, hidden] f32. The first stage has the table

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.load.reader import Reader
-from quire.model.net.linear import Linear
-from quire.model.net.mla import LatentAttention, LowRank, Project
-from quire.model.net.parts import RmsNorm
+from quire.model.net.latent import LatentAttention, LowRank, Project
+from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array, cast_to
 from quire.ops.experts import padded_rows
 from quire.ops.latents import EPS, Heads

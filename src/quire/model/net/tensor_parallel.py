@@ -18,7 +18,7 @@ from quire.parallel.comm import Comm
 
 
 @dataclass(frozen=True)
-class SummedAttention:
+class TensorParallelAttention:
     """Each rank's heads, through its columns of the output matrix."""
 
     own: Attend
@@ -30,7 +30,7 @@ class SummedAttention:
 
 
 @dataclass(frozen=True)
-class SummedMlp:
+class TensorParallelMlp:
     """Each rank's columns of the hidden layer, or of each expert's."""
 
     own: Mlp
@@ -42,7 +42,7 @@ class SummedMlp:
 
 
 @dataclass(frozen=True)
-class SummedProduct:
+class RowParallelLinear:
     """Each rank's columns of a matrix, with its columns of x."""
 
     own: Product
@@ -54,7 +54,7 @@ class SummedProduct:
 
 
 @dataclass(frozen=True)
-class SummedEmbedding:
+class VocabParallelEmbedding:
     """Each rank's rows of the table of tokens: those of the others' tokens are -0, and x + -0 is x for every x."""
 
     own: Embedding
@@ -66,7 +66,7 @@ class SummedEmbedding:
 
 
 @dataclass(frozen=True)
-class GatheredNorm:
+class TensorParallelNorm:
     """A norm of rows whose columns `start` on are one rank's `widths[rank]` of all; `weight` is of all."""
 
     weight: Array
@@ -86,7 +86,7 @@ class GatheredNorm:
 
 
 @dataclass(frozen=True)
-class GatheredHead:
+class VocabParallelHead:
     """Each rank's rows of the vocabulary, `widths` of them."""
 
     own: ToLogits
@@ -96,3 +96,34 @@ class GatheredHead:
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [R, hidden] -> logits [R, V]."""
         return self.comm.gather_columns(ops, self.own(ops, x), self.widths)
+
+
+def tree_sum(ops: Ops, parts: list[Array]) -> Array:
+    """Neighbours are added, then neighbours of these sums: parts, a power of two of them, are given up."""
+    while len(parts) > 1:
+        parts = [ops.add(left, right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+@dataclass(frozen=True)
+class RankInvariantMlp:
+    """An MLP, or experts, each of whose `parts` has a run of the hidden layer's columns."""
+
+    parts: tuple[Mlp, ...]
+
+    def __call__(self, ops: Ops, h: Array) -> Array:
+        """h [T, hidden] -> [T, hidden]."""
+        return tree_sum(ops, [part(ops, h) for part in self.parts])
+
+
+@dataclass(frozen=True)
+class RankInvariantLinear:
+    """A matrix each of whose `parts` has a run of `width` columns."""
+
+    parts: tuple[Product, ...]
+    width: int
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, parts * width] -> [T, n]."""
+        columns = [ops.take_columns(x, i * self.width, self.width) for i in range(len(self.parts))]
+        return tree_sum(ops, [part(ops, run) for part, run in zip(self.parts, columns, strict=True)])

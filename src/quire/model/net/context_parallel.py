@@ -150,7 +150,7 @@ def _kv(ops: Ops, qkv: Array, cache: KVCache) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadBatch(Batch):
+class ContextParallelBatch(Batch):
     """The rows that this rank computes. `way`: how they see keys; without, they are sequences of this rank alone.
 
     `scored`: rows that want logits, by rank, and `order` [R] int32 their places behind each other in the order of the
@@ -163,7 +163,7 @@ class SpreadBatch(Batch):
 
 
 @dataclass(frozen=True)
-class SpreadAttention:
+class ContextParallelAttention:
     """Attention of a layer whose keys and values are spread over ranks. `rows`: what makes queries, keys and values;
     `writes`: keys are new, and not those of an earlier layer."""
 
@@ -174,7 +174,7 @@ class SpreadAttention:
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         qkv = self.rows(ops, layer, h, batch, cache)
-        way = batch.way if isinstance(batch, SpreadBatch) else None
+        way = batch.way if isinstance(batch, ContextParallelBatch) else None
         if way is None:
             return attended_rows(ops, layer, qkv, batch, cache, wanted)
         attended = way(ops, self.comm, qkv, cache, layer.attend, self.writes)
@@ -182,7 +182,7 @@ class SpreadAttention:
 
 
 @dataclass(frozen=True)
-class SpreadDecoder(Decoder):
+class ContextParallelDecoder(Decoder):
     """`Decoder` of ranks that have parts of a step's rows; the first has the logits of all, the others none."""
 
     comm: Comm | None = None
@@ -190,7 +190,7 @@ class SpreadDecoder(Decoder):
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
         """As of `Decoder`, of all ranks' rows."""
         h = super().last(x, delta, batch, wanted)
-        if not isinstance(batch, SpreadBatch) or batch.order is None or self.comm is None:
+        if not isinstance(batch, ContextParallelBatch) or batch.order is None or self.comm is None:
             return h
         rows: Array = self.ops.pick_rows(self.comm.all_gather(self.ops, h, batch.scored), batch.order)
         return rows
@@ -198,18 +198,18 @@ class SpreadDecoder(Decoder):
     def score(self, h: Array, batch: Batch) -> Array:
         """As of `Decoder`; only the first rank's logits are read, so others make none."""
         follows = self.comm is not None and self.comm.rank > 0
-        return h[:0] if follows and isinstance(batch, SpreadBatch) else super().score(h, batch)
+        return h[:0] if follows and isinstance(batch, ContextParallelBatch) else super().score(h, batch)
 
 
-def spread(decoder: Decoder, comm: Comm) -> SpreadDecoder:
+def context_parallel(decoder: Decoder, comm: Comm) -> ContextParallelDecoder:
     """`decoder` of ranks that have splits of keys and values in turn."""
-    layers = tuple(replace(layer, attention=_spread(layer, comm)) for layer in decoder.layers)
+    layers = tuple(replace(layer, attention=_over_lanes(layer, comm)) for layer in decoder.layers)
     parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)} | {"layers": layers}
-    return SpreadDecoder(**parts, comm=comm)
+    return ContextParallelDecoder(**parts, comm=comm)
 
 
-def _spread(layer: Layer, comm: Comm) -> SpreadAttention:
+def _over_lanes(layer: Layer, comm: Comm) -> ContextParallelAttention:
     """`KeyError` for attention that has no states: its maker is to refuse it."""
     kinds: dict[Attend, tuple[Rows, bool]]
     kinds = {own_attention: (own_rows, True), reading_attention: (reading_rows, False)}
-    return SpreadAttention(*kinds[layer.attention], comm)
+    return ContextParallelAttention(*kinds[layer.attention], comm)

@@ -1,0 +1,127 @@
+"""Norms, MLPs and matrices of a layer, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd
+from typing import TypeVar
+
+import numpy as np
+
+from quire.core.dtypes import F32
+from quire.core.errors import ConfigError
+from quire.model.load.place import Unplaced
+from quire.model.load.reader import Reader
+from quire.model.load.roles import DISK_ROLES, ROLES, Share
+from quire.model.net.parts import (
+    FusedGatedMlp,
+    FusedPlainMlp,
+    GatedMlp,
+    LayerNorm,
+    Linear,
+    Mlp,
+    NoNorm,
+    Norm,
+    PlainMlp,
+    Product,
+    ProjectedNorm,
+    ReplacingNorm,
+    RmsNorm,
+)
+from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
+from quire.ops.activations import ACTIVATIONS
+from quire.ops.arrays import as_f32
+
+
+def load_norm(reader: Reader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
+    """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
+    spec = reader.opened.spec
+    if spec.norm == "plain" and DISK_ROLES[role].optional is False:
+        same: Unplaced = np.full(spec.hidden, scale, F32)
+        return LayerNorm(same, None, spec.norm_eps)
+    weight = reader.vector(role, layer)
+    if weight is None:
+        return NoNorm()
+    if not spec.norm.startswith("layer"):
+        return RmsNorm(weight * scale, spec.norm_eps)
+    name = reader.opened.claim.get(role, layer).get("bias")
+    bias: Unplaced = None if name is None else as_f32(reader.read(name)) * scale
+    reader.count("norms", "f32", 0 if bias is None else bias.nbytes)
+    return LayerNorm(weight * scale, bias, spec.norm_eps)
+
+
+def load_block_norms(reader: Reader, index: int) -> tuple[Norm, Norm, Norm, Norm]:
+    """The norms before and after attention, and before and after the MLP, of layer `index`.
+
+    In a post-LN model the norm after an addition is read as the one before what follows, and takes the stream's
+    place there.
+    """
+    if reader.opened.spec.join != "post_ln":
+        before, after, mlp, after_mlp = (
+            load_norm(reader, role, index) for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+        )
+        return before, after, mlp, after_mlp
+    before = ReplacingNorm(load_norm(reader, "mlp_post_norm", index - 1)) if index else NoNorm()
+    return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
+
+
+def load_final_norm(reader: Reader) -> Norm:
+    """The norm of the rows that want logits, and the projection to the head where there is one."""
+    spec = reader.opened.spec
+    if spec.join == "post_ln":
+        norm = load_norm(reader, "mlp_post_norm", spec.layers - 1, scale=spec.logit_scale)
+    else:
+        norm = load_norm(reader, "final_norm", scale=spec.logit_scale)
+    if not reader.opened.claim.get("project_out"):
+        return norm
+    return ProjectedNorm(norm, reader.linear(("project_out",), None))
+
+
+def load_mlp(reader: Reader, index: int, stack: str = "") -> Mlp:
+    """The MLP of layer `index`, without a gate when the checkpoint has none; `stack`: what its roles begin with."""
+    gate, up, down = (f"{stack}{role}" for role in ("gate", "up", "down"))
+    activation, claim = reader.opened.spec.activation, reader.opened.claim
+    if not claim.get(claim.holder(gate, index), index):
+        upper, lower = reader.linear((up,), index), reader.linear((down,), index)
+        known = activation in ACTIVATIONS
+        return (FusedPlainMlp if known and _fused(reader, upper, lower) else PlainMlp)(upper, lower, activation)
+    gate_up, lower = reader.linear((gate, up), index), reader.linear((down,), index)
+    return (FusedGatedMlp if _fused(reader, gate_up, lower) else GatedMlp)(gate_up, lower, activation)
+
+
+def _fused(reader: Reader, first: Linear, second: Linear) -> bool:
+    """Whether one op takes both: whole matrices of a kind that it has, to which adapters add nothing."""
+    plain = reader.adapters is None and not first.more
+    return plain and reader.ops.fuses_mlp(first.weight, second.weight)
+
+
+T = TypeVar("T")
+RUNS = 8
+"""Runs of each sum, a power of two: so many ranks are the most that give the same bits."""
+
+
+def load_o(reader: Reader, role: str, index: int) -> Product:
+    """The output matrix of attention, in runs of whole heads where the reader makes any."""
+    if not reader.form.runs:
+        return reader.linear((role,), index)
+    spec = reader.opened.spec
+    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), lambda run: run.linear((role,), index))
+    return RankInvariantLinear(parts, ROLES[role].shape(spec)[1] // (len(parts) * reader.share.world))
+
+
+def in_runs(reader: Reader, make: Callable[[Reader], Mlp]) -> Mlp:
+    """What `make` makes of this rank's share, in runs where the reader makes any."""
+    return RankInvariantMlp(_of_runs(reader, RUNS, make)) if reader.form.runs else make(reader)
+
+
+def _of_runs(reader: Reader, runs: int, make: Callable[[Reader], T]) -> tuple[T, ...]:
+    rank, world = reader.share.rank, reader.share.world
+    if runs % world:
+        raise ConfigError(
+            f"--rank-invariant: a sum of {runs} runs cannot be shared by --tensor-parallel-size {world}; "
+            f"use a power of two up to {runs}",
+            param="rank_invariant",
+        )
+    each = runs // world
+    shares = [Share(rank * each + i, runs, step=reader.share.step) for i in range(each)]
+    return tuple(make(reader.of(share)) for share in shares)
