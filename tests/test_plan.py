@@ -29,6 +29,7 @@ from quire.plan.rates import (
     Attended,
     AttentionRates,
     Calibration,
+    Chunk,
     KindRates,
     Product,
     Sheet,
@@ -40,7 +41,6 @@ from quire.plan.rates import (
 from quire.plan.roofline import critical_batch
 from quire.plan.sizing import cost_of, fitted, size
 from quire.plan.weights import weight_bytes
-from quire.plan.work import Chunk
 
 native = pytest.mark.skipif(load_native() is None, reason="quire._native was not built")
 LLAMA = {

@@ -16,7 +16,7 @@ import pytest
 from often import only_slow
 from quire.bench.records import milliseconds
 from quire.core.config import SchedulerConfig
-from quire.plan.work import Chunk
+from quire.plan.rates import Chunk
 from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
 from quire.simulate.load import Asked

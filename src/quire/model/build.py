@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from quire.core.config import CacheConfig, EngineConfig
@@ -90,7 +91,7 @@ class Model:
     vision: Vision | None = None
     known: Known = NOTHING
 
-    @property
+    @cached_property
     def short_reach(self) -> int:
         """Tokens up to which a sequence turns as a short one, at positions shifted by `max_model_len`; 0: all alike."""
         return short_reach(self.spec.rope, self.max_model_len)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.plan.load import Load
-from quire.plan.work import Chunk, StepTimes
+from quire.plan.rates import Chunk, StepTimes
 from quire.sched.shares import rows_of, shares
 
 TURNS = 200

@@ -17,7 +17,7 @@ from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.disk.hub import hub_beside, hub_of
-from quire.model.families.eagle import layer_spec
+from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.table import kept_parts, layouts_of

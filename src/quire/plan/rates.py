@@ -16,7 +16,25 @@ import msgspec
 from quire.core.machine import cache_folder, foreign, largest_cache, processor
 from quire.core.version import VERSION
 from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, Device
-from quire.plan.work import Chunk
+
+
+class Chunk(NamedTuple):
+    """`rows` tokens of one sequence that a step computes after `context` tokens whose keys and values are there.
+
+    A decode is one row after all before it.
+    """
+
+    rows: int
+    context: int
+
+
+class StepTimes(Protocol):
+    """Predicts steps of one engine (all of its ranks) on one machine."""
+
+    def seconds(self, chunks: Sequence[Chunk]) -> float:
+        """Of one step: forward, sampling, and what the host does beside; 0 chunks take 0."""
+        ...
+
 
 log = logging.getLogger(__name__)
 

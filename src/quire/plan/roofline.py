@@ -11,9 +11,8 @@ from quire.model.load.roles import local_spec
 from quire.model.mixers.table import mixer_of
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
-from quire.plan.rates import Attended, Product, Rates
+from quire.plan.rates import Attended, Chunk, Product, Rates
 from quire.plan.weights import Part
-from quire.plan.work import Chunk
 from quire.run.shapes import EXACT
 
 FULL = 256
@@ -24,7 +23,7 @@ FUSED_WITH = ("k", "v", "up", "down", "expert_up", "expert_down")
 
 
 class Roofline:
-    """Implements `quire.plan.work.StepTimes`. A step waits for its slowest rank and for what ranks exchange."""
+    """Implements `quire.plan.rates.StepTimes`. A step waits for its slowest rank and for what ranks exchange."""
 
     def __init__(self, config: EngineConfig, ranks: Sequence[RankNeeds], kept: Dtype, rates: Rates) -> None:
         """`ranks`: one for each stage; `kept`: the format of keys and values."""

@@ -14,8 +14,7 @@ from quire.core.exclusions.table import check_known
 from quire.plan.devices import device_of
 from quire.plan.memory import choice_of
 from quire.plan.predict import Machine, Planner
-from quire.plan.rates import machine_key, recall
-from quire.plan.work import Chunk, StepTimes
+from quire.plan.rates import Chunk, StepTimes, machine_key, recall
 from quire.simulate.options import ClusterOptions
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale

@@ -19,8 +19,7 @@ from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Output, Request
-from quire.plan import work
-from quire.plan.work import StepTimes
+from quire.plan.rates import Chunk, StepTimes
 from quire.sched.policy import Policy
 from quire.sched.scheduler import Scheduler
 from quire.simulate.steady import advance, next_decodes, serve
@@ -233,7 +232,7 @@ class Replica:
         return outputs
 
     def _predict(self, plan: StepPlan) -> float:
-        self._seconds = seconds = self._times.seconds([work.Chunk(chunk.count, chunk.start) for chunk in plan.chunks])
+        self._seconds = seconds = self._times.seconds([Chunk(chunk.count, chunk.start) for chunk in plan.chunks])
         return seconds
 
     # ---------------------------------------------------------------------------------------------------------- gauges

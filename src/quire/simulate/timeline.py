@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
-from quire.plan.work import StepTimes
+from quire.plan.rates import StepTimes
 from quire.simulate.fleet import Fleet
 from quire.simulate.measures import Measures
 from quire.simulate.replica import Replica, Setup

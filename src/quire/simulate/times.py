@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.plan.work import Chunk, StepTimes
+from quire.plan.rates import Chunk, StepTimes
 
 
 @runtime_checkable

@@ -18,8 +18,8 @@ from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.core.speculation import TreeForm
 from quire.model.build import Model, kv_layouts
-from quire.model.families.eagle import layer_spec
 from quire.model.families.rope import shared_tables
+from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm

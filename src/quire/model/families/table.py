@@ -334,3 +334,16 @@ def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, Hf
     facts = {**spec_facts(config), **family.facts}
     facts |= {field: read(config, facts["layers"]) for field, read in family.read.items()}
     return ModelSpec(family=name, sight=sight, **facts), family, config
+
+
+def layer_spec(config: HfConfig, target: ModelSpec, name: str) -> ModelSpec:
+    """Of EAGLE's layer, from its config.json; `ModelError` where its widths are not those of the target, `name`."""
+    raw = {"model_type": "llama", "vocab_size": target.vocab_size, **config.raw, "num_hidden_layers": 1}
+    raw.pop("layer_types", None)
+    spec, _, config = read_spec(raw, config.where)
+    for field, said, own in (
+        ("hidden_size", spec.hidden, target.hidden), ("vocab_size", spec.vocab_size, target.vocab_size),
+    ):  # fmt: skip
+        if said != own:
+            raise config.fail(field, f"is {said}, that of {name} is {own}")
+    return spec
