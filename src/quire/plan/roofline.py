@@ -69,14 +69,14 @@ class Stage:
         self._layers = rank.share.span(rank.facts.spec)
         self._products = [part for part in rank.parts if part.product]
         self._read = sum(part.nbytes for part in self._products)
+        self._projected = max((mixer_of(self._spec, i).projected for i in self._layers), default=0)
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
 
     def seconds(self, chunks: Sequence[Chunk], rows: int) -> float:
         """Of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
-        heads = (self._spec.heads + 2 * self._spec.kv_heads) * self._spec.head_dim
-        return seconds + self._rates.between(rows, self._spec.hidden, heads, len(self._layers))
+        return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))
 
     def _product(self, part: Part, rows: int, seqs: int) -> float:
         head = part.role in ("head", "embed", "project_out")

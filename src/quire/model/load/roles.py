@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
+from quire.model.mixers.attention import with_heads
 from quire.model.mixers.table import ROLES as MIXED
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
 from quire.model.spec import ModelSpec
@@ -280,8 +281,7 @@ def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
     wide = replace(spec, intermediate=count("gate"), moe=moe)
     if not heads:
         return wide
-    alibi = spec.alibi[slice(*share.role("q", spec))]
-    return replace(wide, heads=count("q"), kv_heads=count("k"), vocab_size=count("head"), alibi=alibi)
+    return replace(with_heads(wide, lambda name: share.role(name, spec)), vocab_size=count("head"))
 
 
 def shard(weight: QWeight, bias: A | None, name: str, spec: ModelSpec, share: Share) -> tuple[QWeight, A | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import COLUMNS, ROWS, SHARED, Role
+from quire.model.spec import ModelSpec
 from quire.ops.layout import KVLayout
 
 
@@ -70,3 +72,10 @@ ROLES = {
 
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""
+
+
+def with_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
+    """`spec` with the heads of a rank. `held`: (first, stop) of the units that it has of a role; latent attention and
+    attention behind an encoder are split by the same roles."""
+    (first, stop), (first_kv, stop_kv) = held("q"), held("k")
+    return replace(spec, heads=stop - first, kv_heads=stop_kv - first_kv, alibi=spec.alibi[first:stop])
