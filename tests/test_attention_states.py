@@ -14,7 +14,7 @@ from torch import Tensor
 from op_cases import CASES
 from op_cases.states import states_case
 from over_torch import select
-from quire.cache.lanes import Lanes
+from quire.cache.groups import Lanes
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8
 from quire.core.parallel import SPLIT

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from oracle import BACKENDS, write
-from quire.cache.lanes import Lanes
+from quire.cache.groups import Lanes
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.parallel import SPLIT

@@ -2,7 +2,7 @@
 
 Models interleave layers of local and global attention (Beltagy et al. 2020). One pool of blocks of equal bytes serves
 all groups, as in vLLM's hybrid KV cache manager: a block holds what one group's layers keep of `block_size` tokens,
-whether they keep it alike or not.
+whether they keep it alike or not. Where several holders have a sequence's blocks, these lie in lanes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,41 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
 
-from quire.cache.lanes import Lanes
+from quire.core.parallel import SPLIT
 
 MAX_GROUPS = 8
 """Each group costs a table per sequence, filled in Python at every step."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Which of `count` holders has which blocks, of `block_size` tokens, of a sequence: whole splits of keys, in turn.
+
+    Attention folds what it has of `SPLIT` keys at a time, so a split that one holder has whole leaves the same bits as
+    in one cache. A holder is a lane; block ids name them: id % count is the lane of a block.
+    """
+
+    count: int
+    block_size: int
+
+    @property
+    def run(self) -> int:
+        """Blocks next to each other in a sequence that are of one lane."""
+        return max(1, SPLIT // self.block_size)
+
+    def of(self, index: int) -> int:
+        """The lane of the block of that index in its sequence's table."""
+        return index // self.run % self.count
+
+    def spread(self, blocks: int) -> list[int]:
+        """How many of the first `blocks` of a table are of each lane."""
+        turns, rest = divmod(blocks, self.run * self.count)
+        return [turns * self.run + min(max(0, rest - lane * self.run), self.run) for lane in range(self.count)]
+
+    def fullest(self, blocks: int) -> int:
+        """The most of `blocks` neighbours of a table that are of one lane, wherever they begin."""
+        turns, rest = divmod(blocks, self.run * self.count)
+        return turns * self.run + min(rest, self.run)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.cache.lanes import Lanes
+from quire.cache.groups import Lanes
 from quire.core.parallel import SPLIT
 from quire.model.net.context_parallel import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
 from quire.ops.arrays import Array

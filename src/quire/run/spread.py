@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.cache.lanes import Lanes
+from quire.cache.groups import Lanes
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.load.ranks import share_of
