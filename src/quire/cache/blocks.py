@@ -43,7 +43,7 @@ class Watcher(Protocol):
 class BlockPool:
     """`num_blocks` block ids 0 .. num_blocks - 1. All operations are O(1); `check` is O(num_blocks).
 
-    Block i is of lane i % `lanes` (cache/lanes.py), a list of free blocks for each; `free` says how many are left.
+    Block i is of lane i % `lanes` (`Lanes`), a list of free blocks for each; `free` says how many are left.
     """
 
     def __init__(self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED) -> None:
