@@ -79,7 +79,7 @@ class Told:
             self.inner.propose(seqs, limits)
         for seq, limit in zip(seqs, limits, strict=True):
             says = self.known.get((seq.request.id, seq.index), [])[len(seq.output) :][:limit]
-            seq.draft = [token if self.rng.random() < self.rate else token ^ 1 for token in says]
+            seq.draft.tokens = [token if self.rng.random() < self.rate else token ^ 1 for token in says]
 
     def ready(self, seq: Sequence) -> bool:
         """As `inner` is."""

@@ -102,7 +102,7 @@ class FakeEngine:
         found = results()
         for chunk, result in zip(plan.chunks, found, strict=True):
             if result.error is not None and chunk.seq.status is not Status.FINISHED:
-                self._unwiped |= {b for table in chunk.seq.blocks for b in table if b >= 0 and self.pool.writable(b)}
+                self._unwiped |= {b for table in chunk.seq.kv.blocks for b in table if b >= 0 and self.pool.writable(b)}
         outputs = self.scheduler.commit(plan, found)
         for out in outputs:
             key = (out.request_id, out.index)
@@ -123,8 +123,8 @@ class FakeEngine:
         assert self._unwiped <= set(plan.scrub), "a block of a request that failed is not wiped"
         self._unwiped.clear()
         self._check_writers(plan)
-        tables = [[list(table) for table in chunk.seq.blocks] for chunk in plan.chunks]
-        known = [[*chunk.seq.tokens, *chunk.seq.draft] for chunk in plan.chunks]
+        tables = [[list(table) for table in chunk.seq.kv.blocks] for chunk in plan.chunks]
+        known = [[*chunk.seq.tokens, *chunk.seq.draft.tokens] for chunk in plan.chunks]
         if self.late:
             return plan, lambda: self.run(plan, tables, known)
         results = self.run(plan, tables, known)
@@ -139,18 +139,20 @@ class FakeEngine:
         for seq, room in zip(seqs, limits, strict=True):
             branches = rng.random() < 0.5
             for node in range(rng.randint(0, room)):
-                seq.parents += [rng.randint(-1, node - 1)] if branches else []
-                before = seq.tokens + [seq.draft[i] for i in seq.branch(seq.parents[node] if branches else node - 1)]
+                seq.draft.parents += [rng.randint(-1, node - 1)] if branches else []
+                before = seq.tokens + [
+                    seq.draft.tokens[i] for i in seq.draft.branch(seq.draft.parents[node] if branches else node - 1)
+                ]
                 right = rng.random() < 0.8
-                seq.draft.append(next_token(before, seq.index) if right else rng.randrange(VOCAB))
+                seq.draft.tokens.append(next_token(before, seq.index) if right else rng.randrange(VOCAB))
         for seq in self.scheduler.running:
-            if seq.draft:
+            if seq.draft.tokens:
                 self._scribble(seq)
             self.scheduler.tables.trim(seq)
 
     def _scribble(self, seq: Sequence) -> None:
         """A draft's own passes write what nobody may read to the slots that verification writes."""
-        for table in seq.blocks:
+        for table in seq.kv.blocks:
             for position in range(seq.computed, seq.target):
                 block = table[position // self.block_size]
                 assert self.pool.writable(block), f"{seq} would draft into a block that others read"
@@ -204,14 +206,14 @@ class FakeEngine:
 
     def _before(self, seq: Sequence, tokens: list[int], place: int) -> list[int]:
         """The tokens that the one in the slot of position `place` follows, and it."""
-        if not seq.draft or place < len(seq.tokens):
+        if not seq.draft.tokens or place < len(seq.tokens):
             return tokens[: place + 1]
-        return seq.tokens + [seq.draft[node] for node in seq.branch(place - len(seq.tokens))]
+        return seq.tokens + [seq.draft.tokens[node] for node in seq.draft.branch(place - len(seq.tokens))]
 
     def _draw(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
         """The token of a chunk that ends its sequence, for the host and the next step; of drafts those that hold."""
         seq, end, result = chunk.seq, chunk.start + chunk.count, ChunkResult([], [], [])
-        if seq.draft:
+        if seq.draft.tokens:
             return self._verify(chunk, tokens)
         if chunk.logits and (end == len(tokens) or end < seq.prompt_len):
             if end == len(tokens):
@@ -225,7 +227,7 @@ class FakeEngine:
 
     def _verify(self, chunk: Chunk, tokens: list[int]) -> ChunkResult:
         seq, result = chunk.seq, ChunkResult([], [], [], finite=True)
-        assert chunk.logits == 1 + len(seq.draft) and chunk.start + chunk.count == len(tokens)
+        assert chunk.logits == 1 + len(seq.draft.tokens) and chunk.start + chunk.count == len(tokens)
         if seq in self.sick:
             self.sick.remove(seq)  # it is wiped, and computed again without a draft: then it shows whose fault it was
             return ChunkResult([], [], [], again=True)
@@ -233,10 +235,10 @@ class FakeEngine:
         while node is not None:
             token = next_token(self._before(seq, tokens, len(seq.tokens) + node), seq.index)
             result.tokens.append(token)
-            node = seq.foretold(node, token)
+            node = seq.draft.foretold(node, token)
             result.path += () if node is None else (node,)
         self.accepted += len(result.tokens) - 1
-        self.rejected += len(seq.draft) + 1 - len(result.tokens)
+        self.rejected += len(seq.draft.tokens) + 1 - len(result.tokens)
         return result
 
     def check(self, plan: StepPlan) -> None:
@@ -250,14 +252,14 @@ class FakeEngine:
         for siblings in self.scheduler.requests.values():
             for seq in siblings:
                 if seq.status is Status.FINISHED:
-                    assert not seq.blocks
-                assert len({len(table) for table in seq.blocks}) <= 1, "tables of unlike lengths"
-                for table, slid in zip(seq.blocks, seq.slid, strict=True):
+                    assert not seq.kv.blocks
+                assert len({len(table) for table in seq.kv.blocks}) <= 1, "tables of unlike lengths"
+                for table, slid in zip(seq.kv.blocks, seq.kv.slid, strict=True):
                     assert len(table) <= -(-seq.target // self.block_size)
                     assert table.count(SLID_OUT) == table[:slid].count(SLID_OUT) == slid
                     for block in table[slid:]:
                         owners[block] += 1
-                held = sum(len(table) - slid for table, slid in zip(seq.blocks, seq.slid, strict=True))
+                held = sum(len(table) - slid for table, slid in zip(seq.kv.blocks, seq.kv.slid, strict=True))
                 # What slides out is not free before the step that writes behind it is planned.
                 more = sum(map(bool, self.windows)) * self.sizes.entries(self.sizes.max_chunk) if self.ahead else 0
                 assert held <= self.sizes.footprint(seq.target) + more, "more blocks than were promised"
@@ -272,7 +274,7 @@ class FakeEngine:
         written: list[int] = []
         for chunk in plan.chunks:
             first, end = chunk.start // self.block_size, self.sizes.entries(chunk.start + chunk.count)
-            written += [block for table in chunk.seq.blocks for block in table[first:end]]
+            written += [block for table in chunk.seq.kv.blocks for block in table[first:end]]
         assert len(written) == len(set(written)), "two sequences would write one block"
         assert all(map(self.pool.writable, written)), "a block that others have would be written"
 

@@ -97,7 +97,7 @@ def test_blocks_of_a_request_that_failed_are_wiped_before_reuse(ahead: bool) -> 
     while ("bad", 0) not in engine.ends:
         assert engine.scheduler.requests["bad"] and len(engine.outputs["good", 0]) < 15
         for seq in engine.scheduler.requests["bad"]:
-            owned |= {block for table in seq.blocks for block in table if engine.pool.refs[block] == 1}
+            owned |= {block for table in seq.kv.blocks for block in table if engine.pool.refs[block] == 1}
         engine.step()
     scrub = set(engine.scheduler.upkeep.scrub)
     assert owned and owned <= scrub

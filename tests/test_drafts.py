@@ -45,17 +45,17 @@ def test_blocks_for_a_draft_that_the_budget_cuts_are_given_back() -> None:
     engine, seq = drafted(1, 0)
     limits, before = room_for_drafts(engine.scheduler, [(seq, 5)])
     assert limits == [5] and not before.chunks
-    seq.draft = [1] * 5
+    seq.draft.tokens = [1] * 5
     engine.step()
-    assert not seq.draft and len(seq.blocks[0]) == -(-seq.target // 4)
+    assert not seq.draft.tokens and len(seq.kv.blocks[0]) == -(-seq.target // 4)
 
 
 def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> None:
     engine, seq = drafted(8, 3)
     plan = engine.scheduler.plan()
-    own = list(seq.blocks[0])
+    own = list(seq.kv.blocks[0])
     assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
-    assert not seq.draftable and not seq.draft and seq.tokens[-1] == engine.outputs["r", 0][-1]
+    assert not seq.draft.enabled and not seq.draft.tokens and seq.tokens[-1] == engine.outputs["r", 0][-1]
     scrubbed = set(engine.scheduler.upkeep.scrub)
     assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"
     engine._launched = None
@@ -70,7 +70,7 @@ def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequenc
     for _ in turns(lambda: not engine.outputs.get(("r", 0))):
         engine.step()
     (seq,) = engine.scheduler.running
-    seq.draft = list(range(20, 20 + draft))
+    seq.draft.tokens = list(range(20, 20 + draft))
     return engine, seq
 
 
@@ -78,13 +78,13 @@ def drafted(budget: int, draft: int, **limits: int) -> tuple[FakeEngine, Sequenc
 def test_a_draft_that_the_budget_cuts_shrinks(budget: int, kept: int) -> None:
     engine, seq = drafted(budget, 5)
     (chunk,) = engine.scheduler.plan().chunks
-    assert (chunk.start, chunk.count, chunk.logits, len(seq.draft)) == (7, 1 + kept, 1 + kept, kept)
+    assert (chunk.start, chunk.count, chunk.logits, len(seq.draft.tokens)) == (7, 1 + kept, 1 + kept, kept)
 
 
 def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
     engine, seq = drafted(8, 5)
     engine.scheduler._preempt(seq)
-    assert seq.draft == [] and seq.target == 8
+    assert seq.draft.tokens == [] and seq.target == 8
 
 
 def model_of(step: dict[int, float], passes: bool = False, each: float = 0.0, most: int = 6) -> CostModel:
@@ -102,7 +102,7 @@ def model_of(step: dict[int, float], passes: bool = False, each: float = 0.0, mo
 def drafted_seq(kept: float, tried: float, draft: int = 0) -> Sequence:
     """A sequence of which `kept` of `tried` guesses were right."""
     seq = Sequence(request("r", [1, 2, 3], 9))
-    seq.acceptance, seq.draft = (kept, tried), [7] * draft
+    seq.draft.acceptance, seq.draft.tokens = (kept, tried), [7] * draft
     return seq
 
 
@@ -196,7 +196,7 @@ def test_a_guess_takes_no_block_that_others_may_need_in_this_step() -> None:
     engine, seq = drafted(16, 0)
     others = [engine.pool.allocate() for _ in range(engine.pool.num_free - 1)]
     engine.scheduler.tables.trim(seq)
-    assert len(seq.tokens) == 8 and len(seq.blocks[0]) == 2 and engine.pool.num_free == 1
+    assert len(seq.tokens) == 8 and len(seq.kv.blocks[0]) == 2 and engine.pool.num_free == 1
     assert room_for_drafts(engine.scheduler, [(seq, 4)])[0] == [0], "the one that is left is kept free"
     engine.pool.release(others.pop())
     assert room_for_drafts(engine.scheduler, [(seq, 4)])[0] == [4]

@@ -213,7 +213,7 @@ def test_an_opening_fills_blocks() -> None:
     for length, lead in ((1, 4), (4, 4), (5, 8)):
         request = Request(id="a", prompt=(7,) * length, params=params, seed=0, arrival=0.0, opening=Opening(4, 3))
         seq = Sequence(request)
-        assert (seq.encoded, seq.lead, seq.prompt_len) == (length, lead, lead + 1)
+        assert (seq.encoder.tokens, seq.encoder.lead, seq.prompt_len) == (length, lead, lead + 1)
         assert seq.tokens[lead:] == [3] and seq.output == []
         assert seq.prompt_tokens(0, lead + 1) == length and seq.prompt_tokens(lead, lead + 1) == 0
 

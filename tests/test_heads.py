@@ -134,7 +134,7 @@ def test_medusa_drafts_from_the_row_of_the_last_token(tmp_path: Path) -> None:
     for i in range(3):
         x = h + silu(h @ tensors[f"{i}.0.linear.weight"].float().T + tensors[f"{i}.0.linear.bias"].float())
         by_hand.append(int((x @ tensors[f"{i}.1.weight"].float().T).argmax()))
-    assert seq.draft == by_hand
+    assert seq.draft.tokens == by_hand
 
 
 def turned(x: Tensor) -> Tensor:
@@ -203,10 +203,12 @@ def test_eagle_drafts_what_its_formula_says(method: str, tmp_path: Path) -> None
             assert engine.speculator is not None
             engine.speculator.draft()
             by_hand = eagle_by_hand(folder, method, seq.tokens, hidden_states(seq.tokens[:-1]), 4)
-            assert seq.draft == by_hand[: len(seq.draft)] and (len(seq.draft) == 4 or len(seq.output) > 24)
+            assert seq.draft.tokens == by_hand[: len(seq.draft.tokens)] and (
+                len(seq.draft.tokens) == 4 or len(seq.output) > 24
+            )
             seen += 1
             if seen == 2:  # what the target says next takes the place of the draft: kept, as it is right
-                seq.draft[:] = right_ahead(seq.tokens, 3)
+                seq.draft.tokens[:] = right_ahead(seq.tokens, 3)
         if seen > 4:
             return
     assert seen > 3

@@ -67,9 +67,9 @@ def test_what_is_forgotten_is_not_found() -> None:
 def test_what_is_copied_goes_on_repeating() -> None:
     seq = Sequence(request("r", [5, 1, 2, 3, 1, 2, 3], 9))
     NGram(2, 8).propose([seq], [7])
-    assert seq.draft == [1, 2, 3, 1, 2, 3, 1]
+    assert seq.draft.tokens == [1, 2, 3, 1, 2, 3, 1]
     NGram(2, 8).propose([other := Sequence(request("s", [4, 5, 6], 9))], [3])
-    assert other.draft == []
+    assert other.draft.tokens == []
 
 
 def test_what_followed_most_often_is_drafted_while_it_is_likely() -> None:
@@ -103,7 +103,7 @@ def test_what_another_answer_of_the_tenant_said_is_drafted() -> None:
     other.tokens += [4, 5]
     proposer.propose([same, other], [8, 8])
     assert same.draft == [6, 7, 8, 9], "a run of four tokens lets four be guessed"
-    assert other.draft == [], "tenants do not see each other's answers"
+    assert other.draft.tokens == [], "tenants do not see each other's answers"
     proposer.propose([same], [2])
     assert same.draft == [6, 7]
 
@@ -114,7 +114,7 @@ def test_as_many_tokens_are_drafted_as_the_run_is_long() -> None:
         answered(proposer, sequence("a", [1, 2], "me"), [3, 4, 5, 6, 7, 8])
         seq = sequence("b", [9, 3, 4], "me")
         proposer.propose([seq], [8])
-        assert seq.draft == [5, 6, 7, 8][:want]
+        assert seq.draft.tokens == [5, 6, 7, 8][:want]
 
 
 def test_branches_of_the_prompt_and_of_outputs_share_a_tree() -> None:
@@ -122,7 +122,7 @@ def test_branches_of_the_prompt_and_of_outputs_share_a_tree() -> None:
     answered(proposer, sequence("a", [1], "me"), [3, 4, 5, 6])
     seq = sequence("b", [3, 4, 5, 9, 3, 4], "me")
     proposer.propose([seq], [8])
-    assert seq.draft[0] == 5 and sorted(seq.draft[1:]) == [6, 9] and seq.parents == [-1, 0, 0]
+    assert seq.draft.tokens[0] == 5 and sorted(seq.draft.tokens[1:]) == [6, 9] and seq.draft.parents == [-1, 0, 0]
 
 
 def test_few_outputs_are_remembered_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_whatever_comes_a_draft_is_of_tokens_that_were_there() -> None:
         proposer.computed(StepPlan(tuple(Chunk(seq, len(seq.tokens) - 1, 1, 1) for seq in live)), follow=False)
         proposer.propose(live, [4] * len(live))
         for seq in list(live):
-            assert len(seq.draft) <= 4 and set(seq.draft) <= {0, 1, 2}
-            seq.draft = []
+            assert len(seq.draft.tokens) <= 4 and set(seq.draft.tokens) <= {0, 1, 2}
+            seq.draft.tokens = []
             seq.tokens.append(rng.randrange(3))
             if rng.random() < 0.05:
                 seq.status = Status.FINISHED

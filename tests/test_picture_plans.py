@@ -55,7 +55,7 @@ class SeeingEngine(FakeEngine):
             assert not decoding and sum(p.rows for p in plan.encodes) <= self.limits.encoded
         for chunk in plan.chunks:
             end = chunk.start + chunk.count
-            for picture in chunk.seq.pictures:
+            for picture in chunk.seq.request.pictures:
                 assert picture.key in self.kept or not any(pieces(picture, chunk.start, end))
                 inside = any(start < end < start + count for start, count in picture.runs)
                 assert not (inside and self.limits.mutual), "a chunk ends within a picture whose rows see each other"

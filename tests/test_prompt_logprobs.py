@@ -199,5 +199,5 @@ def test_rows_that_want_logits_score_the_prompt_or_draw() -> None:
     assert Chunk(seq, 0, 3, 3).wanted() == [(0, 2), (1, 3), (2, None)]
     seq.tokens += [4, 5]  # and computed again
     assert Chunk(seq, 0, 5, 5).wanted() == [(0, 2), (1, 3), (4, None)]
-    seq.draft = [6, 7]
+    seq.draft.tokens = [6, 7]
     assert Chunk(seq, 4, 3, 3).wanted() == [(4, None), (5, None), (6, None)]

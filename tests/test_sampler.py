@@ -210,11 +210,11 @@ def test_rows_of_a_draft_are_edited_as_if_its_tokens_stood_there() -> None:
     logits = torch.randn((5, VOCAB), generator=torch.Generator().manual_seed(8)) * 2
     one = [run(native, logits[i : i + 1], sequence(output=(*output, *draft[:i]), **options))[0] for i in range(5)]
     seq, sampler = sequence(output=output, **options), Sampler(native, VOCAB)
-    seq.draft = draft
+    seq.draft.tokens = draft
     rows = [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for i in range(5)]
     assert sampler(logits.clone(), rows).results() == one
     seq.tokens += [9, 33]  # the first drafted token was kept, the second was not
-    seq.draft = []
+    seq.draft.tokens = []
     after = run(native, logits[:1], sequence(output=(*output, 9, 33), **options))
     assert sampler(logits[:1].clone(), [next_row(seq)]).results() == after
 

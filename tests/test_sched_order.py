@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
-from quire.sched.growth import full
 from quire.sched.pace import LEAST, Pace
 from quire.sched.policy import CREDIT, Fair, Policy
 from quire.sched.shares import shares
@@ -29,7 +28,7 @@ def first_token(engine: FakeEngine, *names: str) -> list[str]:
 
 def prompt_of(length: int, computed: int = 0, draft: int = 0) -> Sequence:
     seq = Sequence(request("r", list(range(length)), 9))
-    seq.computed, seq.draft = computed, [1] * draft
+    seq.computed, seq.draft.tokens = computed, [1] * draft
     return seq
 
 
@@ -83,7 +82,7 @@ def test_a_late_urgent_sequence_is_never_the_victim_of_less_urgent_ones() -> Non
     for _ in turns(lambda: ("urgent", 0) not in engine.ends):
         engine.step()
         urgent = engine.scheduler.requests.get("urgent", [])
-        assert all(not seq.preemptions for seq in urgent)
+        assert all(not seq.stats.preemptions for seq in urgent)
     assert engine.scheduler.preemptions and len(engine.ends) == 1
 
 
@@ -228,7 +227,7 @@ def test_a_paced_scheduler_serves_everybody() -> None:
     assert max(sizes) <= 4 + LEAST
 
 
-def test_a_sequence_past_its_limit_is_full() -> None:
-    seq = Sequence(request("r", [1, 2, 3], 4))
-    assert [full(seq, length, 20) for length in (6, 7, 8)] == [False, True, True]
-    assert full(seq, 4, 4)
+def test_the_limit_of_a_sequence_is_its_requests_or_the_models() -> None:
+    assert [Sequence(request("r", [1, 2, 3], 4), longest=longest).limit for longest in (20, 7, 6, 4)] == [7, 7, 6, 4]
+    vector = replace(request("r", [1, 2, 3], 4), pooling="last")
+    assert Sequence(vector, longest=3).limit == 4, "its only output takes no place"

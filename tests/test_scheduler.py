@@ -394,6 +394,6 @@ def test_a_sibling_that_computes_the_prompt_again_scores_nothing() -> None:
         seq, output = Sequence(wanted, index), Output(request_id="r", index=index)
         for start, found in ((0, ([], [TokenLogprob(2, -1.0, 1), TokenLogprob(3, -1.0, 1)])), (2, ([7], []))):
             tokens, scores = found
-            append(Chunk(seq, start, 1, 1), ChunkResult(tokens, [], scores), output, 0.0, 48)
+            append(Chunk(seq, start, 1, 1), ChunkResult(tokens, [], scores), output, 0.0)
         assert output.tokens == [7]
         assert output.prompt_logprobs is None if index else len(output.prompt_logprobs or ()) == 2

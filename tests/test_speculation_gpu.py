@@ -96,7 +96,7 @@ def test_a_guess_that_gives_no_numbers_harms_nobody(folder: Path, monkeypatch: p
 
         def propose(self, seqs: Any, limits: Any) -> None:
             for seq, limit in zip(seqs, limits, strict=True):
-                seq.draft = [9, BROKEN, 9][:limit]
+                seq.draft.tokens = [9, BROKEN, 9][:limit]
 
         def ready(self, seq: Any) -> bool:
             return True

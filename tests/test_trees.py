@@ -43,15 +43,20 @@ KV_TYPES = (F32, F16, BF16, I8, F8)
 
 def drafted(tokens: list[int], parents: list[int]) -> Sequence:
     seq = Sequence(request("r", [1, 2, 3], 30))
-    seq.draft, seq.parents = tokens, parents
+    seq.draft.tokens, seq.draft.parents = tokens, parents
     return seq
 
 
 def test_a_branch_is_what_a_node_follows() -> None:
     seq = drafted([5, 6, 7, 8, 9], [-1, -1, 0, 1, 2])
-    assert [seq.branch(node) for node in range(-1, 5)] == [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]
-    assert (seq.foretold(-1, 6), seq.foretold(0, 7), seq.foretold(0, 8), seq.foretold(1, 8)) == (1, 2, None, 3)
-    masks, depths = ancestors(seq.parents)
+    assert [seq.draft.branch(node) for node in range(-1, 5)] == [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]
+    assert (
+        seq.draft.foretold(-1, 6),
+        seq.draft.foretold(0, 7),
+        seq.draft.foretold(0, 8),
+        seq.draft.foretold(1, 8),
+    ) == (1, 2, None, 3)
+    masks, depths = ancestors(seq.draft.parents)
     assert masks.tolist() == [0b1, 0b10, 0b101, 0b1010, 0b10101] and depths.tolist() == [0, 0, 1, 1, 2]
     chain = drafted([5, 6], [])
     assert chain.branch(1) == [0, 1]
@@ -60,7 +65,7 @@ def test_a_branch_is_what_a_node_follows() -> None:
 
 def test_kept_nodes_move_to_where_the_only_draft_would_lie() -> None:
     seq = drafted([5, 6, 7, 8, 9], [-1, -1, 0, 1, 2])
-    seq.blocks = [[4, 9, 2], [7, 1, 3]]
+    seq.kv.blocks = [[4, 9, 2], [7, 1, 3]]
     assert moves(seq, [0, 2, 4], 4) == [(37, 36, 0), (39, 37, 0), (5, 4, 1), (7, 5, 1)]
     assert moves(seq, [0], 4) == [] == moves(drafted([5, 6], []), [0, 1], 4)
 
@@ -74,14 +79,14 @@ def test_a_tree_grows_where_it_is_likely() -> None:
     seq, asked = drafted([], []), []
 
     def candidates(seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
-        asked.append((list(seq.draft), list(seq.parents), counts))
+        asked.append((list(seq.draft.tokens), list(seq.draft.parents), counts))
         if len(asked) == 1:
             return [likely([[10, 11]], [[0.7, 0.2]])]
         return [likely([[20, 21], [22, 23]], [[0.5, 0.4], [0.9, -1]])]
 
     grow_trees(TreeForm(2, 2, 3), [(seq, 3)], candidates)
     assert asked == [([], [], [1]), ([10, 11], [-1, -1], [2])]
-    assert (seq.draft, seq.parents) == ([10, 20, 21], [-1, 0, 0])  # 0.7, 0.35, 0.28; 11 has 0.2
+    assert (seq.draft.tokens, seq.draft.parents) == ([10, 20, 21], [-1, 0, 0])  # 0.7, 0.35, 0.28; 11 has 0.2
 
 
 def test_a_tree_of_a_given_form_has_that_form() -> None:
@@ -98,7 +103,8 @@ def test_a_tree_of_a_given_form_has_that_form() -> None:
     tree.grow(likely([[30, 31, 32]], [[0.5, 0.3, 0.2]]))
     seq = drafted([], [])
     tree.write(seq, final=True)
-    assert {(seq.draft[node], *(seq.draft[at] for at in seq.branch(node)[:-1])) for node in range(5)} == {
+    tokens, branch = seq.draft.tokens, seq.draft.branch
+    assert {(tokens[node], *(tokens[at] for at in branch(node)[:-1])) for node in range(5)} == {
         (10,), (11,), (25, 11), (20, 10), (31, 10, 20)}  # fmt: skip
 
 
@@ -111,24 +117,26 @@ def test_a_tree_is_in_order_and_within_its_bounds(data: st.DataObject) -> None:
     def candidates(seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         chances = data.draw(st.lists(st.floats(0, 1), min_size=counts[0] * form.topk, max_size=counts[0] * form.topk))
         ids = np.arange(counts[0] * form.topk, dtype=np.int32).reshape(counts[0], -1)
-        assert len(seq.draft) <= most
+        assert len(seq.draft.tokens) <= most
         return [Candidates(ids % form.topk, np.array(chances).reshape(ids.shape))]
 
     grow_trees(form, [(seq, most)], candidates)
-    assert len(seq.draft) == len(seq.parents) <= most
-    assert all(parent < node for node, parent in enumerate(seq.parents))
-    assert all(len(seq.branch(node)) <= form.depth for node in range(len(seq.draft)))
-    assert len({(p, t) for p, t in zip(seq.parents, seq.draft, strict=True)}) == len(seq.draft), "a token twice"
+    assert len(seq.draft.tokens) == len(seq.draft.parents) <= most
+    assert all(parent < node for node, parent in enumerate(seq.draft.parents))
+    assert all(len(seq.draft.branch(node)) <= form.depth for node in range(len(seq.draft.tokens)))
+    assert len({(p, t) for p, t in zip(seq.draft.parents, seq.draft.tokens, strict=True)}) == len(seq.draft.tokens), (
+        "a token twice"
+    )
 
 
 def test_continuations_share_their_beginning() -> None:
     """What followed 1, 2 before: 5 6 7 after the longer run, then 5 8 and 9."""
     seq = Sequence(request("r", [1, 2, 9, 4, 1, 2, 5, 8, 3, 1, 2, 5, 6, 7, 3, 1, 2], 9))
     NGram(2, 8, TreeForm(3, 4, 6)).propose([seq], [6])
-    assert (seq.draft, seq.parents) == ([5, 6, 7, 8, 3, 9], [-1, 0, 1, 0, 3, -1])
+    assert (seq.draft.tokens, seq.draft.parents) == ([5, 6, 7, 8, 3, 9], [-1, 0, 1, 0, 3, -1])
     assert _chances(seq, 0.8) == pytest.approx([0.8, 0.64, 0.512, 0.128, 0.1024, 0.16])
-    seq.prune([0, 1, 5])
-    assert (seq.draft, seq.parents) == ([5, 6, 9], [-1, 0, -1])
+    seq.draft.prune([0, 1, 5])
+    assert (seq.draft.tokens, seq.draft.parents) == ([5, 6, 9], [-1, 0, -1])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -138,7 +146,7 @@ def test_runners_up_are_what_would_come_without_the_first(temperature: float) ->
     params = SamplingParams(max_tokens=9, temperature=temperature, presence_penalty=0.5)
     seq = Sequence(Request(id="r", prompt=(1, 2), params=params, seed=5, arrival=0.0))
     seq.tokens += [7, 8]
-    seq.draft = [9]
+    seq.draft.tokens = [9]
     rows = [LogitRow(seq, 4), LogitRow(seq, 5, None, 0)]
     sampler = Sampler(ops, 300)
     tokens, chances = sampler.best(logits.clone(), rows, 4)

@@ -203,8 +203,8 @@ def state(engine: FakeEngine) -> list[Any]:
         free.append(at)
         at = engine.pool._next[at]
     seqs = [
-        (seq.request.id, seq.index, list(seq.tokens), list(seq.draft), list(seq.parents), seq.computed, seq.in_flight,
-         seq.steps, [list(table) for table in seq.blocks], seq.status, seq.published)
+        (seq.request.id, seq.index, list(seq.tokens), list(seq.draft.tokens), list(seq.draft.parents), seq.computed,
+         seq.in_flight, seq.steps, [list(table) for table in seq.kv.blocks], seq.status, seq.kv.published)
         for seq in everybody
     ]  # fmt: skip
     steps = [list(step) for step in scheduler._portions._decoding]

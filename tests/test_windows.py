@@ -102,7 +102,7 @@ def test_a_long_sequence_holds_its_windows_only(folder: str, budget: int) -> Non
     for report in reports(engine):
         (seq,) = engine.engine.scheduler.running or (None,)
         if seq is not None:
-            held = [sum(b >= 0 for b in table) for table in seq.blocks]
+            held = [sum(b >= 0 for b in table) for table in seq.kv.blocks]
             assert held == [
                 kv.sizes.kept(seq.computed + 1, window) - (seq.computed % 4 == 0) for window in kv.groups.windows
             ]

@@ -82,7 +82,7 @@ class PrefixCache:
     def wanted_at(self, seq: Sequence, i: int, group: int) -> Wanted:
         """The i-th block of tokens, as the layers of `group` hold it."""
         size = self.block_size
-        return Wanted(_of_group(seq.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
+        return Wanted(_of_group(seq.kv.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
 
     def _find(self, seq: Sequence, i: int, key: bytes, group: int, stored: Stored | None) -> int:
         """The block of `group` that holds the i-th block of tokens, STORED, or SLID_OUT."""
@@ -101,8 +101,8 @@ class PrefixCache:
         """Record a lookup that hit, or after which the sequence began without; one that waits looks at every step."""
         self.queries += len(seq.tokens)
         self.hits += hit_tokens
-        if seq.request.explain != "no" and not seq.preemptions:
-            seq.miss = self._explain(seq, hit_tokens, windows)
+        if seq.request.explain != "no" and not seq.stats.preemptions:
+            seq.kv.miss = self._explain(seq, hit_tokens, windows)
         who = seq.request.adapter, seq.request.cache_salt
         self._roots[who] = None
         self._roots.move_to_end(who)
@@ -113,14 +113,14 @@ class PrefixCache:
         """Publish the full blocks of positions 0 .. upto - 1; call only once their values are in the cache."""
         size = self.block_size
         full = upto // size
-        if full <= seq.published:
+        if full <= seq.kv.published:
             return
         keys = self._keys(seq, full)
-        for group, table in enumerate(seq.blocks):
-            for i in range(max(seq.published, seq.slid[group]), full):
+        for group, table in enumerate(seq.kv.blocks):
+            for i in range(max(seq.kv.published, seq.kv.slid[group]), full):
                 if self.pool.writable(table[i]):
                     self.pool.publish(table[i], _of_group(keys[i], group), seq.tokens[i * size : (i + 1) * size])
-        seq.published = full
+        seq.kv.published = full
 
     def _explain(self, seq: Sequence, hit_tokens: int, windows: tuple[int, ...]) -> Miss | None:
         """Where the first token lies that was not found, and why (`MissKind`); None where only the last is computed.
@@ -157,7 +157,7 @@ class PrefixCache:
         return "never_seen"
 
     def _keys(self, seq: Sequence, count: int) -> list[bytes]:
-        keys = seq.keys
+        keys = seq.kv.keys
         parent = keys[-1] if keys else self._root(seq.request.adapter, seq.request.cache_salt)
         for i in range(len(keys), count):
             parent = self._after(parent, seq, i)

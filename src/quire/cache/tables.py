@@ -14,7 +14,7 @@ from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 
 class BlockTables:
-    """The one writer of `Sequence.blocks`, `computed` (downwards only), `published` and `slid`.
+    """The one writer of `Sequence.kv`, and of `computed` downwards.
 
     A sequence has a table per group of layers, all of one length, or none while it holds nothing. Blocks that slid out
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
@@ -40,7 +40,7 @@ class BlockTables:
         """How many of each lane `seq` still needs up to its target, those given back on the way not counted twice."""
         need = []
         for group, window in enumerate(self.sizes.windows):
-            slid = seq.slid[group] if seq.blocks else 0
+            slid = seq.kv.slid[group] if seq.kv.blocks else 0
             most = (slid + self.sizes.most(seq.target, window)) * self.block_size
             need.append(self._missing(seq, group, min(seq.target, most)))
         return added(need)
@@ -49,11 +49,11 @@ class BlockTables:
         """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
         if not self.pool.fits(self.missing(seq, upto)):
             return False
-        if not seq.blocks:
+        if not seq.kv.blocks:
             self._open(seq)
             if prefix := self._prefix_for(seq):
                 prefix.count(seq, 0, self.sizes.windows)
-        for table in seq.blocks:
+        for table in seq.kv.blocks:
             for i in range(seq.computed // self.block_size, self.sizes.entries(upto)):
                 if i == len(table):
                     table.append(self.pool.allocate(self.lanes.of(i)))
@@ -62,23 +62,23 @@ class BlockTables:
                     copies.append((table[i], fresh))
                     self.pool.release(table[i])
                     table[i] = fresh
-                    seq.published = min(seq.published, i)
+                    seq.kv.published = min(seq.kv.published, i)
         return True
 
     def release(self, seq: Sequence) -> None:
         """Give everything back; the tokens stay and may be computed again."""
         # Deepest first: a later block of a chain is useless without the earlier ones, so it is to be evicted first.
-        for blocks in zip(*map(reversed, seq.blocks), strict=True):
+        for blocks in zip(*map(reversed, seq.kv.blocks), strict=True):
             for block in blocks:
                 if block != SLID_OUT:
                     self.pool.release(block)
-        seq.blocks, seq.slid = [], []
-        seq.computed = seq.published = 0
+        seq.kv.blocks, seq.kv.slid = [], []
+        seq.computed = seq.kv.published = 0
 
     def trim(self, seq: Sequence) -> None:
         """Give back the blocks behind the target of `seq`: they were for drafted tokens that were not kept."""
         keep = self.sizes.entries(seq.target)
-        for table in seq.blocks:
+        for table in seq.kv.blocks:
             while len(table) > keep:
                 self.pool.release(table.pop())
 
@@ -92,15 +92,15 @@ class BlockTables:
         if count and not self._overfull(seq, found):
             self._open(seq)
             for group, table in enumerate(found):
-                seq.blocks[group] = table
-                seq.slid[group] = table.count(SLID_OUT)
-                for block in table[seq.slid[group] :]:
+                seq.kv.blocks[group] = table
+                seq.kv.slid[group] = table.count(SLID_OUT)
+                for block in table[seq.kv.slid[group] :]:
                     self.pool.acquire(block)
-            seq.published = count
+            seq.kv.published = count
             seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
             prefix.count(seq, seq.computed, self.sizes.windows)
-        if seq.preemptions == 0:
-            seq.cached_tokens = seq.computed
+        if seq.stats.preemptions == 0:
+            seq.kv.cached_tokens = seq.computed
 
     def _overfull(self, seq: Sequence, found: list[list[int]]) -> bool:
         """Whether all of `seq` is `found` and the pool has no block more: the last one could never be copied to be
@@ -155,13 +155,13 @@ class BlockTables:
     def slide(self, seq: Sequence, upto: int) -> None:
         """Free the blocks that no row of `seq` from position `upto` on can see."""
         for group, window in enumerate(self.sizes.windows):
-            if window and seq.blocks:
-                table = seq.blocks[group]
+            if window and seq.kv.blocks:
+                table = seq.kv.blocks[group]
                 keep = min(max(0, upto - window + 1) // self.block_size, len(table))
-                for i in range(seq.slid[group], keep):
+                for i in range(seq.kv.slid[group], keep):
                     self.pool.release(table[i])
                     table[i] = SLID_OUT
-                seq.slid[group] = max(seq.slid[group], keep)
+                seq.kv.slid[group] = max(seq.kv.slid[group], keep)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share the prompt's blocks.
@@ -170,20 +170,20 @@ class BlockTables:
         that a fork needs no rule of its own.
         """
         entries = self.sizes.entries(child.prompt_len)
-        child.blocks = [table[:entries] for table in parent.blocks]
-        for table in child.blocks:
+        child.kv.blocks = [table[:entries] for table in parent.kv.blocks]
+        for table in child.kv.blocks:
             for block in table:
                 if block != SLID_OUT:
                     self.pool.acquire(block)
         child.computed = child.prompt_len - 1
-        child.cached_tokens = child.prompt_tokens(0, child.computed)
-        child.slid = list(parent.slid)
-        child.published = min(parent.published, entries)
-        child.keys = parent.keys[: child.prompt_len // self.block_size]
+        child.kv.cached_tokens = child.prompt_tokens(0, child.computed)
+        child.kv.slid = list(parent.kv.slid)
+        child.kv.published = min(parent.kv.published, entries)
+        child.kv.keys = parent.kv.keys[: child.prompt_len // self.block_size]
 
     def unpublished(self, seq: Sequence) -> list[int]:
         """Blocks that only `seq` holds and nobody else can find."""
-        return [b for table in seq.blocks for b in table if b != SLID_OUT and self.pool.writable(b)]
+        return [b for table in seq.kv.blocks for b in table if b != SLID_OUT and self.pool.writable(b)]
 
     def _prefix_for(self, seq: Sequence) -> PrefixCache | None:
         """A request for prompt logprobs computes everything, for it needs every logit; so does a mean of all rows."""
@@ -191,11 +191,11 @@ class BlockTables:
         return None if every else self.prefix
 
     def _open(self, seq: Sequence) -> None:
-        seq.blocks = [[] for _ in self.sizes.windows]
-        seq.slid = [0] * len(self.sizes.windows)
+        seq.kv.blocks = [[] for _ in self.sizes.windows]
+        seq.kv.slid = [0] * len(self.sizes.windows)
 
     def _missing(self, seq: Sequence, group: int, upto: int) -> list[int]:
-        table, need = seq.blocks[group] if seq.blocks else [], self.sizes.entries(upto)
+        table, need = seq.kv.blocks[group] if seq.kv.blocks else [], self.sizes.entries(upto)
         if self.pool.lanes == 1:
             shared = [block for block in table[seq.computed // self.block_size : need] if not self.pool.writable(block)]
             return [max(0, need - len(table)) + len(shared)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-from quire.core.pictures import Picture
-from quire.core.request import FinishReason, Miss, Request, TokenLogprob
+from quire.core.request import FinishReason, Miss, Request, Timing, TokenLogprob
 
 SLID_OUT = -1
 """Entry of a block table whose block was freed, because no future row can see it."""
@@ -31,6 +31,102 @@ class Status(IntEnum):
     FINISHED = 6
 
 
+class KVBlocks:
+    """Where the keys and values of a sequence lie; `cache.tables` writes it.
+
+    `blocks` holds a block table per group of layers, all of one length, or nothing; the first `slid` entries of each
+    are SLID_OUT. The first `published` blocks can be found by others under `keys`, the hash chain of its tokens.
+
+    `cached_tokens`: of the prompt, found in the prefix cache; `miss`: where that ended and why, if that is asked for.
+    `recalled`: how often its blocks were looked for in a store, at most once before each time that it runs.
+    """
+
+    __slots__ = ("blocks", "cached_tokens", "keys", "miss", "published", "recalled", "slid")
+
+    def __init__(self) -> None:
+        self.blocks: list[list[int]] = []
+        self.slid: list[int] = []
+        self.keys: list[bytes] = []
+        self.published = self.cached_tokens = self.recalled = 0
+        self.miss: Miss | None = None
+
+
+class Draft:
+    """Tokens guessed to follow those of a sequence, and what became of such; `speculate` writes it.
+
+    `tokens` may branch: node j follows node `parents`[j] < j, or the last token where that is -1; without `parents`
+    each follows the one before.
+
+    `enabled`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them kept;
+    `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
+    """
+
+    __slots__ = ("acceptance", "accepted", "drafted", "enabled", "lookup", "parents", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.enabled = True
+        self.drafted = self.accepted = 0
+        self.lookup: object = None
+        self.acceptance = (0.0, 0.0)
+
+    def foretold(self, node: int, token: int) -> int | None:
+        """The node that says `token` after `node` (-1: the last token), so that its row counts; None: no node does."""
+        tokens, parents = self.tokens, self.parents
+        if not parents:
+            follows = node + 1
+            return follows if follows < len(tokens) and tokens[follows] == token else None
+        for follows in range(node + 1, len(tokens)):
+            if parents[follows] == node and tokens[follows] == token:
+                return follows
+        return None
+
+    def branch(self, node: int) -> list[int]:
+        """The drafted nodes from the first to `node`, each following the one before; none for -1."""
+        if not self.parents:
+            return list(range(node + 1))
+        nodes = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def prune(self, nodes: list[int]) -> None:
+        """Keep these nodes alone, in order; what each follows is one of them, or the last token."""
+        if self.parents:
+            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+            self.parents = [places[self.parents[node]] for node in nodes]
+        self.tokens = [self.tokens[node] for node in nodes]
+
+
+class SequenceStats:
+    """When what happened to a sequence (seconds of `time.monotonic`, 0: not yet), and how often it was preempted."""
+
+    __slots__ = ("first_scheduled", "first_token", "last_token", "preemptions")
+
+    def __init__(self) -> None:
+        self.first_scheduled = self.first_token = self.last_token = 0.0
+        self.preemptions = 0
+
+    def timing(self, arrival: float) -> Timing:
+        """As clients are told of it."""
+        return Timing(
+            arrival=arrival, scheduled=self.first_scheduled, first_token=self.first_token, last_token=self.last_token
+        )
+
+
+class EncoderPart(NamedTuple):
+    """With an encoder, the first `tokens` of a sequence are the encoder's, and the decoder's begin at `lead`, which
+    begins a block; what lies between is never read. Both are 0 otherwise."""
+
+    tokens: int = 0
+    lead: int = 0
+
+
+NO_ENCODER = EncoderPart()
+
+
 class Guide(Protocol):
     """What a sequence may say next, so that it follows its request's grammar (`quire.text.structured`).
 
@@ -53,151 +149,78 @@ class Guide(Protocol):
 class Sequence:
     """One of a request's `n` rows of tokens.
 
-    One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft)`. Prefill, chunked prefill,
-    prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
+    One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft.tokens)`. Prefill, chunked
+    prefill, prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
 
-    With an encoder, the first `encoded` tokens are the encoder's, and the decoder's begin at `lead`, which begins a
-    block; what lies between is never read. Both are 0 otherwise.
-
-    `blocks` holds a table per group of layers, all of one length, or nothing; the first `slid` entries of a table are
-    SLID_OUT. `cache.tables` writes them.
-
-    `draft` are tokens guessed to follow. They may branch: node j follows node `parents`[j] < j, or the last token where
-    that is -1; without `parents` each follows the one before.
-
-    `draftable`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them
-    kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
-
-    `recalled`: how often its blocks were looked for in a store, at most once before each time that it runs.
-
-    `guide`: of a request with a grammar, once it is ready; until then the sequence does not enter the queue.
-
-    `pooled`: what `sched.pooled` keeps of a pooled request's hidden rows.
-
-    `pictures`: of the prompt, whose rows are given instead of looked up.
+    `limit`: tokens that it may have. `order`: its place among all, by the policy.
 
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
+
+    One slot for each subject beside: `kv`, `draft`, `stats`, `encoder`; `guide` of a request with a grammar, once it is
+    ready (until then the sequence does not enter the queue); `pooled`: what is kept of a pooled request's hidden rows.
     """
 
     __slots__ = (
-        "acceptance",
-        "accepted",
-        "blocks",
-        "cached_tokens",
         "computed",
         "draft",
-        "draftable",
-        "drafted",
-        "encoded",
+        "encoder",
         "finish_reason",
-        "first_scheduled",
-        "first_token",
         "guide",
         "in_flight",
         "index",
-        "keys",
-        "last_token",
-        "lead",
-        "lookup",
-        "miss",
+        "kv",
+        "limit",
         "order",
-        "parent",
-        "parents",
-        "pictures",
         "pooled",
-        "preemptions",
         "prompt_len",
         "prompt_logprobs",
-        "published",
-        "recalled",
         "request",
-        "slid",
+        "stats",
         "status",
         "steps",
         "stop_token",
         "tokens",
     )
 
-    def __init__(self, request: Request, index: int = 0, parent: Sequence | None = None) -> None:
+    def __init__(self, request: Request, index: int = 0, longest: int = sys.maxsize) -> None:
+        """`longest`: tokens that the model takes."""
         self.request = request
         self.index = index
-        self.parent = parent
-        self.tokens: list[int] = list(request.prompt)
-        self.encoded = self.lead = 0
-        if request.opening is not None:
-            self.encoded, self.lead = len(self.tokens), request.opening.lead(len(self.tokens))
-            self.tokens += [request.opening.start] * (self.lead + 1 - self.encoded)
-        self.prompt_len = len(self.tokens)
-        self.draft: list[int] = []
-        self.parents: list[int] = []
-        self.draftable = True
-        self.drafted = self.accepted = 0
-        self.lookup: object = None
-        self.guide: Guide | None = None
-        self.pooled: Any = None
-        self.pictures: tuple[Picture, ...] = request.pictures
-        self.acceptance = (0.0, 0.0)
-        self.computed = 0
-        self.in_flight = self.steps = 0
-        self.blocks: list[list[int]] = []
-        self.published = 0
-        self.recalled = 0
-        self.keys: list[bytes] = []
         self.order: tuple[float, int, int] = (0.0, 0, index)
-        self.slid: list[int] = []
-        self.cached_tokens = 0
-        self.miss: Miss | None = None
-        self.preemptions = 0
-        self.prompt_logprobs: list[TokenLogprob] = []
+        self.tokens: list[int] = list(request.prompt)
+        self.encoder = NO_ENCODER
+        if request.opening is not None:
+            encoded = len(self.tokens)
+            self.encoder = EncoderPart(encoded, request.opening.lead(encoded))
+            self.tokens += [request.opening.start] * (self.encoder.lead + 1 - encoded)
+        self.prompt_len = length = len(self.tokens)
+        most = request.params.max_tokens
+        self.limit = longest if most is None else min(longest, length + most)
+        if request.pooling is not None:  # its only output takes no place behind the prompt
+            self.limit = length + 1
+        self.computed = self.in_flight = self.steps = 0
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
-        self.first_scheduled = 0.0
-        self.first_token = 0.0
-        self.last_token = 0.0
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.kv, self.draft, self.stats = KVBlocks(), Draft(), SequenceStats()
+        self.guide: Guide | None = None
+        self.pooled: object = None
 
     @property
     def target(self) -> int:
         """The length `computed` is moving toward."""
-        return len(self.tokens) + self.in_flight + len(self.draft)
+        return len(self.tokens) + self.in_flight + len(self.draft.tokens)
 
-    def foretold(self, node: int, token: int) -> int | None:
-        """The node that says `token` after `node` (-1: the last token), so that its row counts; None: no node does."""
-        if not self.parents:
-            follows = node + 1
-            return follows if follows < len(self.draft) and self.draft[follows] == token else None
-        for follows in range(node + 1, len(self.draft)):
-            if self.parents[follows] == node and self.draft[follows] == token:
-                return follows
-        return None
-
-    def branch(self, node: int) -> list[int]:
-        """The drafted nodes from the first to `node`, each following the one before; none for -1."""
-        if not self.parents:
-            return list(range(node + 1))
-        nodes = []
-        while node >= 0:
-            nodes.append(node)
-            node = self.parents[node]
-        return nodes[::-1]
-
-    def cut(self, count: int) -> None:
-        """Shorten the draft to what the next `count` rows have of it."""
-        beyond = self.target - self.computed - count
-        if beyond > 0:
-            del self.draft[max(0, len(self.draft) - beyond) :]
-
-    def prune(self, nodes: list[int]) -> None:
-        """Keep these nodes of the draft alone, in order; what each follows is one of them, or the last token."""
-        if self.parents:
-            places = {-1: -1} | {node: place for place, node in enumerate(nodes)}
-            self.parents = [places[self.parents[node]] for node in nodes]
-        self.draft = [self.draft[node] for node in nodes]
+    @property
+    def timing(self) -> Timing:
+        """When what happened to it."""
+        return self.stats.timing(self.request.arrival)
 
     def prompt_tokens(self, start: int, end: int) -> int:
         """How many tokens from `start` to before `end` are of the request's prompt."""
-        return max(0, min(end, self.encoded or self.prompt_len) - start)
+        return max(0, min(end, self.encoder.tokens or self.prompt_len) - start)
 
     @property
     def output(self) -> list[int]:

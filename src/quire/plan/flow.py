@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.core.sequence import Draft
 from quire.plan.load import Load
 from quire.plan.work import Chunk, StepTimes
 from quire.sched.shares import rows_of, shares
@@ -47,7 +48,7 @@ class _Running:
     made: int = 0
     first: float = 0.0
     ended: float = 0.0
-    draft: list[int] = field(default_factory=list)
+    draft: Draft = field(default_factory=Draft)
 
     @property
     def target(self) -> int:

@@ -58,7 +58,7 @@ class KVPlan:
         """Share of the slots of `used` blocks, which the sequences `running` hold, that hold no token."""
         size, groups, slack = self.sizes.block_size, self.groups, 0
         for seq in running:
-            for table, slid, filled in zip(seq.blocks, seq.slid, groups.filled, strict=True):
+            for table, slid, filled in zip(seq.kv.blocks, seq.kv.slid, groups.filled, strict=True):
                 slack += (len(table) * size - seq.computed) * filled
                 slack += (len(table) - slid) * size * (groups.width - filled)
         return slack / max(1, used * size * groups.width)

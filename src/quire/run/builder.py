@@ -85,18 +85,18 @@ class BatchBuilder:
         """
         arrays, adapters, at = self._arrays, self._adapters, 0
         rows: list[LogitRow] = []
-        tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
+        tree = any(chunk.seq.draft.parents and chunk.seq.draft.tokens for chunk in chunks)
         extended = False
         self.seen, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
-            start = max(chunk.start, seq.lead)
+            start = max(chunk.start, seq.encoder.lead)
             stop = at + end - start
             if end <= len(seq.tokens):
                 arrays.tokens[at:stop] = seq.tokens[start:end]
-            elif seq.draft:
-                arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start:end]
+            elif seq.draft.tokens:
+                arrays.tokens[at:stop] = (seq.tokens + seq.draft.tokens)[start:end]
             else:
                 arrays.tokens[at] = -1 - self._places[seq]
             self._fill_blocks(s, seq, start, end - start, at)
@@ -107,14 +107,14 @@ class BatchBuilder:
                 extended = extended or slot in adapters.extensions
                 arrays.adapters[at:stop] = slot
                 arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
-            arrays.context[s] = end - seq.lead
+            arrays.context[s] = end - seq.encoder.lead
             arrays.cu_q[s + 1] = stop
             for place, target in chunk.wanted():
                 arrays.logit_rows[len(rows)] = at + place - start
-                position = int(arrays.positions[at + place - start]) + seq.lead + 1 if tree else place + 1
-                node = max(-1, place - len(seq.tokens)) if seq.draft else -1
+                position = int(arrays.positions[at + place - start]) + seq.encoder.lead + 1 if tree else place + 1
+                node = max(-1, place - len(seq.tokens)) if seq.draft.tokens else -1
                 rows.append(LogitRow(seq, position, target, node))
-            if seq.pictures:
+            if seq.request.pictures:
                 try:
                     self._fill_pictures(Seen(seq, start, end, at))
                 except BaseException as error:
@@ -124,7 +124,7 @@ class BatchBuilder:
                 arrays.positions[at:stop] += self.turns.shift(seq)
             at = stop
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)
+        blocks = max(len(chunk.seq.kv.blocks[0]) for chunk in chunks)
         return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
 
     def _slot(self, adapters: Adapters, seq: Sequence) -> int:
@@ -136,17 +136,17 @@ class BatchBuilder:
 
     def _fill_blocks(self, s: int, seq: Sequence, start: int, count: int, at: int) -> None:
         """Positions and slots of one chunk, and its rows of the block tables (what changed since the last step)."""
-        arrays, size, lead = self._arrays, self._block_size, seq.lead // self._block_size
+        arrays, size, lead = self._arrays, self._block_size, seq.encoder.lead // self._block_size
         first, end = start // size, at + count
         written = self._written(s, seq, first)
         position = np.arange(start, start + count) if count > 1 else None
-        arrays.positions[at:end] = (start if position is None else position) - seq.lead
+        arrays.positions[at:end] = (start if position is None else position) - seq.encoder.lead
         if lead:
-            arrays.encoded[s] = seq.encoded
+            arrays.encoded[s] = seq.encoder.tokens
             if written is None:
-                arrays.block_tables[-1, s, :lead] = seq.blocks[0][:lead]
-        for group, table in enumerate(seq.blocks):
-            known = max(seq.slid[group], lead) if written is None else written
+                arrays.block_tables[-1, s, :lead] = seq.kv.blocks[0][:lead]
+        for group, table in enumerate(seq.kv.blocks):
+            known = max(seq.kv.slid[group], lead) if written is None else written
             arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]
             arrays.slots[group, at:end] = (
                 table[first] * size + start % size
@@ -158,17 +158,17 @@ class BatchBuilder:
         """Rows of pictures look up a token that there is. Text counts on from where pictures end, which is not their
         index; that is what its tokens are drawn by."""
         (seq, start, end, at), arrays = seen, self._arrays
-        stop, behind = at + end - start, start >= seq.pictures[-1].end
+        stop, behind = at + end - start, start >= seq.request.pictures[-1].end
         if self._grids:
             positions = arrays.positions[at:stop]
             positions += (
-                grid_shift(seq.pictures, start)
+                grid_shift(seq.request.pictures, start)
                 if behind
-                else grid_positions(seq.pictures, start, end)[0] - np.arange(start, end, dtype=np.int32)
+                else grid_positions(seq.request.pictures, start, end)[0] - np.arange(start, end, dtype=np.int32)
             )
         if not behind:
             self.seen.append(seen)
-            for picture in seq.pictures:
+            for picture in seq.request.pictures:
                 for row, _, count in pieces(picture, start, end):
                     arrays.tokens[at + row : at + row + count] = 0
 
@@ -177,12 +177,12 @@ class BatchBuilder:
         masks, known = self._arrays.tree, len(seq.tokens)
         masks[at:stop] = 0
         drafted = start + stop - at - known
-        if not seq.parents or drafted <= 0:
+        if not seq.draft.parents or drafted <= 0:
             return
-        seen, depths = ancestors(seq.parents[:drafted])
+        seen, depths = ancestors(seq.draft.parents[:drafted])
         first, skipped = at + max(0, known - start), max(0, start - known)
         masks[first:stop] = seen[skipped:]
-        self._arrays.positions[first:stop] = depths[skipped:] + known - seq.lead
+        self._arrays.positions[first:stop] = depths[skipped:] + known - seq.encoder.lead
 
     def _written(self, s: int, seq: Sequence, first: int) -> int | None:
         """Up to which block row `s` of the tables is that of `seq`, as it is from now on; None if it was another's.
@@ -190,18 +190,18 @@ class BatchBuilder:
         A block is replaced only where something is about to be written, so those before the first of the last step
         stand.
         """
-        owner = (seq, seq.preemptions, first)
+        owner = (seq, seq.stats.preemptions, first)
         if s == len(self._owners):
             self._owners.append(owner)
             return None
         (known, times, at), self._owners[s] = self._owners[s], owner
-        return min(at, first) if known is seq and times == seq.preemptions else None
+        return min(at, first) if known is seq and times == seq.stats.preemptions else None
 
     def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The tokens of the encoder's part of `seq`, and where in the cache it lies."""
-        at, size = np.arange(seq.encoded), self._block_size
-        slots = np.asarray(seq.blocks[0], np.int64)[at // size] * size + at % size
-        return np.array(seq.tokens[: seq.encoded], np.int32), slots
+        at, size = np.arange(seq.encoder.tokens), self._block_size
+        slots = np.asarray(seq.kv.blocks[0], np.int64)[at // size] * size + at % size
+        return np.array(seq.tokens[: seq.encoder.tokens], np.int32), slots
 
     def drew(self, rows: list[LogitRow]) -> None:
         """The tokens after `rows` are drawn: the next step may name them by their places."""

@@ -82,7 +82,7 @@ class Features:
         """Of the pictures of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
         found = list[_Piece]()
-        for picture in seq.pictures:
+        for picture in seq.request.pictures:
             for row, feature, count in pieces(picture, start, end):
                 if picture.key in self._errors:
                     raise self._errors[picture.key]
@@ -90,7 +90,7 @@ class Features:
                 rows, features = np.arange(at + row, at + row + count), self._kept[picture.key]
                 positions, run = np.zeros((3, 0), np.int64), 0
                 if self._sight.sections:
-                    positions = grid_positions(seq.pictures, first, first + count).astype(np.int64)
+                    positions = grid_positions(seq.request.pictures, first, first + count).astype(np.int64)
                 if self._sight.mutual:
                     run = next(sum(run) for run in picture.runs if run[0] <= first < sum(run))
                 places, ends = np.arange(first, first + count), np.full(count, run)

@@ -84,7 +84,7 @@ class Runner:
         if not plan.chunks:
             return Underway(plan, [], ())
         for chunk in plan.chunks:
-            if chunk.start < chunk.seq.encoded:
+            if chunk.start < chunk.seq.encoder.tokens:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         if self.features is not None:
             self.features.follow(plan)
@@ -168,7 +168,7 @@ class Runner:
         ends: dict[Sequence, int | None] = {}  # the node that the last token is, -1 before the first, None after others
         for row, found in zip(rows, chain.from_iterable(piece.results() for piece in drawn), strict=True):
             result = results[id(row.seq)]
-            if found.error is not None and row.seq.draft:
+            if found.error is not None and row.seq.draft.tokens:
                 result.again = True
             if row.seq.status is Status.FINISHED or ends.get(row.seq, -1) != row.node or result.again:
                 continue  # it ended while this step was under way, or other tokens came than this branch says
@@ -182,7 +182,7 @@ class Runner:
                 result.tokens.append(found.token)
                 if found.logprob is not None:
                     result.logprobs.append(found.logprob)
-                ends[row.seq] = follows = row.seq.foretold(row.node, found.token)
+                ends[row.seq] = follows = row.seq.draft.foretold(row.node, found.token)
                 result.path += [] if follows is None else [follows]
             result.finite = result.error is None
         return list(results.values())

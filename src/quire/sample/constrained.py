@@ -33,7 +33,7 @@ def guide_of(row: LogitRow) -> Guide | None:
 def _stand(guide: Guide, row: LogitRow) -> bool:
     """Have `guide` read what was said before `row`, drafted tokens included; False where it does not take all."""
     seq = row.seq
-    return guide.follow(seq.tokens, seq.prompt_len, [seq.draft[node] for node in seq.branch(row.node)])
+    return guide.follow(seq.tokens, seq.prompt_len, [seq.draft.tokens[node] for node in seq.draft.branch(row.node)])
 
 
 class Made(NamedTuple):
@@ -148,7 +148,7 @@ def _take(pending: _Pending, rows: Rows[LogitRow], drawn: dict[int, int]) -> Row
             if pending.refused < TRIES:
                 return RowEdits(place, banned=np.array([token], np.int32))
             return RowEdits(place, allowed=np.array(guide.only, np.int32))
-        follows = row.seq.foretold(row.node, token)
+        follows = row.seq.draft.foretold(row.node, token)
         if follows is None or follows not in pending.rows:
             return None
         pending.at, pending.refused = rows[pending.rows[follows]], 0

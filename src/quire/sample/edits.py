@@ -15,8 +15,8 @@ def _ids(values: object) -> NDArray[np.int32]:
 
 def _read(seq: Sequence) -> set[int]:
     """The distinct tokens of the prompt, without rows of pictures, which stand for none."""
-    found = set(seq.tokens[seq.lead : seq.prompt_len])
-    for picture in seq.pictures:
+    found = set(seq.tokens[seq.encoder.lead : seq.prompt_len])
+    for picture in seq.request.pictures:
         for start, count in picture.runs:
             found.difference_update(seq.tokens[start : start + count])
     return found
@@ -101,7 +101,7 @@ class History:
     def edits(self, row: int, position: int, node: int = -1) -> RowEdits:
         """The changes to logits row `row`, which predicts the token at `position`, after the draft's `node`."""
         params = self.seq.request.params
-        drafted = [self.seq.draft[j] for j in self.seq.branch(node)]
+        drafted = [self.seq.draft.tokens[j] for j in self.seq.draft.branch(node)]
         seen = None
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
             seen = self._seen(position, drafted)

@@ -11,7 +11,7 @@ from quire.sched.scheduler import Scheduler
 
 def undrafted(scheduler: Scheduler) -> list[Sequence]:
     """Sequences whose next row gives a token, all before it being computed and known."""
-    ready = (s for s in scheduler.unfinished() if s.draftable and not s.steps and not s.draft)
+    ready = (s for s in scheduler.unfinished() if s.draft.enabled and not s.steps and not s.draft.tokens)
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 
@@ -22,7 +22,7 @@ def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) ->
     """
     copies: list[tuple[int, int]] = []
     for seq, _ in wanted:
-        seq.parents = []
+        seq.draft.parents = []
     counts = [_room(scheduler, seq, count, copies) for seq, count in wanted]
     return counts, StepPlan((), tuple(copies), (), *scheduler.upkeep.take())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.core.blame import of_request
 from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
-from quire.core.request import FinishReason, Output, Timing
+from quire.core.request import FinishReason, Output
 from quire.core.sequence import Sequence, Status
 from quire.sched.pooled import gather, rows_wanted
 
@@ -19,21 +19,21 @@ def logits_wanted(seq: Sequence, count: int, loses: bool) -> int:
     computes the prompt again). Where blocks may slide out unpublished (`loses`), also of the last row of any chunk: it
     proves them finite in time.
     """
-    logits = 1 + len(seq.draft) if seq.computed + count == seq.target else int(loses)
+    logits = 1 + len(seq.draft.tokens) if seq.computed + count == seq.target else int(loses)
     scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
     if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
         logits = count
     return max(logits, rows_wanted(seq, count))
 
 
-def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
+def append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
     """Append new tokens up to the first that ends the sequence, and fill `output`; what the request alone is to blame
-    for becomes the result's `error`, and where that has one nothing is done. `longest`: tokens it may have."""
+    for becomes the result's `error`, and where that has one nothing is done."""
     if result.error is not None:
         return None
     pooled = chunk.seq.request.pooling is not None
     try:
-        return (_pooled if pooled else _append)(chunk, result, output, now, longest)
+        return (_pooled if pooled else _append)(chunk, result, output, now)
     except BaseException as error:
         if not pooled and chunk.seq.guide is None:
             raise
@@ -41,7 +41,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longes
         return None
 
 
-def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longest: int) -> FinishReason | None:
+def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
     seq = chunk.seq
     scored = seq.request.params.prompt_logprobs is not None and seq.index == 0
     if scored:
@@ -49,38 +49,38 @@ def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float, longe
     reason: FinishReason | None = None
     for token in result.tokens:
         if not output.tokens and len(seq.tokens) == seq.prompt_len:
-            seq.first_token = seq.last_token = now
-            output.timing, output.miss = timing(seq), seq.miss
+            seq.stats.first_token = seq.stats.last_token = now
+            output.timing, output.miss = seq.timing, seq.kv.miss
             if scored:
                 output.prompt_logprobs = seq.prompt_logprobs
         seq.tokens.append(token)
         output.tokens.append(token)
-        reason = _end_reason(seq, token, longest)
+        reason = _end_reason(seq, token)
         if reason is not None:
             output.complete = reason == "stop" and _complete(seq)
             break
     if output.tokens:
-        seq.last_token = now
+        seq.stats.last_token = now
         seq.in_flight -= 1
         output.logprobs = result.logprobs[: len(output.tokens)]
-        output.preemptions = seq.preemptions
-    if seq.draft:
-        seq.drafted += len(seq.draft)
-        seq.accepted += max(0, len(result.tokens) - 1)
-        output.drafted, output.accepted = seq.drafted, seq.accepted
-        seq.computed, seq.draft = len(seq.tokens) - 1, []
+        output.preemptions = seq.stats.preemptions
+    if seq.draft.tokens:
+        seq.draft.drafted += len(seq.draft.tokens)
+        seq.draft.accepted += max(0, len(result.tokens) - 1)
+        output.drafted, output.accepted = seq.draft.drafted, seq.draft.accepted
+        seq.computed, seq.draft.tokens = len(seq.tokens) - 1, []
     return reason
 
 
-def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float, _: int) -> FinishReason | None:
+def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
     """Of a request that wants a vector: it ends with that."""
     seq = chunk.seq
     output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
     if not output.pooled:
         return None
-    seq.first_token = seq.last_token = now
+    seq.stats.first_token = seq.stats.last_token = now
     seq.in_flight -= 1
-    output.miss, output.preemptions = seq.miss, seq.preemptions
+    output.miss, output.preemptions = seq.kv.miss, seq.stats.preemptions
     return "stop"
 
 
@@ -118,20 +118,20 @@ def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, in
 
     return [
         (slot(table, first + node), slot(table, first + place), number)
-        for number, table in enumerate(seq.blocks)
+        for number, table in enumerate(seq.kv.blocks)
         for node, place in moved
     ]
 
 
-def full(seq: Sequence, length: int, longest: int) -> bool:
-    """Whether a sequence of `length` tokens may have no more."""
-    if seq.request.pooling is not None:
-        return length > seq.prompt_len  # its only output is in flight, whatever room is left behind the prompt
-    most = seq.request.params.max_tokens
-    return (most is not None and length - seq.prompt_len >= most) or length >= longest
+def cut(seq: Sequence, count: int) -> None:
+    """Shorten the draft to what the next `count` rows have of it."""
+    tokens = seq.draft.tokens
+    beyond = seq.target - seq.computed - count
+    if beyond > 0:
+        del tokens[max(0, len(tokens) - beyond) :]
 
 
-def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
+def _end_reason(seq: Sequence, token: int) -> FinishReason | None:
     params = seq.request.params
     if len(seq.tokens) - seq.prompt_len >= params.min_tokens:
         if token in params.stop_token_ids:
@@ -141,7 +141,7 @@ def _end_reason(seq: Sequence, token: int, longest: int) -> FinishReason | None:
             return "stop"
     if _complete(seq):
         return "stop"
-    return "length" if full(seq, len(seq.tokens), longest) else None
+    return "length" if len(seq.tokens) >= seq.limit else None
 
 
 def _complete(seq: Sequence) -> bool:
@@ -155,8 +155,8 @@ def ended(seq: Sequence, error: QuireError | None = None) -> Output:
         request_id=seq.request.id,
         index=seq.index,
         finish_reason=seq.finish_reason,
-        preemptions=seq.preemptions,
-        timing=timing(seq),
+        preemptions=seq.stats.preemptions,
+        timing=seq.timing,
     )
     return output if error is None else output.fail(error)
 
@@ -164,13 +164,3 @@ def ended(seq: Sequence, error: QuireError | None = None) -> Output:
 def adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
     """Names of the LoRA adapters that they use."""
     return tuple(sorted({seq.request.adapter for seq in sequences} - {""}))
-
-
-def timing(seq: Sequence) -> Timing:
-    """When what happened to it."""
-    return Timing(
-        arrival=seq.request.arrival,
-        scheduled=seq.first_scheduled,
-        first_token=seq.first_token,
-        last_token=seq.last_token,
-    )

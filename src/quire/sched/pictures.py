@@ -56,7 +56,7 @@ class Turn:
     def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> list[Sequence]:
         """Lower `counts` of rows where those of pictures cannot be given yet; the features of the most urgent are made
         first. Returns those that get no row for want of a picture."""
-        seeing = sorted((s for s in counts if s.pictures and s.computed < s.pictures[-1].end), key=rank)
+        seeing = sorted((s for s in counts if s.request.pictures and s.computed < s.request.pictures[-1].end), key=rank)
         asking = [seq for seq in seeing if counts[seq]]
         for seq in seeing:
             counts[seq] = self.reach(seq, counts[seq])
@@ -69,7 +69,7 @@ class Turn:
     def reach(self, seq: Sequence, count: int) -> int:
         """How many of the next `count` rows of `seq` this step can have."""
         start, end = seq.computed, seq.computed + count
-        for picture in seq.pictures:
+        for picture in seq.request.pictures:
             if picture.end <= start:
                 continue
             first = next(max(first, start) for first, rows in picture.runs if first + rows > start)
@@ -107,7 +107,9 @@ class Turn:
         if self.reach(seq, need) < need:
             return False
         free = self.limits.rows - sum(counts.values())
-        gives = {other: counts[other] - 1 for other in counts if decodes(other) and other.draft and counts[other] > 1}
+        gives = {
+            other: counts[other] - 1 for other in counts if decodes(other) and other.draft.tokens and counts[other] > 1
+        }
         prompts = [other for other in counts if not decodes(other) and rank(other) > rank(seq)]
         gives |= {other: counts[other] for other in sorted(prompts, key=rank, reverse=True)}
         if free + sum(gives.values()) < need:
@@ -152,7 +154,7 @@ class Encoding:
         through, waited = {}, False
         for seq in running:
             waited = waited or decodes(seq)
-            for picture in seq.pictures:
+            for picture in seq.request.pictures:
                 if picture.start < seq.computed < picture.end:
                     through[seq] = picture.key
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
@@ -161,7 +163,7 @@ class Encoding:
     def take(self, turn: Turn, chunk: Chunk) -> None:
         """`chunk` is a part of the step: what it needs is encoded."""
         end = chunk.start + chunk.count
-        for picture in chunk.seq.pictures:
+        for picture in chunk.seq.request.pictures:
             if picture.start >= end:
                 break
             if picture.end <= chunk.start or not any(pieces(picture, chunk.start, end)):
@@ -180,7 +182,7 @@ class Encoding:
     def failed(self, seq: Sequence, error: QuireError) -> None:
         """`seq` ended with `error`: features that could not be made are made anew for whoever wants them next."""
         if isinstance(error, PartFailure):
-            lost = {picture.key for picture in seq.pictures} & self._kept.keys()
+            lost = {picture.key for picture in seq.request.pictures} & self._kept.keys()
             self._lost += lost
             for key in lost:
                 del self._kept[key]
@@ -200,10 +202,10 @@ class Encoding:
 
 def _divided(seq: Sequence, end: int) -> tuple[int, int] | None:
     """The run (start, count) of a picture that a chunk up to `end` would end within."""
-    return next((run for p in seq.pictures for run in p.runs if run[0] < end < sum(run)), None)
+    return next((run for p in seq.request.pictures for run in p.runs if run[0] < end < sum(run)), None)
 
 
 def _at(seq: Sequence) -> tuple[int, int] | None:
     """The run that the next row of `seq` is of."""
     at = seq.computed
-    return next((run for p in seq.pictures for run in p.runs if run[0] <= at < sum(run)), None)
+    return next((run for p in seq.request.pictures for run in p.runs if run[0] <= at < sum(run)), None)

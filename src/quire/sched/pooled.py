@@ -43,6 +43,6 @@ def gather(chunk: Chunk, hidden: NDArray[np.float32]) -> bytes:
         seq.pooled = hidden[0].tobytes()
     if end < seq.prompt_len:
         return b""
-    if kind == "mean":
+    if isinstance(seq.pooled, Sum):
         return bytes((seq.pooled.total / seq.pooled.rows).astype(np.float32).tobytes())
-    return bytes(seq.pooled if kind == "cls" else hidden[-1].tobytes())
+    return seq.pooled if isinstance(seq.pooled, bytes) else bytes(hidden[-1].tobytes())

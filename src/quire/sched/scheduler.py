@@ -17,7 +17,7 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.growth import append, ended, full, logits_wanted, moves, pending, timing
+from quire.sched.growth import append, cut, ended, logits_wanted, moves, pending
 from quire.sched.pace import Pace
 from quire.sched.pictures import Encoding, Turn
 from quire.sched.policy import POLICIES
@@ -64,10 +64,10 @@ class Scheduler:
         """Queue a request; BadRequest if it could never run."""
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
-        first = Sequence(request)
+        first = Sequence(request, 0, self.max_model_len)
         self._admission.check(first, self.max_model_len)
         self._tickets += 1
-        siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
+        siblings = [first, *(Sequence(request, i, self.max_model_len) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
         self.policy.joins(request)
@@ -125,10 +125,10 @@ class Scheduler:
         while todo:
             seq = todo.pop(0)
             count = counts[seq]
-            if count and seq.draft:
-                seq.cut(count)
-            if count and seq.draft and not self._reserve(seq, count, copies):
-                count, seq.draft = count - len(seq.draft), []  # a guess is not worth another's blocks
+            if count and seq.draft.tokens:
+                cut(seq, count)
+            if count and seq.draft.tokens and not self._reserve(seq, count, copies):
+                count, seq.draft.tokens = count - len(seq.draft.tokens), []  # a guess is not worth another's blocks
             while count and not self._reserve(seq, count, copies):
                 victim = max([seq, *todo], key=self.policy.rank)
                 self._preempt(victim)
@@ -142,7 +142,7 @@ class Scheduler:
         if urgent or not preempted:
             self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
         self._slow_guides.began(chunks)
-        chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
+        chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
         seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
 
@@ -159,7 +159,7 @@ class Scheduler:
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
-        rows = sum(1 + len(seq.draft) for seq in self.running if decodes(seq)) if self.pace.limits else 0
+        rows = sum(1 + len(seq.draft.tokens) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
             return
         while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
-            if not seq.blocks:
+            if not seq.kv.blocks:
                 if self.room.recall_head():
                     continue
                 self.tables.take_prefix(seq)
@@ -180,7 +180,7 @@ class Scheduler:
             if not self._reserve(seq, count, copies):
                 return
             self.room.admit()
-            seq.first_scheduled = seq.first_scheduled or self.clock()
+            seq.stats.first_scheduled = seq.stats.first_scheduled or self.clock()
             if count:
                 chunks.append(self._advance(seq, count, turn))
             else:  # it waits for a picture, and nobody waits behind it
@@ -189,7 +189,7 @@ class Scheduler:
 
     def unfinished(self) -> list[Sequence]:
         """What runs and has not all its tokens made or in flight."""
-        return [s for s in self.running if not full(s, len(s.tokens) + s.in_flight, self.max_model_len)]
+        return [s for s in self.running if len(s.tokens) + s.in_flight < s.limit]
 
     def _advance(self, seq: Sequence, count: int, turn: Turn | None) -> Chunk:
         """Take `count` tokens of `seq` into the step."""
@@ -209,7 +209,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Give up the blocks and wait again; all tokens are kept. A sequence that outgrew the whole pool ends here."""
-        seq.draft = []
+        seq.draft.tokens = []
         if self.tables.sizes.footprint(seq.target) > self.tables.pool.num_blocks:
             self._finish(seq, "length")
             self._ended.append(ended(seq))
@@ -244,12 +244,12 @@ class Scheduler:
                 continue
             if result.again:
                 self.upkeep.scrub += self.tables.unpublished(seq)
-                seq.draftable, seq.in_flight = False, 0
+                seq.draft.enabled, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
-            output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.cached_tokens)
+            output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.kv.cached_tokens)
             self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
-            reason = append(chunk, result, output, now, self.max_model_len)
+            reason = append(chunk, result, output, now)
             if result.error is not None:
                 self.fail(seq, result.error)
                 continue
@@ -264,7 +264,7 @@ class Scheduler:
             if reason is not None:
                 self._finish(seq, reason)
                 output.finish_reason, output.stop_token = reason, seq.stop_token
-                output.timing = timing(seq)
+                output.timing = seq.timing
             if output.tokens or output.finish_reason:
                 outputs.append(output)
         self._take_back(planning=False)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import Chunk
-from quire.core.sequence import Sequence
+from quire.core.sequence import Draft, Sequence
 
 LEAST = 4
 """Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
@@ -18,7 +18,7 @@ class Advancing(Protocol):
     """A sequence as far as its share of a step depends on it: the planner's have no tokens."""
 
     computed: int
-    draft: list[int]
+    draft: Draft
 
     @property
     def target(self) -> int:
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Advancing)
 
 def decodes(seq: Advancing) -> bool:
     """Whether all but its last token and its draft are computed: it is one row away from a token."""
-    return seq.target - seq.computed <= 1 + len(seq.draft)
+    return seq.target - seq.computed <= 1 + len(seq.draft.tokens)
 
 
 def drew(chunk: Chunk) -> bool:
@@ -63,7 +63,7 @@ class Portions:
         most = config.max_num_batched_tokens
         if not self.staged or not config.enable_chunked_prefill:
             return most
-        rows = sum(1 + len(seq.draft) for seq in running if decodes(seq))
+        rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq))
         return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
 
     def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
@@ -97,7 +97,7 @@ def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
     if not budget:
         return 0
     need = seq.target - seq.computed
-    need -= min(len(seq.draft), max(0, need - budget))
+    need -= min(len(seq.draft.tokens), max(0, need - budget))
     if need > budget and not chunked:
         return 0
     return min(need, budget)

@@ -96,7 +96,7 @@ class WaitingRoom:
         """Take a sequence out of the batch; it gives up its blocks and waits again."""
         assert not seq.steps, f"{seq} is preempted while a step under way computes a part of it"
         self.leave(seq)
-        seq.preemptions += 1
+        seq.stats.preemptions += 1
         self._queue(seq)
 
     def _queue(self, seq: Sequence) -> None:
@@ -158,7 +158,7 @@ class WaitingRoom:
 
     def holds(self, seq: Sequence) -> None:
         """One in the queue may have blocks now."""
-        if seq.blocks:
+        if seq.kv.blocks:
             self._holders[seq] = None
 
     def reclaim(self, keep: Sequence) -> bool:

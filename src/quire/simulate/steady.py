@@ -26,7 +26,7 @@ def next_decodes(scheduler: Scheduler, now: float, refused: bool) -> int:
     `now`: when the last step ended. `refused`: it did the same, and whoever waits first found no room in it.
     """
     running, tables = scheduler.running, scheduler.tables
-    if not running or any(seq.last_token != now for seq in running):
+    if not running or any(seq.stats.last_token != now for seq in running):
         return 0  # prompts, and whoever had no part of the last step
     if scheduler.pace.limits or len(scheduler.recall) or len(scheduler.readying):
         return 0
@@ -58,7 +58,7 @@ def _nobody_joins(scheduler: Scheduler, refused: bool) -> bool:
     head, tables = waiting.head(), scheduler.tables
     if policy.displaced(running, head, scheduler.config.max_num_seqs) is not None:
         return False
-    if tables.prefix is None or head.blocks:
+    if tables.prefix is None or head.kv.blocks:
         return True
     # It looks for its prefix in every step: nothing may be found later than now, nor be lost.
     first = min(seq.computed for seq in running) >= tables.block_size
@@ -110,7 +110,7 @@ def advance(scheduler: Scheduler, steps: int, end: float) -> list[Output]:
     for seq, start in zip(order, starts, strict=True):
         seq.computed = start + steps
         if seq not in ends:
-            seq.last_token = end
+            seq.stats.last_token = end
         else:
             seq.in_flight = seq.steps = 1
     plan = StepPlan(tuple(Chunk(seq, seq.computed - 1, 1, 1) for seq in lasts))

@@ -75,8 +75,8 @@ def _chances(seq: Sequence, p: float) -> NDArray[np.float64]:
     """How likely each drafted token [n] is kept: as those before it are, and where its elder siblings are not."""
     chances: list[float] = []
     siblings: dict[int, int] = {}
-    for node in range(len(seq.draft)):
-        parent = seq.parents[node] if seq.parents else node - 1
+    for node in range(len(seq.draft.tokens)):
+        parent = seq.draft.parents[node] if seq.draft.parents else node - 1
         elder = siblings[parent] = siblings.get(parent, -1) + 1
         chances.append((chances[parent] if parent >= 0 else 1.0) * p * (1 - p) ** elder)
     return np.array(chances)
@@ -124,7 +124,7 @@ class CostModel:
         Steps are of few sizes then, so that each is timed often and recorded once.
         """
         p = self._acceptance(seqs)
-        places = [(s, node) for s, seq in enumerate(seqs) for node in range(len(seq.draft))]
+        places = [(s, node) for s, seq in enumerate(seqs) for node in range(len(seq.draft.tokens))]
         if not places:
             return
         chances = np.concatenate([_chances(seq, p[s]) for s, seq in enumerate(seqs)])
@@ -139,7 +139,7 @@ class CostModel:
         for at in sorted(order[:count].tolist()):
             kept[places[at][0]].append(places[at][1])
         for seq, nodes in zip(seqs, kept, strict=True):
-            seq.prune(nodes)
+            seq.draft.prune(nodes)
 
     def _best(self, tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> int:
         """The place of the highest rate; 0 unless it is worth it, or while nothing is known."""
@@ -164,7 +164,7 @@ class CostModel:
         return False
 
     def _acceptance(self, seqs: Rows[Sequence]) -> NDArray[np.float64]:
-        kept, tried = np.array([seq.acceptance for seq in seqs]).T
+        kept, tried = np.array([seq.draft.acceptance for seq in seqs]).T
         usual = self._all[0] / self._all[1]
         found: NDArray[np.float64] = (kept + PRIOR * usual) / (tried + PRIOR)
         return found
@@ -177,8 +177,8 @@ class CostModel:
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """Of `drafted` tokens `accepted` were kept."""
         tried = accepted + (accepted < drafted)
-        kept, before = seq.acceptance
-        seq.acceptance = (MEMORY * kept + accepted, MEMORY * before + tried)
+        kept, before = seq.draft.acceptance
+        seq.draft.acceptance = (MEMORY * kept + accepted, MEMORY * before + tried)
         self._all = (0.98 * self._all[0] + 0.02 * accepted, 0.98 * self._all[1] + 0.02 * tried)
 
     def stepped(self, rows: int, seconds: float) -> None:

@@ -53,29 +53,34 @@ class Drafter:
             grow_trees(self._form, wanting, self._candidates)
             wanting = []
         while wanting:
-            starts = [self._first(seq) if not seq.draft else len(seq.tokens) - 1 + len(seq.draft) for seq, _ in wanting]
+            starts = [
+                self._first(seq) if not seq.draft.tokens else len(seq.tokens) - 1 + len(seq.draft.tokens)
+                for seq, _ in wanting
+            ]
             chunks = tuple(
-                Chunk(seq, start, len(seq.tokens) + len(seq.draft) - start, 1)
+                Chunk(seq, start, len(seq.tokens) + len(seq.draft.tokens) - start, 1)
                 for (seq, _), start in zip(wanting, starts, strict=True)
             )
             for (seq, _), token in zip(wanting, self._draw(chunks), strict=True):
                 if token >= 0:
-                    seq.draft.append(token)
+                    seq.draft.tokens.append(token)
             self._wrote(chunks)
-            wanting = [(seq, limit) for seq, limit in wanting if len(seq.draft) < limit and len(seq.draft)]
+            wanting = [
+                (seq, limit) for seq, limit in wanting if len(seq.draft.tokens) < limit and len(seq.draft.tokens)
+            ]
         self.seconds = time.perf_counter() - begin
 
     def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         """What may follow the last nodes of drafts, or the last tokens."""
         assert self._form is not None
-        starts = [len(seq.tokens) if seq.draft else self._first(seq) for seq in seqs]
+        starts = [len(seq.tokens) if seq.draft.tokens else self._first(seq) for seq in seqs]
         chunks = tuple(
-            Chunk(seq, start, len(seq.tokens) + len(seq.draft) - start, count)
+            Chunk(seq, start, len(seq.tokens) + len(seq.draft.tokens) - start, count)
             for seq, start, count in zip(seqs, starts, counts, strict=True)
         )
         logits, rows = self._logits(chunks)
         tokens, chances = self._sampler.best(logits, rows, self._form.topk)
-        if not seqs[0].draft:
+        if not seqs[0].draft.tokens:
             self._wrote(chunks)
         ends = np.cumsum(counts)[:-1]
         return [Candidates(*found) for found in zip(np.split(tokens, ends), np.split(chances, ends), strict=True)]
@@ -146,7 +151,7 @@ class ModelDrafter(Drafter):
 
         Those of trees lie where their nodes were tried.
         """
-        return chunk.start + (1 if chunk.seq.draft and chunk.seq.parents else len(chunk.seq.draft))
+        return chunk.start + (1 if chunk.seq.draft.tokens and chunk.seq.draft.parents else len(chunk.seq.draft.tokens))
 
     def _catch_up(self, seqs: Rows[Sequence], plan: StepPlan | None = None) -> None:
         """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""
@@ -169,7 +174,7 @@ class ModelDrafter(Drafter):
 
     def _first(self, seq: Sequence) -> int:
         """Where this model's keys and values of `seq` end: at the last token at most."""
-        through = self._through[seq.blocks[0]]
+        through = self._through[seq.kv.blocks[0]]
         block = int((through < self._size).argmax())
         end = block * self._size + int(through[block]) if through[block] < self._size else len(through) * self._size
         return min(len(seq.tokens) - 1, end)
@@ -182,5 +187,5 @@ class ModelDrafter(Drafter):
 
     def _blocks(self, seq: Sequence, start: int, end: int) -> list[tuple[int, int]]:
         """(index, block) of those that hold positions start .. end - 1."""
-        first, table = start // self._size, seq.blocks[0] if seq.blocks else []
+        first, table = start // self._size, seq.kv.blocks[0] if seq.kv.blocks else []
         return list(enumerate(table[first : -(-end // self._size)], first))

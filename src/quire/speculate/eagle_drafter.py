@@ -75,14 +75,14 @@ class EagleDrafter(ModelDrafter):
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the hidden row before its last token is there, and the keys of nearly all before."""
-        found = seq.lookup
+        found = seq.draft.lookup
         if not isinstance(found, Ahead) or found.start > len(seq.tokens) - 2 or found.end != len(seq.tokens) - 1:
             return False
         return self._missing(seq, found.start) <= HOLES
 
     def _missing(self, seq: Sequence, end: int) -> int:
         """How many positions before `end` have no keys of the layer."""
-        blocks = seq.blocks[0][: -(-end // self._size)]
+        blocks = seq.kv.blocks[0][: -(-end // self._size)]
         return end - min(end, int(self._through[blocks].sum()))
 
     def _stale(self, chunk: Chunk) -> int:
@@ -99,15 +99,15 @@ class EagleDrafter(ModelDrafter):
         places = [place for found in stands for place in found]
         rows, first, work = picked(self._hidden, places) if places else self._hidden[:0], 0, Work()
         for chunk, found in zip(plan.chunks, stands, strict=True):
-            seq, stop, kept = chunk.seq, first + len(found), chunk.seq.lookup
+            seq, stop, kept = chunk.seq, first + len(found), chunk.seq.draft.lookup
             if not found:
-                seq.lookup = None
+                seq.draft.lookup = None
                 continue
             if isinstance(kept, Ahead) and kept.end == chunk.start:
                 kept.end += len(found)
                 kept.pieces.append((rows, first, stop))
             else:
-                kept = seq.lookup = Ahead(chunk.start, chunk.start + len(found), [(rows, first, stop)])
+                kept = seq.draft.lookup = Ahead(chunk.start, chunk.start + len(found), [(rows, first, stop)])
             if chunk.start < seq.prompt_len or kept.end - kept.start > MOST_KEPT:
                 work += self._settled(seq, kept)
             first = stop
@@ -119,7 +119,7 @@ class EagleDrafter(ModelDrafter):
         if known <= 0:
             return []
         start, done, left = kept.start, rows[:known], rows[known:]
-        seq.lookup = Ahead(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
+        seq.draft.lookup = Ahead(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
         return [(seq, start, done)]
 
     def _standing(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult]) -> list[list[int]]:
@@ -129,7 +129,7 @@ class EagleDrafter(ModelDrafter):
             wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
             if not wanted or result is None or result.error is not None or result.again:
                 found.append([])
-            elif chunk.seq.draft:
+            elif chunk.seq.draft.tokens:
                 found.append([at, *(at + 1 + node for node in result.path)])
             else:
                 found.append([*range(at, at + chunk.count)])
@@ -155,9 +155,9 @@ class EagleDrafter(ModelDrafter):
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         work: Work = []
         for seq, _ in wanting:
-            assert isinstance(seq.lookup, Ahead), "they are ready"
-            work.append((seq, seq.lookup.start, seq.lookup.rows))
-            seq.lookup = None
+            assert isinstance(seq.draft.lookup, Ahead), "they are ready"
+            work.append((seq, seq.draft.lookup.start, seq.draft.lookup.rows))
+            seq.draft.lookup = None
         if not work:
             return
         if sum(len(rows) for _, _, rows in work) > self._room:
@@ -171,19 +171,25 @@ class EagleDrafter(ModelDrafter):
             wanting = []
         while wanting:
             logits = self._pass(work, given, [1] * len(work))
-            asked = [LogitRow(seq, len(seq.tokens) + len(seq.draft), None, len(seq.draft) - 1) for seq, _ in wanting]
+            asked = [
+                LogitRow(seq, len(seq.tokens) + len(seq.draft.tokens), None, len(seq.draft.tokens) - 1)
+                for seq, _ in wanting
+            ]
             left = []
             for i, token in enumerate(self._sampler.tokens(logits, asked)):
                 seq, limit = wanting[i]
                 if token >= 0:
-                    seq.draft.append(token)
-                    if len(seq.draft) < limit:
+                    seq.draft.tokens.append(token)
+                    if len(seq.draft.tokens) < limit:
                         left.append(i)
             if not left:
                 break
             given = self._decoder.kept[last[left]]
             wanting = [wanting[i] for i in left]
-            work = [(seq, len(seq.tokens) - 2 + len(seq.draft), given[i : i + 1]) for i, (seq, _) in enumerate(wanting)]
+            work = [
+                (seq, len(seq.tokens) - 2 + len(seq.draft.tokens), given[i : i + 1])
+                for i, (seq, _) in enumerate(wanting)
+            ]
             last = np.arange(len(left))
         self.seconds = time.perf_counter() - begin
 
@@ -203,9 +209,9 @@ class EagleDrafter(ModelDrafter):
         arrays, at, total = self._step.arrays, 0, 0
         for s, (seq, start, rows) in enumerate(work):
             stop = at + len(rows)
-            arrays.tokens[at:stop] = (seq.tokens + seq.draft)[start + 1 : start + 1 + len(rows)]
-            if seq.draft and seq.parents:
-                masks, depths = ancestors(seq.parents)
+            arrays.tokens[at:stop] = (seq.tokens + seq.draft.tokens)[start + 1 : start + 1 + len(rows)]
+            if seq.draft.tokens and seq.draft.parents:
+                masks, depths = ancestors(seq.draft.parents)
                 arrays.tree[at:stop] = masks
                 arrays.positions[at:stop] = start + depths + self._builder.turns.shift(seq)
             if wanted:
@@ -242,9 +248,9 @@ class _Branches:
             else:
                 self._rows[seq] = left
         asked = [
-            LogitRow(seq, len(seq.tokens) + len(seq.branch(node)), None, node)
+            LogitRow(seq, len(seq.tokens) + len(seq.draft.branch(node)), None, node)
             for seq, count in zip(seqs, counts, strict=True)
-            for node in range(len(seq.draft) - count, len(seq.draft))
+            for node in range(len(seq.draft.tokens) - count, len(seq.draft.tokens))
         ]
         tokens, chances = drafter._sampler.best(logits, asked, self._form.topk)
         ends = np.cumsum(counts)[:-1]
@@ -253,4 +259,6 @@ class _Branches:
     def _before(self, seq: Sequence) -> Array:
         """The rows before the nodes of `seq`."""
         root, rows = self._roots[seq], self._rows.get(seq)
-        return concat([root if parent < 0 or rows is None else rows[parent : parent + 1] for parent in seq.parents])
+        return concat(
+            [root if parent < 0 or rows is None else rows[parent : parent + 1] for parent in seq.draft.parents]
+        )

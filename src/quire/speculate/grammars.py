@@ -39,10 +39,10 @@ def cut(seq: Sequence, failed: Failed) -> None:
 
 def _cut(seq: Sequence) -> None:
     guide = seq.guide
-    if not seq.draft or not isinstance(guide, Guide) or not guide.follow(seq.tokens, seq.prompt_len):
+    if not seq.draft.tokens or not isinstance(guide, Guide) or not guide.follow(seq.tokens, seq.prompt_len):
         return
-    if not seq.parents:
-        seq.prune(list(range(guide.may(seq.draft))))
+    if not seq.draft.parents:
+        seq.draft.prune(list(range(guide.may(seq.draft.tokens))))
         return
-    branches = (seq.branch(node) for node in range(len(seq.draft)))
-    seq.prune([way[-1] for way in branches if guide.may([seq.draft[node] for node in way]) == len(way)])
+    branches = (seq.draft.branch(node) for node in range(len(seq.draft.tokens)))
+    seq.draft.prune([way[-1] for way in branches if guide.may([seq.draft.tokens[node] for node in way]) == len(way)])

@@ -154,7 +154,7 @@ class MedusaDrafter:
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the row of its last token is there: not where a step ahead took its place."""
-        kept = seq.lookup
+        kept = seq.draft.lookup
         return isinstance(kept, Kept) and kept.position == len(seq.tokens) - 2
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
@@ -170,11 +170,11 @@ class MedusaDrafter:
         if places:
             rows = picked(self._hidden, places)
             for i, (seq, position) in enumerate(owners):
-                seq.lookup = Kept(position, rows, i)
+                seq.draft.lookup = Kept(position, rows, i)
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """One token a head; each is drawn like that of a row of the target's."""
-        wanting = [(seq, limit, seq.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
+        wanting = [(seq, limit, seq.draft.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, Kept)]
         begin = time.perf_counter()
         if self._form is not None:
@@ -182,7 +182,7 @@ class MedusaDrafter:
             grow_trees(self._form, [(seq, limit) for seq, limit, _ in wanting], self._candidates)
             wanting = []
         for i, head in enumerate(self._medusa.heads):
-            going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft)]
+            going = [k for k, (seq, limit, _) in enumerate(wanting) if limit > i == len(seq.draft.tokens)]
             if not going:
                 break
             logits = self._logits(head, concat([rows[k][None] for k in going]))
@@ -190,14 +190,14 @@ class MedusaDrafter:
             tokens = self._sampler.tokens(logits, [LogitRow(seq, len(seq.tokens) + i, None, i - 1) for seq in drawn])
             for seq, token in zip(drawn, tokens, strict=True):
                 if token >= 0:
-                    seq.draft.append(token)
+                    seq.draft.tokens.append(token)
         self.seconds = time.perf_counter() - begin
 
     def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         """What the next head says, whatever tokens were tried before."""
         assert self._form is not None
-        kept = [seq.lookup.rows[seq.lookup.at] for seq in seqs if isinstance(seq.lookup, Kept)]
-        rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft) - 1) for seq in seqs]
+        kept = [seq.draft.lookup.rows[seq.draft.lookup.at] for seq in seqs if isinstance(seq.draft.lookup, Kept)]
+        rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft.tokens) - 1) for seq in seqs]
         logits = self._logits(self._medusa.heads[self._level], concat([row[None] for row in kept]))
         self._level += 1
         best = zip(counts, *self._sampler.best(logits, rows, self._form.topk), strict=True)

@@ -26,13 +26,15 @@ def graft(seq: Sequence, branch: list[int], most: int) -> None:
     """Add a branch to a draft of up to `most` tokens, from where it differs from those that are there."""
     node = -1
     for token in branch:
-        known = next((i for i, parent in enumerate(seq.parents) if parent == node and seq.draft[i] == token), None)
+        known = next(
+            (i for i, parent in enumerate(seq.draft.parents) if parent == node and seq.draft.tokens[i] == token), None
+        )
         if known is None:
-            if len(seq.draft) == most:
+            if len(seq.draft.tokens) == most:
                 return
-            seq.draft.append(token)
-            seq.parents.append(node)
-            known = len(seq.draft) - 1
+            seq.draft.tokens.append(token)
+            seq.draft.parents.append(node)
+            known = len(seq.draft.tokens) - 1
         node = known
 
 
@@ -64,13 +66,13 @@ class NGram:
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """What followed the longest run that ends the row and was there before; a copy of what it makes repeats."""
         for seq, limit in zip(seqs, limits, strict=True):
-            own = seq.lookup
+            own = seq.draft.lookup
             if not isinstance(own, OwnRuns):
-                own = seq.lookup = OwnRuns(seq, self._least, self._most)
+                own = seq.draft.lookup = OwnRuns(seq, self._least, self._most)
             found = own.matches()
             if self._form is None:
                 for _, row, end in found[:1]:
-                    seq.draft = repeated(row.tokens[end : end + limit], limit)
+                    seq.draft.tokens = repeated(row.tokens[end : end + limit], limit)
                 continue
             for _, row, end in found[: self._form.topk]:
                 depth = min(limit, self._form.depth)

@@ -10,7 +10,7 @@ from quire.core.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Writes `Sequence.draft`. Output never depends on what it says, only how many tokens a step gives.
+    """Writes `Sequence.draft.tokens`. Output never depends on what it says, only how many tokens a step gives.
 
     `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `longest`: drafted
     tokens lie before that position. `weight_bytes`: memory of its own weights. `seconds`: what the passes of the last

@@ -45,7 +45,7 @@ class Speculator:
         return not self._asked.adaptive or self._cost.likely
 
     def draft(self) -> None:
-        """Set `Sequence.draft` where that is expected to pay."""
+        """Set the drafts of sequences where that is expected to pay."""
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer
         if asked.adaptive and not self._cost.turn():
             return
@@ -71,7 +71,7 @@ class Speculator:
         known = {} if proposer.passes else forced(seqs, limits, failed)
         self._propose(seqs, [0 if seq in known else limit for seq, limit in zip(seqs, limits, strict=True)], failed)
         for seq in seqs:
-            seq.draft = known.get(seq, seq.draft)
+            seq.draft.tokens = known.get(seq, seq.draft.tokens)
             if sees:
                 _leave_out_pictures(seq, self._vocab_size)
             cut(seq, failed)
@@ -93,7 +93,7 @@ class Speculator:
             if self.proposer.passes:  # of the whole batch
                 raise
             for seq, limit in zip(seqs, limits, strict=True):
-                seq.draft, seq.parents, seq.lookup = [], [], None
+                seq.draft.tokens, seq.draft.parents, seq.draft.lookup = [], [], None
                 try:
                     self.proposer.propose([seq], [limit])
                 except BaseException as error:
@@ -102,7 +102,7 @@ class Speculator:
     def _end(self, failed: Failed) -> None:
         """End sequences whose draft failed, which are in no step."""
         for seq, error in failed.items():
-            seq.draft, seq.parents = [], []
+            seq.draft.tokens, seq.draft.parents = [], []
             self._scheduler.fail(seq, error)
 
     def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float, fresh: bool) -> None:
@@ -111,13 +111,13 @@ class Speculator:
         `fresh`: no other step was launched since, so that its hidden rows are there.
         """
         self.proposer.computed(plan, self.likely, results if fresh else ())
-        if plan.chunks and all(chunk.count == 1 + len(chunk.seq.draft) for chunk in plan.chunks):
+        if plan.chunks and all(chunk.count == 1 + len(chunk.seq.draft.tokens) for chunk in plan.chunks):
             self._cost.stepped(plan.num_tokens, seconds)
         for chunk, result in zip(plan.chunks, results, strict=True):
-            drafted = len(chunk.seq.draft)
+            drafted = len(chunk.seq.draft.tokens)
             if drafted and result.error is None:
                 accepted, seq = max(0, len(result.tokens) - 1), chunk.seq
-                depth = max(len(seq.branch(node)) for node in range(drafted)) if seq.parents else drafted
+                depth = max(len(seq.draft.branch(node)) for node in range(drafted)) if seq.draft.parents else drafted
                 self._cost.verified(seq, depth, accepted)
                 self._count(drafted, depth, accepted)
 
@@ -133,6 +133,6 @@ class Speculator:
 
 def _leave_out_pictures(seq: Sequence, vocab_size: int) -> None:
     """What was looked up may be rows of a picture, which are no tokens: nothing from there on is guessed."""
-    if max(seq.draft, default=0) >= vocab_size:
-        branches = [seq.branch(node) for node in range(len(seq.draft))]
-        seq.prune([way[-1] for way in branches if all(seq.draft[node] < vocab_size for node in way)])
+    if max(seq.draft.tokens, default=0) >= vocab_size:
+        branches = [seq.draft.branch(node) for node in range(len(seq.draft.tokens))]
+        seq.draft.prune([way[-1] for way in branches if all(seq.draft.tokens[node] < vocab_size for node in way)])

@@ -124,13 +124,13 @@ class Suffix:
         """What followed most often. Where drafts branch, what followed in the prompt and in outputs share a tree."""
         self.outputs.settle()
         for seq, limit in zip(seqs, limits, strict=True):
-            own = seq.lookup
+            own = seq.draft.lookup
             if not isinstance(own, OwnRuns):
-                own = seq.lookup = OwnRuns(seq, self._least, self._deep)
+                own = seq.draft.lookup = OwnRuns(seq, self._least, self._deep)
             both = [self._draft(found, limit) for found in (own.matches(), self.outputs.matches(seq))]
             both.sort(key=lambda draft: -draft[1])
             if self._form is None:
-                seq.draft = both[0][0]
+                seq.draft.tokens = both[0][0]
                 continue
             for tokens, _ in both[: self._form.topk]:
                 graft(seq, tokens[: self._form.depth], limit)

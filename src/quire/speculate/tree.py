@@ -75,8 +75,8 @@ class Tree:
             order = sorted(range(len(self._nodes)), key=lambda i: -self._nodes[i].chance)
             chosen = order[: self._most]
         places = {-1: -1} | {node: place for place, node in enumerate(chosen)}
-        seq.draft = [self._nodes[node].token for node in chosen]
-        seq.parents = [places[self._nodes[node].parent] for node in chosen]
+        seq.draft.tokens = [self._nodes[node].token for node in chosen]
+        seq.draft.parents = [places[self._nodes[node].parent] for node in chosen]
 
 
 def grow_trees(

@@ -52,6 +52,6 @@ class Portable:
         if not blocks:
             return True
         groups = range(len(tables.sizes.windows))
-        return seq.published >= blocks and all(
+        return seq.kv.published >= blocks and all(
             self._store.shared(prefix.wanted_at(seq, blocks - 1, group).key) for group in groups
         )

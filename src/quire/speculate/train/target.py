@@ -58,7 +58,7 @@ class Target:
         """Hidden rows [n, width] and logits [n, V], f32 on the host, of `tokens` [n]."""
         params = SamplingParams(prompt_logprobs=1, max_tokens=1)
         seq = Sequence(Request(id="row", prompt=tuple(tokens), params=params, seed=0, arrival=0.0))
-        seq.blocks, seq.slid = [list(table) for table in self._blocks], [0] * len(self._blocks)
+        seq.kv.blocks, seq.kv.slid = [list(table) for table in self._blocks], [0] * len(self._blocks)
         shape, _ = self._builder.fill((Chunk(seq, 0, len(tokens), len(tokens)),))
         host = self._step.ops.host
         logits = to_torch(host(self._step.forward(shape))).float().clone()
