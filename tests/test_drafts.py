@@ -125,7 +125,7 @@ def test_as_many_are_drafted_as_pay() -> None:
 def test_likely_tokens_are_verified_and_unlikely_ones_cut() -> None:
     sure, unsure = drafted_seq(95, 100, 6), drafted_seq(5, 100, 6)
     model_of({2: 1.0, 8: 1.4, 14: 3.0}).cut([sure, unsure], 2)
-    assert len(sure.draft) > 3 > len(unsure.draft)
+    assert len(sure.draft.tokens) > 3 > len(unsure.draft.tokens)
 
 
 def test_drafting_is_tried_again_but_less_and_less() -> None:

@@ -102,10 +102,10 @@ def test_what_another_answer_of_the_tenant_said_is_drafted() -> None:
     same.tokens += [4, 5]
     other.tokens += [4, 5]
     proposer.propose([same, other], [8, 8])
-    assert same.draft == [6, 7, 8, 9], "a run of four tokens lets four be guessed"
+    assert same.draft.tokens == [6, 7, 8, 9], "a run of four tokens lets four be guessed"
     assert other.draft.tokens == [], "tenants do not see each other's answers"
     proposer.propose([same], [2])
-    assert same.draft == [6, 7]
+    assert same.draft.tokens == [6, 7]
 
 
 def test_as_many_tokens_are_drafted_as_the_run_is_long() -> None:

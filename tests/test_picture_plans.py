@@ -28,13 +28,13 @@ class SeeingEngine(FakeEngine):
         super().__init__(**options)
         config = self.scheduler.config
         self.limits = Limits(*limits, config.max_num_batched_tokens, config.max_num_seqs)
-        self.scheduler.encoding = Encoding(self.limits)
+        self.encoding = Encoding(self.limits)
+        self.scheduler.features.add(self.encoding)
         self.kept: dict[bytes, int] = {}
         self.encoded: Counter[bytes] = Counter()
 
     def submit(self, request: Request) -> None:
-        assert self.scheduler.encoding is not None
-        self.scheduler.encoding.check(request.pictures)
+        self.encoding.check(request.pictures)
         super().submit(request)
 
     def launch(self) -> tuple[StepPlan, Any]:
@@ -147,8 +147,8 @@ def test_the_least_recently_needed_makes_room() -> None:
         engine.submit(msgspec.structs.replace(fake_request(f"r{i}", list(tokens), 1), pictures=pictures))
         engine.drain()
     assert sorted(engine.encoded.values()) == [1, 1, 2]
-    encoding = engine.scheduler.encoding
-    assert encoding is not None and (encoding.queries, encoding.hits, encoding.rows) == (6, 2, 24)
+    encoding = engine.encoding
+    assert (encoding.queries, encoding.hits, encoding.rows) == (6, 2, 24)
 
 
 def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
-from quire.sched.pace import LEAST, Pace
 from quire.sched.policy import CREDIT, Fair, Policy
-from quire.sched.shares import shares
+from quire.sched.shares import LEAST, Pace, shares
 from test_scheduler import assert_golden
 from turns import turns, working
 

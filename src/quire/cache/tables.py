@@ -18,6 +18,8 @@ class BlockTables:
 
     A sequence has a table per group of layers, all of one length, or none while it holds nothing. Blocks that slid out
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
+
+    `slides`: whether any do; `loses`: whether such may not be published yet, which later requests would have found.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class BlockTables:
         self.prefix = prefix
         self.sizes = sizes
         self.block_size, self.lanes = sizes.block_size, sizes.lanes
+        self.slides = any(sizes.windows)
+        self.loses = self.slides and prefix is not None
 
     def missing(self, seq: Sequence, upto: int) -> list[int]:
         """How many blocks of each lane must be allocated so that positions computed .. upto - 1 may be written."""
@@ -47,6 +51,8 @@ class BlockTables:
 
     def reserve(self, seq: Sequence, upto: int, copies: list[tuple[int, int]]) -> bool:
         """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
+        if self._writable(seq, upto):
+            return True
         if not self.pool.fits(self.missing(seq, upto)):
             return False
         if not seq.kv.blocks:
@@ -63,6 +69,18 @@ class BlockTables:
                     self.pool.release(table[i])
                     table[i] = fresh
                     seq.kv.published = min(seq.kv.published, i)
+        return True
+
+    def _writable(self, seq: Sequence, upto: int) -> bool:
+        """Whether positions computed .. upto - 1 may be written as it is: so with most steps that decode."""
+        tables, first, end = seq.kv.blocks, seq.computed // self.block_size, -(-upto // self.block_size)
+        if not tables or len(tables[0]) < end:
+            return False
+        writable = self.pool.writable
+        for table in tables:
+            for block in table[first:end]:
+                if not writable(block):
+                    return False
         return True
 
     def release(self, seq: Sequence) -> None:
@@ -146,11 +164,6 @@ class BlockTables:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""
         if self.prefix is not None:
             self.prefix.publish(seq, upto)
-
-    @property
-    def loses(self) -> bool:
-        """Whether blocks that are not published yet may slide out, which later requests would have found."""
-        return self.prefix is not None and any(self.sizes.windows)
 
     def slide(self, seq: Sequence, upto: int) -> None:
         """Free the blocks that no row of `seq` from position `upto` on can see."""

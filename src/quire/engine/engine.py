@@ -122,8 +122,8 @@ class Engine:
         self.opening = None if encoder is None else Opening(size, self.model.decoder_start)
         parallel = self.config.parallel
         portions = Portions(parallel.pipeline_parallel_size, parallel.steps_under_way)
-        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions)
-        self.scheduler.encoding = encoding_of(plan.limits, self.model)
+        encoding = encoding_of(plan.limits, self.model)
+        self.scheduler = Scheduler(plan.limits, tables, self.max_model_len, portions, encoding)
         self.guiding = Guiding(self.config.model, str(self.model.folder), self.model.spec.vocab_size, self.scheduler)
         taps = None if self.drafting is None else self.drafting.taps
         self.runner = Runner(self.model, self.ops, plan.kv, plan.limits, plan.capture, self.beside, taps, self.ranks)

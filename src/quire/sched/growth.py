@@ -9,21 +9,7 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output
 from quire.core.sequence import Sequence, Status
-from quire.sched.pooled import gather, rows_wanted
-
-
-def logits_wanted(seq: Sequence, count: int, loses: bool) -> int:
-    """Of how many of the last of the next `count` rows of `seq`.
-
-    Of the row that ends the sequence, its draft rows, and prompt rows still to be scored (once, whoever of its siblings
-    computes the prompt again). Where blocks may slide out unpublished (`loses`), also of the last row of any chunk: it
-    proves them finite in time.
-    """
-    logits = 1 + len(seq.draft.tokens) if seq.computed + count == seq.target else int(loses)
-    scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
-    if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
-        logits = count
-    return max(logits, rows_wanted(seq, count))
+from quire.sched.pooled import finish
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
@@ -33,7 +19,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fin
         return None
     pooled = chunk.seq.request.pooling is not None
     try:
-        return (_pooled if pooled else _append)(chunk, result, output, now)
+        return (finish if pooled else _append)(chunk, result, output, now)
     except BaseException as error:
         if not pooled and chunk.seq.guide is None:
             raise
@@ -42,7 +28,7 @@ def append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fin
 
 
 def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
-    seq = chunk.seq
+    seq, draft = chunk.seq, chunk.seq.draft
     scored = seq.request.params.prompt_logprobs is not None and seq.index == 0
     if scored:
         seq.prompt_logprobs += result.prompt_logprobs[max(0, len(seq.prompt_logprobs) - chunk.start) :]
@@ -64,24 +50,12 @@ def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fi
         seq.in_flight -= 1
         output.logprobs = result.logprobs[: len(output.tokens)]
         output.preemptions = seq.stats.preemptions
-    if seq.draft.tokens:
-        seq.draft.drafted += len(seq.draft.tokens)
-        seq.draft.accepted += max(0, len(result.tokens) - 1)
-        output.drafted, output.accepted = seq.draft.drafted, seq.draft.accepted
-        seq.computed, seq.draft.tokens = len(seq.tokens) - 1, []
+    if draft.tokens:
+        draft.drafted += len(draft.tokens)
+        draft.accepted += max(0, len(result.tokens) - 1)
+        output.drafted, output.accepted = draft.drafted, draft.accepted
+        seq.computed, draft.tokens = len(seq.tokens) - 1, []
     return reason
-
-
-def _pooled(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
-    """Of a request that wants a vector: it ends with that."""
-    seq = chunk.seq
-    output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
-    if not output.pooled:
-        return None
-    seq.stats.first_token = seq.stats.last_token = now
-    seq.in_flight -= 1
-    output.miss, output.preemptions = seq.kv.miss, seq.stats.preemptions
-    return "stop"
 
 
 def begun(siblings: list[Sequence]) -> list[Sequence]:
@@ -139,7 +113,7 @@ def _end_reason(seq: Sequence, token: int) -> FinishReason | None:
             return "stop"
         if not params.ignore_eos and token in seq.request.eos_token_ids:
             return "stop"
-    if _complete(seq):
+    if seq.guide is not None and _complete(seq):
         return "stop"
     return "length" if len(seq.tokens) >= seq.limit else None
 

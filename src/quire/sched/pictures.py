@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from quire.core.errors import PartFailure, QuireError
 from quire.core.pictures import Picture, PictureLimits, pieces
 from quire.core.plan import Chunk
+from quire.core.request import Request
 from quire.core.sequence import Sequence
+from quire.sched.feature import PlanSide
 from quire.sched.queue import Rank
 from quire.sched.shares import decodes
 
@@ -39,7 +41,7 @@ class Limits(NamedTuple):
 
 @dataclass
 class Turn:
-    """One step as it is planned, of which `Encoding` knows nothing before `take`. `kept`: rows of features that are
+    """One step as it is planned, of which `Encoding` keeps nothing before `takes`. `kept`: rows of features that are
     there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or that
     sequences `through` a part of a picture need later."""
 
@@ -122,8 +124,8 @@ class Turn:
         return True
 
 
-class Encoding:
-    """Plans what is encoded, step by step: a `turn`, whose counts are cut, `take` of its chunks, `end`.
+class Encoding(PlanSide):
+    """Plans what is encoded, step by step.
 
     A step encodes pictures up to `Limits.encoded` rows, and one in any case. Where others wait for their next tokens
     it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
@@ -136,6 +138,7 @@ class Encoding:
         self.limits = limits
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self._lost: list[bytes] = []
+        self._turn = self._begin(())
         self.queries = self.hits = 0
 
     @property
@@ -149,9 +152,22 @@ class Encoding:
             longest = max(count for _, count in picture.runs)
             self.limits.picture.check(picture.size, picture.rows, longest, "image")
 
-    def turn(self, running: Iterable[Sequence]) -> Turn:
+    def concerns(self, request: Request) -> bool:
+        """All: whoever comes next has its plan say which features were lost with a request that failed."""
+        return True
+
+    def limit(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> Iterable[Sequence]:
+        """Rows of pictures wait for their features."""
+        self._turn = self._begin(counts)
+        return self._turn.cut(counts, rank)
+
+    def reach(self, seq: Sequence, count: int) -> int:
+        """Up to the first row of a picture whose features are not there."""
+        return self._turn.reach(seq, count)
+
+    def _begin(self, running: Iterable[Sequence]) -> Turn:
         """Another step, of what runs before anybody is admitted."""
-        through, waited = {}, False
+        through, waited = dict[Sequence, bytes](), False
         for seq in running:
             waited = waited or decodes(seq)
             for picture in seq.request.pictures:
@@ -160,9 +176,9 @@ class Encoding:
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
         return Turn(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
 
-    def take(self, turn: Turn, chunk: Chunk) -> None:
-        """`chunk` is a part of the step: what it needs is encoded."""
-        end = chunk.start + chunk.count
+    def takes(self, chunk: Chunk) -> None:
+        """What `chunk` needs is encoded."""
+        turn, end = self._turn, chunk.start + chunk.count
         for picture in chunk.seq.request.pictures:
             if picture.start >= end:
                 break
@@ -179,16 +195,17 @@ class Encoding:
             self._kept.move_to_end(key)
             turn.used.add(key)
 
-    def failed(self, seq: Sequence, error: QuireError) -> None:
-        """`seq` ended with `error`: features that could not be made are made anew for whoever wants them next."""
+    def fails(self, seq: Sequence, error: QuireError) -> None:
+        """Features that could not be made are made anew for whoever wants them next."""
         if isinstance(error, PartFailure):
             lost = {picture.key for picture in seq.request.pictures} & self._kept.keys()
             self._lost += lost
             for key in lost:
                 del self._kept[key]
 
-    def end(self, turn: Turn) -> tuple[tuple[Picture, ...], tuple[bytes, ...]]:
+    def planned(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
         """The pictures that the step encodes, and the keys of features that make room for theirs."""
+        turn = self._turn
         drops, self._lost = self._lost, list[bytes]()
         if turn.encodes:
             more, needed = self.rows - self.limits.kept, turn.used | set(turn.through.values())
@@ -197,7 +214,7 @@ class Encoding:
                     break
                 more -= self._kept.pop(key)
                 drops.append(key)
-        return tuple(turn.encodes), tuple(drops)
+        return {"encodes": tuple(turn.encodes), "drops": tuple(drops)}
 
 
 def _divided(seq: Sequence, end: int) -> tuple[int, int] | None:

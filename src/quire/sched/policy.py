@@ -20,7 +20,9 @@ REMEMBERED = 10_000
 
 
 class Policy:
-    """First come, first served."""
+    """First come, first served. `counts`: whether it is to be told what is `served`."""
+
+    counts = False
 
     def order(self, seq: Sequence, ticket: int) -> tuple[float, int, int]:
         """Place among all, smallest first. `ticket` counts requests as they arrive; a preempted one keeps its place."""
@@ -76,6 +78,8 @@ class Fair(Policy):
     is saved up and no more, so who asks seldom does not wait for who always asks, and shares are those of the weights.
     Where the batch is full, one with fewer places than its share takes one from who has most beyond his.
     """
+
+    counts = True
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The vector of a pooled request, from the hidden rows of its chunks."""
+"""What pooled requests plan, and their vectors: made from the hidden rows of their chunks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, ChunkResult
+from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence
+from quire.sched.feature import PlanSide
 
 
 @dataclass(slots=True)
@@ -17,6 +19,30 @@ class Sum:
 
     total: NDArray[np.float64]
     rows: int = 0
+
+
+class Pooled(PlanSide):
+    """Requests that want a vector of their prompts' hidden rows, and end with that."""
+
+    def concerns(self, request: Request) -> bool:
+        """One that wants a vector."""
+        return request.pooling is not None
+
+    def logits(self, seq: Sequence, count: int) -> int:
+        """Rows whose hidden values it wants."""
+        return rows_wanted(seq, count)
+
+
+def finish(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
+    """Take what a step found for a pooled request, and end it with its vector once the prompt is done."""
+    seq = chunk.seq
+    output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
+    if not output.pooled:
+        return None
+    seq.stats.first_token = seq.stats.last_token = now
+    seq.in_flight -= 1
+    output.miss, output.preemptions = seq.kv.miss, seq.stats.preemptions
+    return "stop"
 
 
 def rows_wanted(seq: Sequence, count: int) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import ClassVar
+
 from quire.cache.tables import BlockTables
 from quire.cache.tiers import Reading, Wanted
-from quire.core.sequence import Sequence
+from quire.core.errors import QuireError
+from quire.core.sequence import Sequence, Status
 
 
 class Recall:
@@ -13,6 +17,8 @@ class Recall:
     `most` sequences may wait at one time. Where the tables have no tiers nothing ever comes back.
     """
 
+    status: ClassVar[Status] = Status.WAITING_FOR_STORE
+
     def __init__(self, tables: BlockTables, most: int) -> None:
         self._tables, self._tiers, self._most = tables, tables.tiers, most
         self._under_way: dict[Sequence, tuple[Reading, list[Wanted]]] = {}
@@ -20,7 +26,7 @@ class Recall:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def begin(self, seq: Sequence) -> bool:
+    def begin(self, seq: Sequence, siblings: Iterable[Sequence]) -> bool:
         """Whether `seq` is to wait for blocks, rather than to compute what it does not find in the cache."""
         tiers = self._tiers
         if tiers is None or seq.kv.recalled > seq.stats.preemptions or len(self) >= self._most:
@@ -32,8 +38,9 @@ class Recall:
         self._next(seq, wanted)
         return True
 
-    def returned(self) -> list[Sequence]:
-        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared."""
+    def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
+        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared. Nobody
+        fails."""
         ready = []
         for seq, (reading, rest) in list(self._under_way.items()):
             if not reading.done.is_set():
@@ -48,7 +55,7 @@ class Recall:
             else:
                 self._tables.take_prefix(seq)
                 ready.append(seq)
-        return ready
+        return ready, []
 
     def drop(self, seq: Sequence) -> None:
         """Forget a sequence that waits."""

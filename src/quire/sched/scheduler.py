@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 from quire.cache.tables import BlockTables, added
 from quire.core.config import SchedulerConfig
@@ -17,46 +17,45 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.growth import append, cut, ended, logits_wanted, moves, pending
-from quire.sched.pace import Pace
-from quire.sched.pictures import Encoding, Turn
+from quire.sched.feature import Features
+from quire.sched.growth import append, cut, ended, moves, pending
+from quire.sched.pictures import Encoding
 from quire.sched.policy import POLICIES
-from quire.sched.shares import Portions, decodes, rows_of, shares
-from quire.sched.slow_guides import SlowGuides
+from quire.sched.pooled import Pooled
+from quire.sched.shares import Pace, Portions, decodes, rows_of, shares
+from quire.sched.structured import Make, SlowGuides
 from quire.sched.upkeep import Upkeep
 from quire.sched.waiting_room import WaitingRoom
-
-
-class Division(NamedTuple):
-    """Rows of each running sequence in a step, the `turn` of pictures, and who gets no row for want of one."""
-
-    counts: dict[Sequence, int]
-    turn: Turn | None
-    unseeing: list[Sequence]
 
 
 class Scheduler:
     """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute."""
 
     def __init__(
-        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
+        self,
+        config: SchedulerConfig,
+        tables: BlockTables,
+        max_model_len: int,
+        portions: Portions | None = None,
+        encoding: Encoding | None = None,
+        make_guide: Make | None = None,
     ) -> None:
-        self.config = config
-        self.encoding: Encoding | None = None  # of pictures, where the model takes any
+        """`encoding`: of pictures, where the model takes any; `make_guide`: of sequences that have a grammar."""
+        self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
         self.tables = tables
         self.max_model_len = max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
-        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs)
+        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
+        self.features = Features(SlowGuides(lambda: self.clock()), Pooled(), *(() if encoding is None else (encoding,)))
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = 0
         self._tickets = 0
         self.upkeep = Upkeep(tables.tiers)
         self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
-        self._slow_guides = SlowGuides(lambda: self.clock())
         self._ended: list[Output] = []  # by no result of a step; told with the next
         self._admission = Admission(config, tables, room, self.policy)
 
@@ -71,6 +70,7 @@ class Scheduler:
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
         self.policy.joins(request)
+        self.features.joins(request)
         self.requests[request.id] = siblings
         self.room.begin(siblings)
 
@@ -97,10 +97,10 @@ class Scheduler:
         sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
         To ask changes nothing.
         """
-        drafted = not self._portions.staged and any(s.in_flight and s.draft for s in self.unfinished())
-        if drafted or self._admission.displaced() is not None:
+        drafted = not self._portions.staged and any(s.in_flight and s.draft.tokens for s in self.unfinished())
+        if drafted or (self.room.queued and self._admission.displaced() is not None):
             return False
-        counts, missing = self._shares(self._budget()).counts, self.tables.missing
+        counts, missing = self._shares(self._budget())[0], self.tables.missing
         needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
         return not needs or self.tables.pool.fits(added(needs))
 
@@ -110,25 +110,27 @@ class Scheduler:
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
         self._closed = self._closed and bool(self.running)
-        self._take_back(planning=True)
+        if self.room.away:
+            self._take_back(planning=True)
         chunks, copies, preempted = list[Chunk](), list[tuple[int, int]](), list[Sequence]()
-        while (last := self._admission.gives_way()) is not None:
+        while self.room.queued and (last := self._admission.gives_way()) is not None:
             self._preempt(last)
             preempted.append(last)
         urgent, budget = bool(preempted), self._budget()
-        counts, turn, unseeing = self._shares(budget)
+        counts, unseeing = self._shares(budget)
         if self._portions.staged:
             self._portions.began(self.unfinished())
         for seq in unseeing:
             self.room.sees(seq, picture=False)
-        todo = sorted(counts, key=self.policy.rank)
+        todo = sorted(counts, key=self.policy.rank) if len(counts) > 1 else list(counts)
         while todo:
             seq = todo.pop(0)
             count = counts[seq]
             if count and seq.draft.tokens:
                 cut(seq, count)
-            if count and seq.draft.tokens and not self._reserve(seq, count, copies):
-                count, seq.draft.tokens = count - len(seq.draft.tokens), []  # a guess is not worth another's blocks
+                if seq.draft.tokens and not self._reserve(seq, count, copies):
+                    count -= len(seq.draft.tokens)  # a guess is not worth another's blocks
+                    seq.draft.tokens = []
             while count and not self._reserve(seq, count, copies):
                 victim = max([seq, *todo], key=self.policy.rank)
                 self._preempt(victim)
@@ -138,34 +140,39 @@ class Scheduler:
                 else:
                     todo.remove(victim)
             if count:
-                chunks.append(self._advance(seq, count, turn))
-        if urgent or not preempted:
-            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
-        self._slow_guides.began(chunks)
-        chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
-        seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
+                chunks.append(self._advance(seq, count))
+        if self.room.queued and (urgent or not preempted):
+            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)))
+        carried = dict[str, Any]()
+        for planned in self.features.planned:
+            carried |= planned(chunks)
+        if len(chunks) > 1:
+            chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
+        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), **carried)
 
-    def _shares(self, budget: int) -> Division:
-        """What each running sequence would have of the next step."""
+    def _shares(self, budget: int) -> tuple[dict[Sequence, int], list[Sequence]]:
+        """Rows of each running sequence in a step, and who gets none for want of a picture."""
         chunked = self.config.enable_chunked_prefill
-        head = self.waiting.head() if self._admission.may_admit() else None
-        counts = shares(self._portions.ready(self.unfinished()), budget, chunked, head, self.policy.urgency)
-        counts |= dict.fromkeys(self._slow_guides.resting(counts), 0)
-        if self.encoding is None:
-            return Division(counts, None, [])
-        turn = self.encoding.turn(counts)
-        return Division(counts, turn, turn.cut(counts, self.policy.rank))
+        head = self.waiting.head() if self.room.queued and self._admission.may_admit() else None
+        running, unseeing = self.unfinished(), list[Sequence]()
+        if self._portions.staged:
+            running = self._portions.ready(running)
+        counts = shares(running, budget, chunked, head, self.policy.urgency)
+        for limit in self.features.limit:
+            unseeing += limit(counts, self.policy.rank)
+        return counts, unseeing
 
     def _budget(self) -> int:
         """Tokens of the next step at most."""
+        if not (self.pace.limits or self._portions.staged):
+            return self.config.max_num_batched_tokens
         rows = sum(1 + len(seq.draft.tokens) for seq in self.running if decodes(seq)) if self.pace.limits else 0
         return self.pace.budget(rows, self._portions.budget(self.config, self.running))
 
-    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int, turn: Turn | None) -> None:
+    def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         if self.config.static_batching and self._closed:
             return
-        while len(self.waiting) and budget and len(self.running) < self.config.max_num_seqs:
+        while self.room.queued and budget and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting.head()
             if not seq.kv.blocks:
                 if self.room.recall_head():
@@ -175,14 +182,14 @@ class Scheduler:
             count = rows_of(seq, budget, self.config.enable_chunked_prefill)
             if not count or not self._admission.fits(seq):
                 return
-            if turn is not None:
-                count = turn.reach(seq, count)
+            for reach in self.features.reach:
+                count = reach(seq, count)
             if not self._reserve(seq, count, copies):
                 return
             self.room.admit()
             seq.stats.first_scheduled = seq.stats.first_scheduled or self.clock()
             if count:
-                chunks.append(self._advance(seq, count, turn))
+                chunks.append(self._advance(seq, count))
             else:  # it waits for a picture, and nobody waits behind it
                 self.room.sees(seq, picture=False)
             budget -= count
@@ -191,16 +198,29 @@ class Scheduler:
         """What runs and has not all its tokens made or in flight."""
         return [s for s in self.running if len(s.tokens) + s.in_flight < s.limit]
 
-    def _advance(self, seq: Sequence, count: int, turn: Turn | None) -> Chunk:
-        """Take `count` tokens of `seq` into the step."""
-        self.room.sees(seq, picture=True)
+    def _advance(self, seq: Sequence, count: int) -> Chunk:
+        """Take `count` tokens of `seq` into the step.
+
+        Logits are of the row that ends the sequence, its draft's rows, and prompt rows still to be scored (once,
+        whoever of its siblings computes the prompt again). Where blocks may slide out unpublished (`loses`), also of
+        the last row of any chunk: it proves them finite in time.
+        """
+        if seq.status is not Status.RUNNING:
+            self.room.sees(seq, picture=True)
         draws = seq.computed + count == seq.target
-        chunk = Chunk(seq, seq.computed, count, logits_wanted(seq, count, self.tables.loses))
+        logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
+        scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
+        if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
+            logits = count
+        for wants in self.features.logits:
+            logits = max(logits, wants(seq, count))
+        chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
-        self.policy.served(seq, count)
-        if self.encoding is not None and turn is not None:
-            self.encoding.take(turn, chunk)
+        if self.policy.counts:
+            self.policy.served(seq, count)
+        for takes in self.features.takes:
+            takes(chunk)
         return chunk
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
@@ -225,6 +245,7 @@ class Scheduler:
         if all(s.status is Status.FINISHED for s in siblings):
             del self.requests[seq.request.id]
             self.policy.leaves(seq.request)
+            self.features.leaves(seq.request)
 
     def _take_back(self, planning: bool) -> None:
         for seq, error in self.room.take_back(planning):
@@ -235,7 +256,7 @@ class Scheduler:
 
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
-        now = self.clock()
+        now, size = self.clock(), self.tables.block_size
         outputs = list[Output]()
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
@@ -248,26 +269,30 @@ class Scheduler:
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.kv.cached_tokens)
-            self.upkeep.moves += moves(seq, result.path, self.tables.sizes.block_size)
+            if result.path:
+                self.upkeep.moves += moves(seq, result.path, size)
             reason = append(chunk, result, output, now)
             if result.error is not None:
                 self.fail(seq, result.error)
                 continue
             done = min(chunk.start + chunk.count, len(seq.tokens) - 1)
-            if result.finite:
+            if result.finite and done >= (seq.kv.published + 1) * size:
                 # Only now is it known that the values are finite: inf or nan would have reached these logits.
                 self.tables.publish(seq, done)
-            self.tables.trim(seq)
+            if seq.kv.blocks and len(seq.kv.blocks[0]) * size >= seq.target + size:
+                self.tables.trim(seq)
             if chunk.start < seq.prompt_len <= done:
                 self._fork(seq)
-            self.tables.slide(seq, done)
+            if self.tables.slides:
+                self.tables.slide(seq, done)
             if reason is not None:
                 self._finish(seq, reason)
                 output.finish_reason, output.stop_token = reason, seq.stop_token
                 output.timing = seq.timing
             if output.tokens or output.finish_reason:
                 outputs.append(output)
-        self._take_back(planning=False)
+        if self.room.away:
+            self._take_back(planning=False)
         told, self._ended = self._ended, []
         return told + outputs
 
@@ -278,8 +303,8 @@ class Scheduler:
 
     def fail(self, seq: Sequence, error: QuireError) -> None:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
-        if self.encoding is not None:
-            self.encoding.failed(seq, error)
+        for fails in self.features.fails:
+            fails(seq, error)
         self.upkeep.scrub += self.tables.unpublished(seq)
         for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")

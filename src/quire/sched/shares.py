@@ -1,4 +1,5 @@
-"""How the tokens of a step are shared: decodes first, then prompts, of which a long one leaves room for others."""
+"""How many tokens a step has, and how they are shared: decodes first, then prompts, of which a long one leaves room for
+others."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ from collections.abc import Sequence as Rows
 from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Draft, Sequence
 
 LEAST = 4
 """Rows of prompts in a step at least: they must get on, and so few cost next to nothing beside decodes."""
+RISE, FALL = 0.5, 0.1
+"""How fast an estimate follows what was measured: a row that took longer must not happen twice."""
+START = 0.002
+"""Seconds that a row of a prompt takes, before any was measured."""
 
 
 class Advancing(Protocol):
@@ -39,6 +44,39 @@ def drew(chunk: Chunk) -> bool:
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
 
 
+class Pace:
+    """Sizes chunks of prompts by time, so that tokens of others keep coming (Sarathi-Serve, Agrawal et al. 2024).
+
+    It learns how long decodes, and rows of prompts beside them, take. `limits`: whether there is a target.
+    """
+
+    def __init__(self, target: float) -> None:
+        """`target`: seconds of a step; 0: no limit."""
+        self._target, self.limits = target, target > 0
+        self._decodes, self._row = 0.0, START
+
+    def budget(self, decodes: int, most: int) -> int:
+        """Rows of a step that has so many of decodes, of `most` at most. Without decodes nobody waits for a token."""
+        if not self._target or not decodes:
+            return most
+        rows = int(max(0.0, self._target - self._decodes) / self._row)
+        return min(most, decodes + max(LEAST, rows))
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """The step of `plan` took so long."""
+        if not self.limits or not (decodes := sum(chunk.count for chunk in plan.chunks if drew(chunk))):
+            return
+        prompts = plan.num_tokens - decodes
+        if not prompts:
+            self._decodes = _toward(self._decodes or seconds, seconds)
+        elif self._decodes:
+            self._row = _toward(self._row, max(0.0, seconds - self._decodes) / prompts)
+
+
+def _toward(known: float, found: float) -> float:
+    return known + (RISE if found > known else FALL) * (found - known)
+
+
 class Portions:
     """How much of what could be computed goes into one step, where several are under way at one time.
 
@@ -50,13 +88,8 @@ class Portions:
 
     def __init__(self, stages: int = 1, steps: int = 1) -> None:
         """`stages`: that compute at the same time; `steps`: under way at one time at most."""
-        self._stages, self._steps = stages, steps
+        self._stages, self._steps, self.staged = stages, steps, stages > 1
         self._decoding: list[list[Sequence]] = []  # of each step under way
-
-    @property
-    def staged(self) -> bool:
-        """Whether there are several stages."""
-        return self._stages > 1
 
     def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
         """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
@@ -112,9 +145,10 @@ def shares(running: Rows[T], budget: int, chunked: bool, head: T | None, urgency
     """
     counts, prompts = dict[T, int](), list[T]()
     for seq in running:
-        if decodes(seq):
-            counts[seq] = rows_of(seq, budget, chunked)
-            budget -= counts[seq]
+        need = seq.target - seq.computed
+        if need <= 1 + len(seq.draft.tokens):  # it decodes
+            counts[seq] = count = need if need <= budget else rows_of(seq, budget, chunked)
+            budget -= count
         else:
             prompts.append(seq)
     prompts.sort(key=lambda seq: (urgency(seq), seq.target - seq.computed))

@@ -9,10 +9,11 @@ from quire.cache.tables import BlockTables
 from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
+from quire.sched.feature import Beside
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
-from quire.sched.readying import Readying
 from quire.sched.recall import Recall
+from quire.sched.structured import Make, Readying
 
 MOVES: dict[Status, tuple[Status, ...]] = {
     Status.PENDING: (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.FINISHED),
@@ -29,13 +30,16 @@ MOVES: dict[Status, tuple[Status, ...]] = {
 class WaitingRoom:
     """The queue, those that wait beside it, and the batch: the one writer of `Sequence.status`.
 
-    `holders`: who waits in the queue and has blocks (forks, prefix hits). `adapters`: who in the queue uses which.
+    `queued` wait in the queue, `away` beside it, for what one of `beside` has made for them. `holders`: who waits in
+    the queue and has blocks (forks, prefix hits). `adapters`: who in the queue uses which.
     """
 
-    def __init__(self, policy: Policy, tables: BlockTables, most: int) -> None:
-        """`most` sequences may wait for a store at one time."""
+    def __init__(self, policy: Policy, tables: BlockTables, most: int, make_guide: Make | None = None) -> None:
+        """`most` sequences may wait for a store at one time; `make_guide`: of sequences that have a grammar."""
         self.queue, self.running = policy.queue(), list[Sequence]()
-        self.readying, self.recall = Readying(), Recall(tables, most)
+        self.queued = self.away = 0
+        self.readying, self.recall = Readying(make_guide), Recall(tables, most)
+        self.beside: dict[Status, Beside] = {each.status: each for each in (self.recall, self.readying)}
         self.adapters = Counter[str]()
         self._tables = tables
         self._holders: dict[Sequence, None] = {}
@@ -43,7 +47,7 @@ class WaitingRoom:
     @property
     def occupied(self) -> bool:
         """Whether anybody runs, or waits for anything."""
-        return bool(self.running or len(self.queue) or len(self.recall) or len(self.readying))
+        return bool(self.running or self.queued or self.away)
 
     @property
     def in_flight(self) -> bool:
@@ -69,7 +73,7 @@ class WaitingRoom:
     def enter(self, seq: Sequence, siblings: Iterable[Sequence]) -> None:
         """A pending sequence begins: in the queue, or beside it until its grammar is ready."""
         if self.readying.begin(seq, siblings):
-            self._move(seq, Status.WAITING_FOR_GRAMMAR)
+            self._move(seq, self.readying.status)
         else:
             self._queue(seq)
 
@@ -80,12 +84,15 @@ class WaitingRoom:
         waits and on which blocks are free, and that nobody has to be was found without them. They come back between
         steps then, before that is asked again; where nothing is under way, with the plan.
         """
-        if not (len(self.readying) or len(self.recall)) or planning == self.in_flight:
+        if not self.away or planning == self.in_flight:
             return []
-        ready, failed = self.readying.returned()
-        for seq in (*self.recall.returned(), *ready):
-            self._queue(seq)
-        return failed
+        wrong = list[tuple[Sequence, QuireError]]()
+        for place in self.beside.values():
+            ready, failed = place.returned()
+            wrong += failed
+            for seq in ready:
+                self._queue(seq)
+        return wrong
 
     def compute_instead(self) -> None:
         """Queue those that wait for a store, whose blocks come too late."""
@@ -112,10 +119,10 @@ class WaitingRoom:
     def recall_head(self) -> bool:
         """Whether the first of the queue is to wait for blocks of a store; it does, then."""
         head = self.queue.head()
-        if not self.recall.begin(head):
+        if not self.recall.begin(head, ()):
             return False
         self._unqueue(head)
-        self._move(head, Status.WAITING_FOR_STORE)
+        self._move(head, self.recall.status)
         return True
 
     def admit(self) -> Sequence:
@@ -134,10 +141,8 @@ class WaitingRoom:
                 self.running.remove(seq)
             case Status.WAITING:
                 self._unqueue(seq)
-            case Status.WAITING_FOR_STORE:
-                self.recall.drop(seq)
-            case Status.WAITING_FOR_GRAMMAR:
-                self.readying.drop(seq)
+            case status if status in self.beside:
+                self.beside[status].drop(seq)
         self._tables.release(seq)
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
@@ -177,4 +182,6 @@ class WaitingRoom:
 
     def _move(self, seq: Sequence, to: Status) -> None:
         assert to in MOVES[seq.status], f"{seq} cannot become {to.name}"
+        self.queued += (to is Status.WAITING) - (seq.status is Status.WAITING)
+        self.away += (to in self.beside) - (seq.status in self.beside)
         seq.status = to

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output
 from quire.core.sequence import Sequence
-from quire.sched.policy import Fair, Policy
+from quire.sched.policy import Fair
 from quire.sched.scheduler import Scheduler
 
 MOST = 1024
@@ -76,7 +76,7 @@ def _with_blocks(running: Rows[Sequence], size: int, free: int, steps: int) -> i
 
 def serve(scheduler: Scheduler, steps: int) -> None:
     """Tell the policy of `steps` in which all that run got a row."""
-    if type(scheduler.policy).served is Policy.served:
+    if not scheduler.policy.counts:
         return
     for seq in scheduler.running:
         seq.computed += 1  # as it is when a plan tells of it
