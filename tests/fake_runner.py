@@ -140,10 +140,8 @@ class FakeEngine:
             branches = rng.random() < 0.5
             for node in range(rng.randint(0, room)):
                 seq.draft.parents += [rng.randint(-1, node - 1)] if branches else []
-                before = seq.tokens + [
-                    seq.draft.tokens[i] for i in seq.draft.branch(seq.draft.parents[node] if branches else node - 1)
-                ]
-                right = rng.random() < 0.8
+                branch = seq.draft.branch(seq.draft.parents[node] if branches else node - 1)
+                right, before = rng.random() < 0.8, seq.tokens + [seq.draft.tokens[i] for i in branch]
                 seq.draft.tokens.append(next_token(before, seq.index) if right else rng.randrange(VOCAB))
         for seq in self.scheduler.running:
             if seq.draft.tokens:

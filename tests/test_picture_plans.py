@@ -16,7 +16,7 @@ from made_up_tower import Part, Shown, prompt_of
 from quire.core.pictures import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
-from quire.sched.pictures import Encoding, Limits
+from quire.sched.features.images import Encoding, Limits
 from quire.sched.shares import decodes
 from turns import turns, working
 

@@ -13,7 +13,7 @@ from quire.core.request import Request
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.core.structured import StructuredOutputsParams
-from quire.sched.structured import SHARE, SLOW
+from quire.sched.features.structured import SHARE, SLOW
 from quire.text.structured import guide as guides
 from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.reader import READER

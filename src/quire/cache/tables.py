@@ -40,6 +40,11 @@ class BlockTables:
             return self._missing(seq, 0, upto)
         return added(self._missing(seq, group, upto) for group in range(len(self.sizes.windows)))
 
+    def fit(self, counts: Mapping[Sequence, int]) -> bool:
+        """Whether there are blocks for the next so many positions of each."""
+        needs = [self.missing(seq, seq.computed + count) for seq, count in counts.items() if count]
+        return not needs or self.pool.fits(added(needs))
+
     def lacking(self, seq: Sequence) -> list[int]:
         """How many of each lane `seq` still needs up to its target, those given back on the way not counted twice."""
         need = []

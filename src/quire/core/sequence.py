@@ -92,6 +92,11 @@ class Draft:
             node = self.parents[node]
         return nodes[::-1]
 
+    def cut(self, count: int) -> None:
+        """Drop the last `count` tokens, or all, or none."""
+        if count > 0:
+            del self.tokens[max(0, len(self.tokens) - count) :]
+
     def prune(self, nodes: list[int]) -> None:
         """Keep these nodes alone, in order; what each follows is one of them, or the last token."""
         if self.parents:

@@ -60,7 +60,7 @@ class Masks:
 
         Of several steps under way each has its own.
         """
-        guided = [row for row in rows if guide_of(row) is not None]
+        guided = [row for row in rows if row.seq.guide is not None and guide_of(row) is not None]
         if not guided or any(row.node < 0 and row.position > len(row.seq.tokens) for row in guided):
             return
         if self._thread is None:
@@ -76,7 +76,7 @@ class Masks:
     def _make(self, rows: Rows[LogitRow]) -> Made:
         made = Made({}, {})
         for place, row in enumerate(rows):
-            guide = guide_of(row)
+            guide = None if row.seq.guide is None else guide_of(row)
             if guide is None or row.seq in made.failed:
                 continue
             began = time.thread_time()

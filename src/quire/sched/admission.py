@@ -8,7 +8,7 @@ from quire.core.errors import ContextTooLong
 from quire.core.request import longest_prompt
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
-from quire.sched.shares import decodes
+from quire.sched.shares import decodes, rows_of
 from quire.sched.waiting_room import WaitingRoom
 
 
@@ -23,11 +23,15 @@ def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = 
 
 
 class Admission:
-    """Looks at the sequences that run and those that wait; only `fits` and `gives_way` take blocks back."""
+    """Looks at the sequences that run and those that wait; only `next`, `fits` and `gives_way` change who has blocks.
+
+    `closed`: the first of a static batch has left, and nobody joins before all of it have.
+    """
 
     def __init__(self, config: SchedulerConfig, tables: BlockTables, room: WaitingRoom, policy: Policy) -> None:
         self._config, self._tables, self._policy = config, tables, policy
         self._room, self._running, self._waiting = room, room.running, room.queue
+        self.closed = False
 
     def check(self, seq: Sequence, longest: int) -> None:
         """`ContextTooLong` where a new sequence could never run; `longest`: tokens that the model takes."""
@@ -40,6 +44,21 @@ class Admission:
                 f"max_tokens: {length} prompt tokens and {most} more, but the KV cache holds {capacity}",
                 param="max_tokens",
             )
+
+    def next(self, budget: int) -> tuple[Sequence, int] | None:
+        """Who is to be admitted, with the blocks that it found, and of how many rows of `budget`; None: nobody now."""
+        if self.closed and self._config.static_batching:
+            return None
+        while self._room.queued and budget and not self.full:
+            seq = self._waiting.head()
+            if not seq.kv.blocks:
+                if self._room.recall_head():
+                    continue
+                self._tables.take_prefix(seq)
+                self._room.holds(seq)
+            count = rows_of(seq, budget, self._config.enable_chunked_prefill)
+            return (seq, count) if count and self.fits(seq) else None
+        return None
 
     def fits(self, seq: Sequence) -> bool:
         """Whether the whole rest of a waiting sequence has room now, and each table of a running one to grow."""

@@ -7,9 +7,23 @@ from collections.abc import Iterable
 from quire.core.blame import of_request
 from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
-from quire.core.request import FinishReason, Output
+from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.pooled import finish
+from quire.sched.features.pooling import finish
+from quire.sched.features.protocol import PlanSide
+
+
+class Scored(PlanSide):
+    """Prompts whose tokens want log-probabilities: once, whoever of its siblings computes the prompt again."""
+
+    def concerns(self, request: Request) -> bool:
+        """One that asks for them."""
+        return request.params.prompt_logprobs is not None
+
+    def logits(self, seq: Sequence, count: int) -> int:
+        """All rows that are still to be scored."""
+        wants = seq.request.params.prompt_logprobs is not None and seq.index == 0
+        return count if wants and len(seq.prompt_logprobs) < seq.prompt_len - 1 else 0
 
 
 def append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> FinishReason | None:
@@ -95,14 +109,6 @@ def moves(seq: Sequence, path: list[int], block_size: int) -> list[tuple[int, in
         for number, table in enumerate(seq.kv.blocks)
         for node, place in moved
     ]
-
-
-def cut(seq: Sequence, count: int) -> None:
-    """Shorten the draft to what the next `count` rows have of it."""
-    tokens = seq.draft.tokens
-    beyond = seq.target - seq.computed - count
-    if beyond > 0:
-        del tokens[max(0, len(tokens) - beyond) :]
 
 
 def _end_reason(seq: Sequence, token: int) -> FinishReason | None:

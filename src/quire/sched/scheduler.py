@@ -10,21 +10,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quire.cache.tables import BlockTables, added
+from quire.cache.tables import BlockTables
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
-from quire.sched.feature import Features
-from quire.sched.growth import append, cut, ended, moves, pending
-from quire.sched.pictures import Encoding
+from quire.sched.features.images import Encoding
+from quire.sched.features.kv_store import Upkeep
+from quire.sched.features.pooling import Pooled
+from quire.sched.features.protocol import Features
+from quire.sched.features.structured import Make, SlowGuides
+from quire.sched.growth import Scored, append, ended, moves, pending
 from quire.sched.policy import POLICIES
-from quire.sched.pooled import Pooled
-from quire.sched.shares import Pace, Portions, decodes, rows_of, shares
-from quire.sched.structured import Make, SlowGuides
-from quire.sched.upkeep import Upkeep
+from quire.sched.shares import Pace, Portions, budget_of, shares
 from quire.sched.waiting_room import WaitingRoom
 
 
@@ -44,17 +44,14 @@ class Scheduler:
         self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
-        self.tables = tables
-        self.max_model_len = max_model_len
+        self.tables, self.max_model_len = tables, max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
         self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
-        self.features = Features(SlowGuides(lambda: self.clock()), Pooled(), *(() if encoding is None else (encoding,)))
+        self.features = Features(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
         self.requests: dict[str, list[Sequence]] = {}
-        self.preemptions = 0
-        self._tickets = 0
+        self.preemptions = self._tickets = 0
         self.upkeep = Upkeep(tables.tiers)
-        self._closed = False
         self.pace = Pace(config.target_itl_ms / 1000)
         self._ended: list[Output] = []  # by no result of a step; told with the next
         self._admission = Admission(config, tables, room, self.policy)
@@ -94,40 +91,36 @@ class Scheduler:
         - a draft is in flight: how many tokens it gives is not known (with stages, nobody is in two steps then);
         - blocks are lacking, or one that is more urgent waits: who is preempted depends on who ends.
         Edited logits are no obstacle, as a step is sampled when the one before is committed; nor is what may end a
-        sequence: a row after an end token, after a failure or of an aborted request is computed and thrown away.
-        To ask changes nothing.
+        sequence: a row after an end, a failure or an abort is computed and thrown away. To ask changes nothing.
         """
         drafted = not self._portions.staged and any(s.in_flight and s.draft.tokens for s in self.unfinished())
         if drafted or (self.room.queued and self._admission.displaced() is not None):
             return False
-        counts, missing = self._shares(self._budget())[0], self.tables.missing
-        needs = [missing(seq, seq.computed + count) for seq, count in counts.items() if count]
-        return not needs or self.tables.pool.fits(added(needs))
+        return self.tables.fit(self._shares()[0])
 
     def plan(self) -> StepPlan:
         """Decide the next step.
 
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
-        self._closed = self._closed and bool(self.running)
-        if self.room.away:
-            self._take_back(planning=True)
+        admission = self._admission
+        admission.closed = admission.closed and bool(self.running)
+        self._take_back(planning=True)
         chunks, copies, preempted = list[Chunk](), list[tuple[int, int]](), list[Sequence]()
-        while self.room.queued and (last := self._admission.gives_way()) is not None:
+        while self.room.queued and (last := admission.gives_way()) is not None:
             self._preempt(last)
             preempted.append(last)
-        urgent, budget = bool(preempted), self._budget()
-        counts, unseeing = self._shares(budget)
+        urgent = bool(preempted)
+        counts, unseeing, budget = self._shares()
         if self._portions.staged:
             self._portions.began(self.unfinished())
         for seq in unseeing:
             self.room.sees(seq, picture=False)
         todo = sorted(counts, key=self.policy.rank) if len(counts) > 1 else list(counts)
         while todo:
-            seq = todo.pop(0)
-            count = counts[seq]
+            count = counts[seq := todo.pop(0)]
             if count and seq.draft.tokens:
-                cut(seq, count)
+                seq.draft.cut(seq.target - seq.computed - count)
                 if seq.draft.tokens and not self._reserve(seq, count, copies):
                     count -= len(seq.draft.tokens)  # a guess is not worth another's blocks
                     seq.draft.tokens = []
@@ -150,38 +143,21 @@ class Scheduler:
             chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
         return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), **carried)
 
-    def _shares(self, budget: int) -> tuple[dict[Sequence, int], list[Sequence]]:
-        """Rows of each running sequence in a step, and who gets none for want of a picture."""
-        chunked = self.config.enable_chunked_prefill
+    def _shares(self) -> tuple[dict[Sequence, int], list[Sequence], int]:
+        """Rows of each that runs in the next step, who gets none for want of a picture, and how many it has at most."""
         head = self.waiting.head() if self.room.queued and self._admission.may_admit() else None
         running, unseeing = self.unfinished(), list[Sequence]()
         if self._portions.staged:
             running = self._portions.ready(running)
-        counts = shares(running, budget, chunked, head, self.policy.urgency)
+        budget = budget_of(self.config, self.pace, self._portions, self.running)
+        counts = shares(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
         for limit in self.features.limit:
             unseeing += limit(counts, self.policy.rank)
-        return counts, unseeing
-
-    def _budget(self) -> int:
-        """Tokens of the next step at most."""
-        if not (self.pace.limits or self._portions.staged):
-            return self.config.max_num_batched_tokens
-        rows = sum(1 + len(seq.draft.tokens) for seq in self.running if decodes(seq)) if self.pace.limits else 0
-        return self.pace.budget(rows, self._portions.budget(self.config, self.running))
+        return counts, unseeing, budget
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
-        if self.config.static_batching and self._closed:
-            return
-        while self.room.queued and budget and len(self.running) < self.config.max_num_seqs:
-            seq = self.waiting.head()
-            if not seq.kv.blocks:
-                if self.room.recall_head():
-                    continue
-                self.tables.take_prefix(seq)
-                self.room.holds(seq)
-            count = rows_of(seq, budget, self.config.enable_chunked_prefill)
-            if not count or not self._admission.fits(seq):
-                return
+        while (found := self._admission.next(budget)) is not None:
+            seq, count = found
             for reach in self.features.reach:
                 count = reach(seq, count)
             if not self._reserve(seq, count, copies):
@@ -201,17 +177,13 @@ class Scheduler:
     def _advance(self, seq: Sequence, count: int) -> Chunk:
         """Take `count` tokens of `seq` into the step.
 
-        Logits are of the row that ends the sequence, its draft's rows, and prompt rows still to be scored (once,
-        whoever of its siblings computes the prompt again). Where blocks may slide out unpublished (`loses`), also of
-        the last row of any chunk: it proves them finite in time.
+        Logits are of the row that ends the sequence, of its draft's rows, and of those that a feature wants. Where
+        blocks may slide out unpublished, also of the last row of any chunk: it proves them finite in time.
         """
         if seq.status is not Status.RUNNING:
             self.room.sees(seq, picture=True)
         draws = seq.computed + count == seq.target
         logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
-        scores = seq.request.params.prompt_logprobs is not None and seq.index == 0
-        if scores and len(seq.prompt_logprobs) < seq.prompt_len - 1:
-            logits = count
         for wants in self.features.logits:
             logits = max(logits, wants(seq, count))
         chunk = Chunk(seq, seq.computed, count, logits)
@@ -234,12 +206,13 @@ class Scheduler:
             self._finish(seq, "length")
             self._ended.append(ended(seq))
             return
-        self._closed = True
+        self._admission.closed = True
         self.room.preempt(seq)
         self.preemptions += 1
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
-        self._closed = self._closed or seq in self.running  # a static batch takes no more once the first has left
+        if seq in self.running:  # a static batch takes no more once the first has left
+            self._admission.closed = True
         self.room.end(seq, reason)
         siblings = self.requests[seq.request.id]
         if all(s.status is Status.FINISHED for s in siblings):
@@ -248,7 +221,7 @@ class Scheduler:
             self.features.leaves(seq.request)
 
     def _take_back(self, planning: bool) -> None:
-        for seq, error in self.room.take_back(planning):
+        for seq, error in self.room.take_back(planning) if self.room.away else ():
             self.fail(seq, error)
 
     def commit(self, plan: StepPlan, results: list[ChunkResult]) -> list[Output]:
@@ -256,8 +229,7 @@ class Scheduler:
 
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
-        now, size = self.clock(), self.tables.block_size
-        outputs = list[Output]()
+        now, size, outputs = self.clock(), self.tables.block_size, list[Output]()
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
             seq.steps -= 1
@@ -282,7 +254,7 @@ class Scheduler:
             if seq.kv.blocks and len(seq.kv.blocks[0]) * size >= seq.target + size:
                 self.tables.trim(seq)
             if chunk.start < seq.prompt_len <= done:
-                self._fork(seq)
+                self.room.fork(seq, pending(self.requests[seq.request.id]))
             if self.tables.slides:
                 self.tables.slide(seq, done)
             if reason is not None:
@@ -291,15 +263,9 @@ class Scheduler:
                 output.timing = seq.timing
             if output.tokens or output.finish_reason:
                 outputs.append(output)
-        if self.room.away:
-            self._take_back(planning=False)
+        self._take_back(planning=False)
         told, self._ended = self._ended, []
         return told + outputs
-
-    def _fork(self, parent: Sequence) -> None:
-        for child in pending(self.requests[parent.request.id]):
-            self.tables.fork(parent, child)
-            self.room.enter(child, (parent,))
 
     def fail(self, seq: Sequence, error: QuireError) -> None:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""

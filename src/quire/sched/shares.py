@@ -125,6 +125,14 @@ class Portions:
         return few if len(few) >= share or len(under_way) < most else []
 
 
+def budget_of(config: SchedulerConfig, pace: Pace, portions: Portions, running: Rows[Sequence]) -> int:
+    """Tokens of the next step at most."""
+    if not (pace.limits or portions.staged):
+        return config.max_num_batched_tokens
+    rows = sum(1 + len(seq.draft.tokens) for seq in running if decodes(seq)) if pace.limits else 0
+    return pace.budget(rows, portions.budget(config, running))
+
+
 def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; of a draft that goes beyond it only a part: it is worth no more."""
     if not budget:

@@ -9,11 +9,11 @@ from quire.cache.tables import BlockTables
 from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
-from quire.sched.feature import Beside
+from quire.sched.features.kv_store import Recall
+from quire.sched.features.protocol import Beside
+from quire.sched.features.structured import Make, Readying
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
-from quire.sched.recall import Recall
-from quire.sched.structured import Make, Readying
 
 MOVES: dict[Status, tuple[Status, ...]] = {
     Status.PENDING: (Status.WAITING, Status.WAITING_FOR_GRAMMAR, Status.FINISHED),
@@ -76,6 +76,12 @@ class WaitingRoom:
             self._move(seq, self.readying.status)
         else:
             self._queue(seq)
+
+    def fork(self, parent: Sequence, children: Iterable[Sequence]) -> None:
+        """Pending `children` begin with the blocks of `parent`, whose prompt is computed."""
+        for child in children:
+            self._tables.fork(parent, child)
+            self.enter(child, (parent,))
 
     def take_back(self, planning: bool) -> list[tuple[Sequence, QuireError]]:
         """Queue those that have what they waited for; returns the others that wait no more, each with what is wrong.

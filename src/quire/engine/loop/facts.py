@@ -15,7 +15,7 @@ from quire.engine.client import EngineInfo
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
-from quire.sched.pictures import Encoding
+from quire.sched.features.images import Encoding
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:

@@ -9,7 +9,7 @@ from quire.core.errors import BadRequest
 from quire.core.request import Request
 from quire.model.build import Model
 from quire.run.activations import feature_bytes
-from quire.sched.pictures import Encoding, Limits
+from quire.sched.features.images import Encoding, Limits
 
 
 def with_sight(config: EngineConfig, model: Model) -> Model:

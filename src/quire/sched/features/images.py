@@ -17,7 +17,7 @@ from quire.core.pictures import Picture, PictureLimits, pieces
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.feature import PlanSide
+from quire.sched.features.protocol import PlanSide
 from quire.sched.queue import Rank
 from quire.sched.shares import decodes
 

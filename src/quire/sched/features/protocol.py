@@ -52,8 +52,8 @@ class PlanSide(Protocol):
 class Features:
     """The features of a scheduler. Hooks of those that concern a request that is not finished, a tuple for each."""
 
-    def __init__(self, *features: PlanSide) -> None:
-        self._all, self._users = features, Counter[PlanSide]()
+    def __init__(self, *features: PlanSide | None) -> None:
+        self._all, self._users = tuple(each for each in features if each is not None), Counter[PlanSide]()
         self._find_hooks()
 
     def add(self, feature: PlanSide) -> None:

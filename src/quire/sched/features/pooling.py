@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence
-from quire.sched.feature import PlanSide
+from quire.sched.features.protocol import PlanSide
 
 
 @dataclass(slots=True)

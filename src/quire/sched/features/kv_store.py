@@ -1,19 +1,23 @@
-"""Sequences whose blocks come back from a store: they wait beside the queue, and hold up nobody."""
+"""What a store of blocks plans: sequences wait for their blocks, and what is done with blocks before the next plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Wanted
+from quire.cache.tiers import Reading, Tiers, Wanted
 from quire.core.errors import QuireError
+from quire.core.plan import Save
 from quire.core.sequence import Sequence, Status
+
+Taken = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...], tuple[Save, ...], tuple[tuple[int, Any], ...]]
 
 
 class Recall:
-    """Asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
+    """Where sequences wait for their blocks.
 
+    It asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
     `most` sequences may wait at one time. Where the tables have no tiers nothing ever comes back.
     """
 
@@ -74,3 +78,18 @@ class Recall:
         assert self._tiers is not None
         piece = self._tiers.piece
         self._under_way[seq] = self._tiers.read(wanted[:piece]), wanted[piece:]
+
+
+class Upkeep:
+    """Gathers blocks to be wiped and slots to be moved, beside what `tiers` want to be saved and filled."""
+
+    def __init__(self, tiers: Tiers | None) -> None:
+        self._tiers = tiers
+        self.scrub: list[int] = []
+        self.moves: list[tuple[int, int, int]] = []
+
+    def take(self) -> Taken:
+        """The last fields of a plan, in their order."""
+        (scrub, self.scrub), (moves, self.moves) = (tuple(self.scrub), []), (tuple(self.moves), [])
+        saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
+        return scrub, moves, saves, fills

@@ -1,0 +1,1 @@
+"""What each feature plans, behind one protocol."""
