@@ -26,8 +26,8 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
-from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
+from quire.speculate.limits import room_for_drafts, undrafted
 from turns import working
 
 VOCAB = 50

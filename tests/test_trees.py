@@ -59,8 +59,8 @@ def test_a_branch_is_what_a_node_follows() -> None:
     masks, depths = ancestors(seq.draft.parents)
     assert masks.tolist() == [0b1, 0b10, 0b101, 0b1010, 0b10101] and depths.tolist() == [0, 0, 1, 1, 2]
     chain = drafted([5, 6], [])
-    assert chain.branch(1) == [0, 1]
-    assert [chain.foretold(*asked) for asked in ((-1, 5), (0, 6), (1, 6))] == [0, 1, None]
+    assert chain.draft.branch(1) == [0, 1]
+    assert [chain.draft.foretold(*asked) for asked in ((-1, 5), (0, 6), (1, 6))] == [0, 1, None]
 
 
 def test_kept_nodes_move_to_where_the_only_draft_would_lie() -> None:

@@ -11,10 +11,9 @@ from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
 from quire.run.caches import Caches
-from quire.sched.drafts import room_for_drafts, undrafted
 from quire.sched.scheduler import Scheduler
 from quire.speculate.cost import CostModel
-from quire.speculate.grammars import cut, forced
+from quire.speculate.limits import cut, forced, room_for_drafts, undrafted
 from quire.speculate.proposer import Proposer
 
 
