@@ -102,7 +102,7 @@ def test_blocks_of_a_request_that_failed_are_wiped_before_reuse(ahead: bool) -> 
     scrub = set(engine.scheduler.upkeep.scrub)
     assert owned and owned <= scrub
     (good,) = engine.scheduler.requests["good"]
-    assert not scrub & set(good.blocks[0])
+    assert not scrub & set(good.kv.blocks[0])
     engine.drain()
     assert ("nan",) not in engine.cache.values()
 
