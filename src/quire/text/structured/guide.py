@@ -84,7 +84,7 @@ class Grammar:
 
 
 class Timed:
-    """What work on a sequence costs others who are in the same steps; `turn` is `quire.sched.slow_guides`'s."""
+    """What work on a sequence costs others who are in the same steps; `turn` is `quire.sched.features.structured`'s."""
 
     def __init__(self) -> None:
         self.seconds, self.turn, self._spent = 0.0, 0, 0.0
