@@ -43,7 +43,7 @@ def doctor(device: str, isa: str) -> None:
     show("GPU", _gpu_rows())
     ops = _select(DeviceConfig(device=device, isa=isa))
     show("would run", [("backend", ops.name), ("kernels for", ops.isa), ("threads", f"{ops.threads}, of {cores()}")])
-    if ops.cpu is not None:
+    if ops.timed:
         show("threads", _thread_rows(ops))
     if ops.name == "reference" and device == "auto":
         print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")

@@ -200,11 +200,6 @@ def gpu_facts() -> GpuFacts:
     return GpuFacts(found.name, architecture, found.multi_processor_count, free, total, version, tuned)
 
 
-def take_drawn(ids: Tensor, drawn: Tensor) -> None:
-    """Queue: each -1 - i in `ids` int32 [n] becomes `drawn[i]` (int32), or 0 where nothing could be drawn (-1)."""
-    ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp_(min=0)), ids).clamp_(min=0))
-
-
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Records as the bytes they are, for `Gpu.upload`."""
     return np.ascontiguousarray(array).view(np.uint8)

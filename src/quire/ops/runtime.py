@@ -230,3 +230,8 @@ class Immediate:
         """Nothing is measured."""
         step()
         return 0
+
+
+def take_drawn(ids: Tensor, drawn: Tensor) -> None:
+    """Queue: each -1 - i in `ids` int32 [n] becomes `drawn[i]` (int32), or 0 where nothing could be drawn (-1)."""
+    ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp_(min=0)), ids).clamp_(min=0))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, I64, Cpu, check
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
 from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.native import check
 from quire.ops.op import impl
 from quire.ops.weights import Packed
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.dtypes import F32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import F32, Cpu, check
+from quire.ops.cpu.state import Cpu
+from quire.ops.native import check
 from quire.ops.op import impl
 from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Found, Ints, Records, RowEdits, with_drawn
 

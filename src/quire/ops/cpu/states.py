@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from quire.core.dtypes import F32, I64
 from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.cpu.layers import cache_at, run_attention
-from quire.ops.cpu.state import F32, I64, Cpu, check
+from quire.ops.cpu.state import Cpu
 from quire.ops.layout import KVCache
+from quire.ops.native import check
 from quire.ops.op import impl
 
 

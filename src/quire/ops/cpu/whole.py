@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.core.dtypes import I32
+from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
 from quire.ops.cpu.layers import call_attention
-from quire.ops.cpu.state import F32, Cpu, check
+from quire.ops.cpu.state import Cpu
 from quire.ops.layout import KVCache
+from quire.ops.native import check
 from quire.ops.op import impl
 
 

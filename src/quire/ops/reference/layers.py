@@ -53,10 +53,10 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-@op(tolerance=2e-6)
+@op(tolerance=2e-6, into="x")
 def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, its rmsnorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
-    x.add_(delta)
+    x = x + delta
     return x, rmsnorm(x, weight, eps)
 
 
@@ -91,7 +91,15 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-@op(tolerance=2e-5)
+def rotated(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """x [T, heads, d] with the first r numbers of each head turned; `table` as of `rope_and_cache`."""
+    half = table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+@op(tolerance=2e-5, into="qkv")
 def rope_and_cache(
     qkv: Tensor,
     positions: Tensor,
@@ -113,18 +121,9 @@ def rope_and_cache(
     q, k, v = heads[:, : -2 * hk], heads[:, -2 * hk : -hk], heads[:, -hk:]
     if norms is not None:
         q, k = rmsnorm(q, norms[0], eps), rmsnorm(k, norms[1], eps)
-    half = table.shape[2]
-    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
-
-    def rotate(x: Tensor) -> Tensor:
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-
-    heads[:, : -2 * hk] = rotate(q)
-    k = rotate(k)
-    heads[:, -2 * hk : -hk] = k
+    q, k = rotated(q, positions, table), rotated(k, positions, table)
     write(cache, slots, k, v)
-    return qkv
+    return torch.cat((q, k, v), 1).flatten(1)
 
 
 @op(tolerance=2e-2)

@@ -1,4 +1,4 @@
-"""The GPU backend: kernels in Triton (Tillet et al. 2019) behind the ops' definitions. Importing this imports nothing.
+"""The GPU backend: kernels in Triton (Tillet et al. 2019) behind the ops' definitions. Importing this imports no torch.
 
 `*_kernels.py` hold the kernels, the other modules what checks tensors and launches them: `@impl(op, "triton")`, with a
 `quire.ops.gpu.Gpu` as first argument. Every module of this folder is imported when the backend is chosen; one that
@@ -13,3 +13,19 @@ packed: f32 rows are rounded to the weight's 16-bit type first.
 Shapes of a step never depend on data, and nothing waits for the host, so that a step can be captured in a CUDA graph:
 sizes that only the device knows are read by the kernels.
 """
+
+from __future__ import annotations
+
+import importlib
+
+from quire.core.config import DeviceConfig
+from quire.ops.choice import HOST, Device
+
+
+def unit(device: DeviceConfig) -> tuple[str, int]:
+    """The GPU's name. Imports torch."""
+    return importlib.import_module("quire.ops.gpu").open_gpu().name, 1
+
+
+OTHERS = {"linear": ("cublas", "cusparselt")}
+DEVICE = Device("cuda", unit, extra="gpu", needs="a GPU", lacks=HOST, others=OTHERS)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu import Gpu, as_bytes, take_drawn
+from quire.ops.gpu import Gpu, as_bytes
 from quire.ops.op import impl
+from quire.ops.runtime import take_drawn
 from quire.ops.sampling import SCORE, Found, Ints, Records, RowEdits
 from quire.ops.triton import sampling_kernels as kernels
 
