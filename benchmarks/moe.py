@@ -25,10 +25,9 @@ from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops
 from quire.ops.cpu.measure import read_rate
-from quire.ops.experts import Between, Grouped
+from quire.ops.experts import Between, Grouped, Routing
 from quire.ops.latents import LatentLayout
 from quire.ops.native import huge_bytes
-from quire.ops.routing import Routing
 from quire.ops.select import select
 from quire.ops.weights import Weight
 

@@ -24,12 +24,12 @@ from quire.core.request import Output, Request
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
 from quire.ops.arrays import Fetched
-from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.runtime import take_drawn
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
 from quire.ops.triton.backend import Captured
+from quire.ops.triton.gpu import INTERPRETER, Gpu
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import turns

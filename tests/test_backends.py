@@ -141,7 +141,7 @@ def test_nobody_asks_which_device_it_is() -> None:
 
 
 def test_only_those_about_a_device_import_its_backend() -> None:
-    folders = {f"quire.ops.{name}" for name in ("cpu", "gpu", "triton")}
+    folders = {f"quire.ops.{name}" for name in ("cpu", "triton")}
     found = {
         str(path.relative_to(SOURCE))
         for path in outside()

@@ -20,9 +20,9 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
 from quire.ops.choice import OPS
-from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.op import REGISTRY
 from quire.ops.triton.backend import GpuOps
+from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.run.budget import gpu_cache_bytes
 from quire.run.device_arrays import DeviceArrays
 from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes

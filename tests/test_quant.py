@@ -28,8 +28,8 @@ from quire.model.memory import kv_bytes_per_token, weight_bytes
 from quire.model.spec import MLA, Connector, MoE, Patches
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
+from quire.ops.experts import Routing
 from quire.ops.native import load_native
-from quire.ops.routing import Routing
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.dense import Dense

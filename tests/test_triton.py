@@ -13,8 +13,8 @@ from op_cases import CASES
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
 from quire.ops.choice import HOST, OPS, devices
-from quire.ops.gpu import choose_row, load_kernels
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_modules
+from quire.ops.triton.gpu import choose_row, load_kernels
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
 OFTEN = {"attention": 12, "expert_mlp": 4, "latent_attention": 2, "linear": 3, "route": 3, "sample": 3}

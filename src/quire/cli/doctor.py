@@ -97,7 +97,7 @@ def _gpu_rows() -> Rows:
 
     if not has_torch():
         return [("cuda", "cannot run: PyTorch is not installed: pip install 'quire[gpu]'")]
-    from quire.ops.gpu import gpu_facts, why_no_gpu
+    from quire.ops.triton.gpu import gpu_facts, why_no_gpu
 
     reason = why_no_gpu()
     if reason:

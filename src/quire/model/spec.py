@@ -8,7 +8,7 @@ from quire.model.families.rope import Rope
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import Mixer
-from quire.ops.routing import Routing
+from quire.ops.experts import Routing
 
 
 @dataclass(frozen=True)

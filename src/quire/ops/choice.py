@@ -145,6 +145,6 @@ def _gpu_runs() -> bool:
             stacklevel=4,
         )
         return False
-    from quire.ops.gpu import why_no_gpu
+    from quire.ops.triton.gpu import why_no_gpu
 
     return not why_no_gpu()

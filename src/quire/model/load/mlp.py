@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.load.reader import Reader
 from quire.model.net.linear import Linear
 from quire.model.net.parts import FusedGatedMlp, FusedPlainMlp, GatedMlp, Mlp, PlainMlp
-from quire.ops.activations import ACTIVATIONS
+from quire.ops.experts import ACTIVATIONS
 
 
 def load_mlp(reader: Reader, index: int, stack: str = "") -> Mlp:

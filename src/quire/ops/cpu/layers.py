@@ -7,12 +7,33 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLES, Cpu
 from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import check
 from quire.ops.op import impl
-from quire.ops.weights import Packed
+from quire.ops.weights import Packed, PackedTable
+
+
+@impl("embedding", "cpu")
+def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable, first: int | None = None) -> Host:
+    rows = len(check(tokens, "embedding tokens", I32, -1))
+    if isinstance(table, PackedTable):
+        return _packed_rows(cpu, tokens, rows, table, first)
+    vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLES else F32, -1, -1).shape
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        where, numbers = (out, tokens, table), TABLES.index(table.dtype)
+        cpu.call("embedding", *where, rows, d, vocabulary, numbers, -1 if first is None else first)
+    return out
+
+
+def _packed_rows(cpu: Cpu, tokens: Host, rows: int, table: PackedTable, first: int | None) -> Host:
+    out = cpu.arena.empty(rows, table.matrix.k)
+    if rows:
+        at, begin = table.matrix.handle.at, -1 if first is None else first
+        cpu.call("embedding_packed", out, tokens, at, rows, int(table.rounded), begin)
+    return out
 
 
 @impl("rmsnorm", "cpu")

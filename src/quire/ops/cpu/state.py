@@ -6,8 +6,8 @@ The arena is one buffer, bumped, and reset when the next step begins.
 from __future__ import annotations
 
 from quire.core.dtypes import BF16, F16, F32, Dtype
-from quire.ops.activations import ACTIVATIONS
 from quire.ops.arrays import Host
+from quire.ops.experts import ACTIVATIONS
 from quire.ops.native import ALIGN, HUGE, Native, huge_bytes
 
 ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}

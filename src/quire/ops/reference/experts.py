@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.experts import Between, Choices, Grouped
+from quire.ops.experts import Between, Choices, Grouped, Routing
 from quire.ops.op import op
 from quire.ops.reference.layers import gated_activation, linear
-from quire.ops.routing import Routing
 from quire.ops.weights import Packed, Weight, plain_packed
 
 LEAST_SUM = 1e-20

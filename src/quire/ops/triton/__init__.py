@@ -1,8 +1,8 @@
 """The GPU backend: kernels in Triton (Tillet et al. 2019) behind the ops' definitions. Importing this imports no torch.
 
 `*_kernels.py` hold the kernels, the other modules what checks tensors and launches them: `@impl(op, "triton")`, with a
-`quire.ops.gpu.Gpu` as first argument. Every module of this folder is imported when the backend is chosen; one that
-nothing chose is never imported, and neither is Triton.
+`Gpu` (`gpu.py`) as first argument. Every module of this folder is imported when the backend is chosen, and Triton with
+them.
 
 Activations have the dtype of the embedding table (bf16, fp16 or f32), and an op returns rows in the dtype of those it
 was given; it computes in f32 inside. Three exceptions: `take_rows` returns f32, so that the last norm, the head and the
@@ -24,7 +24,7 @@ from quire.ops.choice import HOST, Device
 
 def unit(device: DeviceConfig) -> tuple[str, int]:
     """The GPU's name. Imports torch."""
-    return importlib.import_module("quire.ops.gpu").open_gpu().name, 1
+    return importlib.import_module("quire.ops.triton.gpu").open_gpu().name, 1
 
 
 OTHERS = {"linear": ("cublas", "cusparselt")}

@@ -15,9 +15,9 @@ from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Array, Fetched, Host, to_torch
 from quire.ops.backend import Ops
 from quire.ops.experts import Grouped
-from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import IMPLEMENTATIONS
+from quire.ops.triton.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.triton.pack import pack
 from quire.ops.weights import Packed, Stored, Weight
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import CUSPARSELT, NOT_SPARSE
 from quire.core.exclusions.table import row_of
-from quire.ops.runtime import Cuda, Immediate, Runtime
+from quire.ops.runtime import Runtime
+from quire.ops.triton.runtime import Cuda, Immediate
 
-CONFIGS = Path(__file__).parent / "triton" / "configs"
+CONFIGS = Path(__file__).parent / "configs"
 """One file per kernel: a list of rows {"device": name or "", "when": {fact: [low, high]}, "use": {size: number}}."""
 
 
