@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
 from quire.core.rebuilt import rebuilt
-from quire.ops.arrays import Host, address, is_tensor, to_numpy, to_torch
+from quire.ops.arrays import Array, Fetched, Host, address, is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.cpu import layers
 from quire.ops.cpu.experts import fuses_experts
@@ -111,6 +111,10 @@ class CpuOps(Ops):
     def keep(self, array: Host) -> Host:
         """A copy: the arena is taken back."""
         return array.copy()
+
+    def fetch(self, found: Sequence[Array]) -> Fetched:
+        """They are there."""
+        return functools.partial(list, found)
 
     def native(self, name: str, *args: Any) -> None:
         """As of `Ops`."""

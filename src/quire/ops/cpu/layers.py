@@ -97,7 +97,7 @@ def rope_and_cache(
         cpu.call(
             "rope_and_cache", qkv, positions, table, slots, *at_cache,
             *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
-            layout.block_size, blocks, layout.format, cache.step, eps,
+            layout.block_size, blocks, layout.format, at_cache[0].strides[0], eps,
         )  # fmt: skip
     return qkv
 
@@ -164,7 +164,7 @@ def call_attention(
         cpu.call(
             "attention", out, q, *at_cache, cu_q, context,
             block_tables, len(q), sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, layout.format, cache.step, *rest,
+            blocks, max_blocks, layout.format, at_cache[0].strides[0], *rest,
         )  # fmt: skip
     return out
 
@@ -322,7 +322,7 @@ def cache_at(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
     at_keys, at_values = layout.shapes(keys.shape[0])
     check(keys[0], "block of a key cache", layout.element, *at_keys[1:])
     check(values[0], "block of a value cache", layout.element, *at_values[1:])
-    if not cache.paired:
+    if len(keys) != len(values) or not (layout.latent or keys.strides[:2] == values.strides[:2]):
         raise ValueError("keys and values are not of the same blocks")
     return keys.shape[0], (keys, values)
 

@@ -62,7 +62,7 @@ class Arena:
     def resume(self, mark: tuple[int, tuple[int, ...]]) -> None:
         """Go on from a mark of a recording: what it handed out is in use."""
         self._now, used = mark
-        self._used = [max(a, b) for a, b in zip(self._used, used, strict=True)]
+        self._used = list(map(max, self._used, used))
 
     def empty(self, rows: int, cols: int, dtype: Dtype = F32) -> Host:
         """An uninitialized [rows, cols] array, valid until `begin`, or for this layer and the next."""
