@@ -132,6 +132,20 @@ def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     assert rows.tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_bytes_of_blocks_are_those_once_what_is_queued_is_done(eager: str) -> None:
+    runtime = FakeRuntime(eager)
+    ops, tail = ops_on(runtime), np.array([7, 8], np.uint8)
+    parts = [torch.zeros(4, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)]
+    runtime.queue(lambda: parts[0].fill_(5))
+    found = ops.gather(parts, tail)
+    ops.scatter(parts, np.arange(11, 18, dtype=np.uint8))
+    tail[:] = 0
+    assert found().tolist() == [5, 5, 5, 5, 1, 1, 1, 7, 8]
+    runtime.fetch([])()
+    assert torch.cat(parts).tolist() == [*range(11, 18)]
+
+
 def test_sizes_of_graphs_hold_every_small_step_and_pad_little() -> None:
     sizes = graph_sizes(8192, 200)
     assert sizes[0] == 1 and sizes[-1] == LARGEST and 200 in sizes
