@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from quire.ops.gpu import load_kernels
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_definitions
+from quire.ops.triton.gpu import load_kernels
 
 
 @dataclass(frozen=True)

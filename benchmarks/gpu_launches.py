@@ -14,20 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.activations import ACTIVATIONS
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.experts import SCORES, Grouped
-from quire.ops.gpu import INTERPRETER, Gpu
+from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
 from quire.ops.latents import Heads, LatentLayout
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.reference.caches import allocate
-from quire.ops.routing import Routing
-from quire.ops.runtime import Immediate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
 from quire.ops.triton import attention, linear, moe, rowwise, sampling
 from quire.ops.triton import cache as caches
+from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.pack import E2M1_TABLE, pack
+from quire.ops.triton.runtime import Immediate
 from quire.ops.weights import Packed, Weight
 
 Launch = tuple[str, Callable[[], object]]

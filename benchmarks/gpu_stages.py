@@ -27,9 +27,9 @@ from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.gpu import open_gpu
 from quire.ops.layout import PlainLayout
 from quire.ops.triton.backend import GpuOps
+from quire.ops.triton.gpu import open_gpu
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

@@ -18,9 +18,9 @@ from gpu_figures import Scale, missing, seconds, tell
 from torch import Tensor
 
 from quire.core.dtypes import BF16
-from quire.ops.gpu import Gpu, open_gpu
 from quire.ops.layout import KVCache, PlainLayout
 from quire.ops.triton.backend import GpuOps
+from quire.ops.triton.gpu import Gpu, open_gpu
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 

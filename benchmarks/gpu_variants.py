@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import KernelInterface
 
-from quire.ops.gpu import Chip, Gpu
-from quire.ops.runtime import Immediate
+from quire.ops.triton.gpu import Chip, Gpu
+from quire.ops.triton.runtime import Immediate
 
 CHIPS = {
     "sm_90": Chip("NVIDIA H200", 132, 227, True, True),

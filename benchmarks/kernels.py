@@ -32,11 +32,10 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
-from quire.ops.native import UNITS
+from quire.ops.native import UNITS, huge_bytes
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
 from quire.ops.select import select
@@ -115,9 +114,8 @@ class Bench:
     """Times calls for a fixed wall-clock time each and turns them into rows."""
 
     def __init__(self, ops: Ops, seconds: float, kinds: Collection[str], rows: Sequence[int]) -> None:
-        assert ops.cpu is not None
         self.ops, self.cpu, self.seconds, self.kinds, self.rows = ops, ops.cpu, seconds, kinds, rows
-        self._data = huge_bytes(self.cpu.native, READ_BYTES)
+        self._data = huge_bytes(READ_BYTES)
         self._data.fill(0)
         self.limits = self.limits_of("f32", "bf16", "int8")
 
@@ -150,7 +148,7 @@ class Bench:
             if op in self.cpu.native.ids and kind in peaks:
                 seconds = best_seconds(lambda op=op: self.cpu.call(op, out, ROUNDS))
                 probes[op] = ROUNDS * work * self.ops.threads / seconds / 1e9
-        return Limits(read_rate(self.cpu, self._data) / 1e9, probes)
+        return Limits(read_rate(self.cpu.call, self._data) / 1e9, probes)
 
     def linear(self, g: torch.Generator) -> Iterator[Row]:
         """Every kind of weight, shape and number of rows."""

@@ -24,11 +24,10 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
-from quire.ops.experts import Between, Grouped
+from quire.ops.experts import Between, Grouped, Routing
 from quire.ops.latents import LatentLayout
-from quire.ops.routing import Routing
+from quire.ops.native import huge_bytes
 from quire.ops.select import select
 from quire.ops.weights import Weight
 
@@ -95,13 +94,12 @@ def timed(ops: Ops, fn: Callable[[], Host]) -> float:
 
 def share_of_reads(ops: Ops, layer: Layer, memory: Host, rounds: int) -> float:
     """Bytes of the experts that one row touches per second, as a share of what plain loops read in the same rounds."""
-    assert ops.cpu is not None
     g = np.random.default_rng(0)
     shares, x = [], g.standard_normal((1, HIDDEN), np.float32)
     for _ in range(rounds):
         logits = [g.standard_normal((1, layer.routing.experts), np.float32) for _ in range(16)]
         took = statistics.median(timed(ops, lambda row=row: layer.grouped(x, row)) for row in logits)  # type: ignore[misc]
-        shares.append(TOP_K * layer.expert_bytes / took / read_rate(ops.cpu, memory))
+        shares.append(TOP_K * layer.expert_bytes / took / read_rate(ops.native, memory))
     return statistics.median(shares)
 
 
@@ -161,8 +159,8 @@ def main() -> None:
             used = layer.expert_bytes * options.experts * (1 - (1 - TOP_K / options.experts) ** rows)
             print(f"{kind:5s} rows {rows:4d}: grouped {grouped * 1e6:9.0f} us ({used / grouped / 1e9:5.1f} GB/s), "
                   f"loop {loop * 1e6:9.0f} us, ratio {ratio:.2f}")  # fmt: skip
-        if ops.cpu is not None:
-            memory = huge_bytes(ops.cpu.native, 768 << 20)
+        if ops.timed:
+            memory = huge_bytes(768 << 20)
             memory.fill(0)
             print(f"{kind:5s} rows    1: {share_of_reads(ops, layer, memory, 9):.0%} of what a plain loop reads")
             del memory

@@ -66,10 +66,9 @@ def decode(engine: Engine, tokens: int) -> float:
 
 def raw_seconds(engine: Engine, source: Streamed, rounds: int) -> float:
     """Seconds to read all that a step reads, by the same threads in the same requests, with nothing beside."""
-    cpu, layers = engine.ops.cpu, len(source.sizes)
-    assert cpu is not None
-    slots = [pages(cpu.native, max(source.sizes)) for _ in range(SLOTS)]
-    stream = turns(cpu, slots, source.segments, layers, source.cached)
+    ops, layers = engine.ops, len(source.sizes)
+    slots = [pages(max(source.sizes)) for _ in range(SLOTS)]
+    stream = turns(ops, slots, source.segments, layers, source.cached)
     for turn in range(len(slots)):
         stream.call("stream_wait", turn)
     began, before = time.perf_counter(), stream.counts().read

@@ -123,7 +123,6 @@ def main() -> None:
             modules = write_adapters(args.shape, max(args.adapters), Path(folder))
             options |= {"enable_lora": True, "lora_modules": modules, "max_lora_rank": RANK}
         engine = Engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
-    assert engine.ops.cpu is not None
     clock = Timed(engine.ops.cpu.native.module)
     engine.ops.cpu.native.module = clock  # type: ignore[assignment]
     engine.runner.step.recorded.clear()  # a first start has recorded steps already, without the clock

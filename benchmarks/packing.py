@@ -29,8 +29,8 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
+from quire.ops.native import huge_bytes
 from quire.ops.select import select
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
@@ -110,13 +110,12 @@ PATHS = {name: blocks(name) for name in TYPES} | {
 
 def measure(ops: Ops, name: str, shape: tuple[int, int], rounds: int, memory: Host) -> Row:
     """One path, `rounds` times over all sources."""
-    assert ops.cpu is not None
     first = PATHS[name].source(*shape)
     sources = [first] + [first.clone() for _ in range(max(1, COLD_BYTES // first.nbytes))]
     kept: list[Packed | None] = [None] * len(sources)
     times, processors, reads, packed_bytes = list[float](), list[float](), list[float](), 0
     for _ in range(rounds + 1):
-        reads.append(read_rate(ops.cpu, memory))
+        reads.append(read_rate(ops.native, memory))
         for i, source in enumerate(sources):
             kept[i] = None  # its memory goes back before the clock runs
             started, busy = time.perf_counter(), time.process_time()
@@ -143,8 +142,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "packing.json")
     args = parser.parse_args()
     ops = select(DeviceConfig(device="cpu", threads=args.threads, bf16_bits=args.bf16_bits))
-    assert ops.cpu is not None
-    memory, rows = huge_bytes(ops.cpu.native, READ_BYTES), list[Row]()
+    memory, rows = huge_bytes(READ_BYTES), list[Row]()
     memory.fill(0)
     for name in args.only:
         for shape in SHAPES:

@@ -13,8 +13,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.ops.arrays import Host
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import read_rate
+from quire.ops.native import huge_bytes
 
 VOCABULARY = 32000
 READ_BYTES = 768 << 20
@@ -49,12 +49,11 @@ class Peer:
 
         Of a layer's experts those that a row chooses are counted.
         """
-        model, cpu = self.engine.engine.model, self.engine.engine.ops.cpu
-        assert cpu is not None
+        model, ops = self.engine.engine.model, self.engine.engine.ops
         if self.memory is None:
-            self.memory = huge_bytes(cpu.native, READ_BYTES)
+            self.memory = huge_bytes(READ_BYTES)
             self.memory.fill(0)
-        best = read_rate(cpu, self.memory)
+        best = read_rate(ops.native, self.memory)
         routing = model.spec.moe.routing
         share = routing.top_k / routing.experts if routing.experts else 1.0
         parts = {role: size for role, (_, size) in model.report.items() if role != "embed"}

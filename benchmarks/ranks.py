@@ -182,7 +182,6 @@ def compare(
             rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
             for turn in range(args.rounds + 1):
                 for name, engine in engines.items():
-                    assert engine.ops.cpu is not None
                     engine.ops.cpu.native.module.set_threads(engine.ops.threads)  # the pool is the process's
                     rates[name].append(rate(engine, requests_of(args, count, length, 48, turn)))
             for i, what in enumerate(("prefill", "decode")):

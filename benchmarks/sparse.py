@@ -77,7 +77,6 @@ def seconds(ops: Ops, x: Host, packed: Packed) -> float:
 
 def measure(ops: Ops, weight: Weight, zeros: str, rows: list[int], rounds: int) -> list[Row]:
     """One weight in both packings, `rounds` times over its copies."""
-    assert ops.cpu is not None
     (n, k), first = weight.shape, pack_dense(ops.cpu, weight)
     copies = max(2, -(-COLD_BYTES // first.nbytes))
     pairs = [(pack_dense(ops.cpu, weight), ops.pack(weight)) for _ in range(copies)]

@@ -45,8 +45,8 @@ class Memory:
 
         plain, arrays.address = arrays.address, self.address  # before the modules that take its name from there
         from quire.ops.cpu import sampling
-        from quire.ops.cpu.arena import Arena
         from quire.ops.cpu.matrix import Matrix
+        from quire.ops.cpu.state import Arena
 
         for module in [m for name, m in sys.modules.items() if name.startswith("quire.")]:
             if getattr(module, "address", None) is plain:

@@ -24,11 +24,12 @@ from quire.core.request import Output, Request
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
 from quire.ops.arrays import Fetched
-from quire.ops.gpu import INTERPRETER, Gpu, take_drawn
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
+from quire.ops.runtime import take_drawn
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
 from quire.ops.triton.backend import Captured
+from quire.ops.triton.gpu import INTERPRETER, Gpu
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import turns
@@ -51,7 +52,6 @@ class LateOps(ReferenceOps):
 
     def capture(self, fn: Callable[[], Any]) -> Captured:
         """As a GPU does."""
-        assert self.gpu is not None
         return Captured(self.gpu, fn)
 
     def fetch(self, found: Sequence[Any]) -> Fetched:
@@ -153,8 +153,8 @@ def run(
             engine.abort(drop.pop(0))
         for out in engine.step():
             answers.setdefault((out.request_id, out.index), []).append(out)
-        if engine.ops.gpu is not None and isinstance(engine.ops.gpu.runtime, FakeRuntime):
-            ahead += len(engine.ops.gpu.runtime.main) > 1  # one: what was drawn is put aside behind the results
+        if engine.ops.queues and isinstance(engine.ops.runtime, FakeRuntime):
+            ahead += len(engine.ops.runtime.main) > 1  # one: what was drawn is put aside behind the results
     assert engine.pool.num_used == 0
     return answers, ahead
 

@@ -41,7 +41,6 @@ def weights_of(kind: str, bits: int, n: int, k: int) -> list[Weight]:
 @contextmanager
 def without_zeros(ops: Ops) -> Iterator[None]:
     """Matrices are packed without their zeros, however few they are."""
-    assert ops.cpu is not None
     kept, ops.cpu.sparse = ops.cpu.sparse, "on"
     yield
     ops.cpu.sparse = kept
@@ -114,10 +113,10 @@ def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, 
 @pytest.mark.parametrize("isa", UNITS_HERE)
 def test_experts_in_12_bits_have_the_bits_of_16(isa: str) -> None:
     ops, g = ops_of(isa), generator()
-    ops.cpu.bf16_bits, kept = 12, ops.cpu.bf16_bits  # type: ignore[union-attr]
+    ops.cpu.bf16_bits, kept = 12, ops.cpu.bf16_bits
     up, down = weights_of("bf16", 8, 2 * F, HIDDEN), weights_of("bf16", 8, HIDDEN, F)
     narrow = stacked(ops, up, None, True), stacked(ops, down, None, True)
-    ops.cpu.bf16_bits = kept  # type: ignore[union-attr]
+    ops.cpu.bf16_bits = kept
     assert narrow[0].packed.kind == narrow[1].packed.kind == "bf12"
     wide = stacked(ops, up, None), stacked(ops, down, None)
     for rows in (1, 3, 16, 130):

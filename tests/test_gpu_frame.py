@@ -20,9 +20,9 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.llm import LLM
 from quire.ops.choice import OPS
-from quire.ops.gpu import INTERPRETER, Gpu
 from quire.ops.op import REGISTRY
 from quire.ops.triton.backend import GpuOps
+from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.run.budget import gpu_cache_bytes
 from quire.run.device_arrays import DeviceArrays
 from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes
@@ -130,6 +130,20 @@ def test_adapters_rows_arrive_where_the_decoder_reads_them() -> None:
     arrays.send(1, 1)
     runtime.fetch([])()
     assert rows.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("eager", ["side", "main"])
+def test_bytes_of_blocks_are_those_once_what_is_queued_is_done(eager: str) -> None:
+    runtime = FakeRuntime(eager)
+    ops, tail = ops_on(runtime), np.array([7, 8], np.uint8)
+    parts = [torch.zeros(4, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)]
+    runtime.queue(lambda: parts[0].fill_(5))
+    found = ops.gather(parts, tail)
+    ops.scatter(parts, np.arange(11, 18, dtype=np.uint8))
+    tail[:] = 0
+    assert found().tolist() == [5, 5, 5, 5, 1, 1, 1, 7, 8]
+    runtime.fetch([])()
+    assert torch.cat(parts).tolist() == [*range(11, 18)]
 
 
 def test_sizes_of_graphs_hold_every_small_step_and_pad_little() -> None:

@@ -31,12 +31,10 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
     if form is not None:
         return ops.pack(cases.super_weight(generator(), form, n, k))
     if name == "bf12":
-        assert ops.cpu is not None
         found = narrow_bf16(ops.cpu, arrays(cases.random_weight(generator(), "bf16", n, k)))
         assert found is not None
         return found
     if name in SPARSE.values():
-        assert ops.cpu is not None
         kept, ops.cpu.sparse = ops.cpu.sparse, "on"
         dense = name.removeprefix("sparse_")
         found = ops.pack(cases.random_weight(generator(), dense, n, k, group or max(KINDS[name].groups, default=1)))
@@ -44,7 +42,6 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
         assert found.kind == name
         return found
     if name in TWO_OF_FOUR.values():
-        assert ops.cpu is not None
         dense = name.removeprefix("sparse24_")
         weight = cases.random_weight(generator(), dense, n, k, group or max(KINDS[name].groups, default=1))
         codes = torch.where(torch.arange(k) % 4 < 2, weight.codes, 0)
@@ -61,7 +58,6 @@ def changed(w: Matrix, **fields: int) -> Matrix:
 
 def multiply(ops: Ops, w: Matrix) -> None:
     """A row times the matrix."""
-    assert ops.cpu is not None
     x, out = cases.normal(generator(), 1, w.k), cases.normal(generator(), 1, w.n)
     ops.cpu.call("linear", out.data_ptr(), x.data_ptr(), w.at, 0, 1)
 
@@ -86,7 +82,6 @@ def test_groups_and_parts_are_those_of_the_row(name: str, isa: str) -> None:
 @pytest.mark.parametrize(("name", "isa"), EVERY)
 def test_gated_mlp_takes_the_kinds_that_say_so(name: str, isa: str) -> None:
     ops = ops_of(isa)
-    assert ops.cpu is not None
     gate_up, down = packed_as(ops, name, 2 * F, HIDDEN), packed_as(ops, name, HIDDEN, F)
     x, out = cases.normal(generator(), 1, HIDDEN), cases.normal(generator(), 1, HIDDEN)
     args = (gate_up.handle.at, 0, down.handle.at, 0, 1, ACTIVATION_NUMBERS["silu"])

@@ -10,9 +10,8 @@ from op_cases import CASES, of_module
 from op_cases import reference as cases
 from op_cases.moe import plain_grouped
 from quire.ops.backend import Ops
-from quire.ops.experts import Grouped
+from quire.ops.experts import Grouped, Routing
 from quire.ops.op import REGISTRY
-from quire.ops.routing import Routing
 from test_ops import UNITS_HERE, close, copied, generator, ops_of, pytestmark, reference, tensors
 
 __all__ = ["pytestmark"]

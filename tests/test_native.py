@@ -20,11 +20,10 @@ from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
 from quire.ops.arrays import Host, address, is_tensor, to_torch
-from quire.ops.cpu.arena import HUGE, Arena, huge_bytes
 from quire.ops.cpu.pack import pack
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Arena, Cpu
 from quire.ops.layout import KVLayout
-from quire.ops.native import Native, load_native
+from quire.ops.native import HUGE, Native, huge_bytes, load_native
 from quire.ops.reference.caches import allocate
 from quire.ops.select import select
 from quire.ops.weights import Weight
@@ -143,7 +142,7 @@ def test_a_forked_child_makes_its_own_threads() -> None:
 
 @built
 def test_the_arena_hands_out_the_same_addresses_again() -> None:
-    arena = Arena(Native("portable", 1))
+    arena = Arena()
     shapes = ((3, 5), (1, 1), (100, 64), (0, 7))
     first = [arena.empty(*shape) for shape in shapes]
     assert len({address(t) for t in first if t.size}) == 3
@@ -159,7 +158,7 @@ def test_the_arena_hands_out_the_same_addresses_again() -> None:
 @built
 @pytest.mark.parametrize("size", [100, HUGE, 3 * HUGE + 5])
 def test_huge_memory_has_the_size_and_the_alignment(size: int) -> None:
-    data = huge_bytes(Native("portable", 1), size)
+    data = huge_bytes(size)
     assert data.size == size and address(data) % (HUGE if size >= HUGE else 256) == 0
     data.fill(7)
 
@@ -190,7 +189,7 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest
 
 
 def test_layers_take_turns_in_the_arena() -> None:
-    arena = Arena(Native("portable", 1))
+    arena = Arena()
     kept, rows = arena.empty(8, 8), list[Host]()
     kept.fill(1)
     for layer in range(6):

@@ -136,16 +136,15 @@ def test_layers_that_stay_are_spread_over_the_model(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("slots", "layers"), [(1, 1), (1, 3), (2, 2), (2, 5), (3, 7)])
 def test_layers_lie_in_their_slots_in_whatever_order_they_are_walked(slots: int, layers: int, tmp_path: Path) -> None:
-    cpu = select(flat_config(device="cpu", threads=1).device).cpu
-    assert cpu is not None
+    ops = select(flat_config(device="cpu", threads=1).device)
     size = PIECE + 3 * PAGE
     content = np.random.default_rng(0).integers(0, 255, (layers, size), np.uint8)
     path = tmp_path / "weights"
     content.tofile(path)
-    memory = [pages(cpu.native, size) for _ in range(slots)]
+    memory = [pages(size) for _ in range(slots)]
     with path.open("rb") as file:
         segments = [Segment(i, file.fileno(), i * size, size, 0) for i in range(layers)]
-        stream = turns(cpu, memory, segments, layers, True)
+        stream = turns(ops, memory, segments, layers, True)
         walks: list[list[int]] = [[*range(layers)]] * 2 + [
             [0],
             [0, layers - 1],
@@ -163,15 +162,14 @@ def test_layers_lie_in_their_slots_in_whatever_order_they_are_walked(slots: int,
 
 
 def test_parts_of_a_layer_come_from_several_files(tmp_path: Path) -> None:
-    cpu = select(flat_config(device="cpu", threads=1).device).cpu
-    assert cpu is not None
+    ops = select(flat_config(device="cpu", threads=1).device)
     names = [tmp_path / name for name in "abc"]
     for i, name in enumerate(names):
         name.write_bytes(bytes([i + 1]) * PAGE)
     files = [name.open("rb") for name in names]
-    memory = pages(cpu.native, 3 * PAGE)
+    memory = pages(3 * PAGE)
     segments = [Segment(0, file.fileno(), 0, PAGE, i * PAGE) for i, file in enumerate(files)]
-    stream = turns(cpu, [memory], segments, 1, True, *files)
+    stream = turns(ops, [memory], segments, 1, True, *files)
     stream.call("stream_wait", 0)
     assert [int(memory[i * PAGE + 7]) for i in range(3)] == [1, 2, 3]
     del stream
@@ -180,12 +178,11 @@ def test_parts_of_a_layer_come_from_several_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_early_is_an_error_and_may_come_back(tmp_path: Path) -> None:
-    cpu = select(flat_config(device="cpu", threads=1).device).cpu
-    assert cpu is not None
+    ops = select(flat_config(device="cpu", threads=1).device)
     path = tmp_path / "weights"
     path.write_bytes(b"x" * PAGE)
     with path.open("rb") as file:
-        stream = turns(cpu, [pages(cpu.native, 2 * PAGE)], [Segment(0, file.fileno(), 0, 2 * PAGE, 0)], 1, True)
+        stream = turns(ops, [pages(2 * PAGE)], [Segment(0, file.fileno(), 0, 2 * PAGE, 0)], 1, True)
         with pytest.raises(ValueError, match="weights cannot be read while a step runs"):
             stream.call("stream_wait", 0)
         path.write_bytes(b"x" * 2 * PAGE)

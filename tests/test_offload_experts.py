@@ -59,18 +59,17 @@ def test_experts_from_a_file_give_the_bits_of_those_in_memory(name: str, kind: s
 
 
 def test_experts_chosen_most_stay(tmp_path: Path) -> None:
-    cpu = select(flat_config(device="cpu", threads=1).device).cpu
-    assert cpu is not None
+    ops = select(flat_config(device="cpu", threads=1).device)
     experts, slots = 6, 3
     content = np.repeat(np.arange(2 * experts, dtype=np.uint8), PAGE)
     path = tmp_path / "weights"
     content.tofile(path)
-    memory, places = pages(cpu.native, slots * PAGE), [np.zeros(experts, np.int64) for _ in range(2)]
+    memory, places = pages(slots * PAGE), [np.zeros(experts, np.int64) for _ in range(2)]
     with path.open("rb") as file:
         rows = [(file.fileno(), i * experts * PAGE, PAGE, experts, int(p.ctypes.data)) for i, p in enumerate(places)]
         table = np.array(rows, np.int64)
         at = address(memory), PAGE, slots, int(table.ctypes.data), 2
-        stream = Stream(cpu, "stream_experts", (memory, places), 1, *at)
+        stream = Stream(ops, "stream_experts", (memory, places), 1, *at)
 
         def need(layer: int, *wanted: int) -> None:
             counts = np.isin(np.arange(experts), wanted)

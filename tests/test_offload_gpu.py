@@ -15,6 +15,7 @@ from quire.core.errors import ConfigError
 from quire.engine.engine import Engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.host import CopiedAhead
+from quire.ops.reference.backend import ReferenceOps
 from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton
 from turns import working
@@ -26,7 +27,9 @@ HOSTS = {layer: torch.full((64 + layer,), layer, dtype=torch.uint8) for layer in
 @pytest.mark.parametrize("walks", [[range(7)] * 3, [range(3), range(7), range(6, -1, -1), range(7)]])
 def test_layers_are_there_whenever_copies_happen(eager: str, walks: list[range]) -> None:
     runtime, seen, want = FakeRuntime(eager), list[int](), list[int]()
-    source = CopiedAhead(runtime, HOSTS, torch.device("cpu"))
+    ops = ReferenceOps()
+    ops.runtime = runtime
+    source = CopiedAhead(ops, HOSTS)
     for walk in walks:
         for layer in walk:
             source.before(layer)

@@ -270,10 +270,9 @@ def test_a_chosen_folder_is_used_and_nonsense_is_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = select(DeviceConfig()).cpu
-    assert cpu is not None
+    form = select(DeviceConfig()).form
     for group in KINDS[kind].groups or (0,):
-        before = packed_cache._layout(cpu, None)
+        before = packed_cache._layout(form, None)
 
         def otherwise(*facts: Any, group: int = group) -> Packed:
             made = assemble(*facts)
@@ -284,8 +283,8 @@ def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: 
         with monkeypatch.context() as patched:
             sparse = kind in (*SPARSE.values(), *TWO_OF_FOUR.values())
             patched.setattr(f"quire.ops.cpu.pack{'_sparse' if sparse else ''}.assemble", otherwise)
-            assert packed_cache._layout(cpu, None) != before
-        assert packed_cache._layout(cpu, None) == before
+            assert packed_cache._layout(form, None) != before
+        assert packed_cache._layout(form, None) == before
 
 
 @pytest.mark.parametrize("part", ["zeros", "mins", "order", "wide scales"])

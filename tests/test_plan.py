@@ -257,11 +257,11 @@ def test_parts_of_a_step_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calibrate, "ATTENDED", ((1, 31, 1), (4, 31, 1), (1, 0, 32), (2, 32, 16)))
     ops = select(DeviceConfig(device="cpu"))
-    before = ops.cpu.native.tuning if ops.cpu else None
+    before = ops.tuning
     found = calibrate.attention_rates(ops, BF16, seconds=0.0)
     assert all(value >= 0 for value in msgspec.structs.astuple(found)) and any(msgspec.structs.astuple(found))
     assert calibrate.sample_seconds(ops) > 0 and calibrate.call_seconds(ops) > 0
-    assert before == (ops.cpu.native.tuning if ops.cpu else None)
+    assert before == ops.tuning
 
 
 def test_a_calibration_is_kept(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from quire.model.role import COLUMNS, ROWS, WHOLE
 from quire.model.spec import MLA, Connector, MoE, Patches
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
+from quire.ops.experts import Routing
 from quire.ops.native import load_native
-from quire.ops.routing import Routing
 from quire.ops.weights import Weight
 from quire.plan.weights import weight_bytes
 from quire.quant.base import QWeight

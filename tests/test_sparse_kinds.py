@@ -64,7 +64,6 @@ def pruned(weight: Weight, mask: str | float, seed: int = 1) -> Weight:
 
 def both(ops: Ops, weight: Weight) -> tuple[Packed, Packed]:
     """The weight packed with its zeros and without."""
-    assert ops.cpu is not None
     dense, sparse = pack_dense(ops.cpu, arrays(weight)), ops.pack(weight)
     assert sparse.kind == SPARSE[dense.kind] == f"sparse_{weight.kind}"
     return dense, sparse
@@ -178,7 +177,7 @@ def test_any_matrix_is_what_its_definition_says(kind: str, n: int, chunks: int, 
     ops, k = ops_of("portable"), 32 * chunks
     weight = pruned(cases.random_weight(generator(seed), kind, n, k, 32), share, seed)
     dense, sparse = both(ops, weight)
-    assert ops.cpu is not None and holds_blocks(ops.cpu, sparse)
+    assert holds_blocks(ops.cpu, sparse)
     codes, step = take_apart(sparse)[1]["codes"], sparse.handle.code_step
     for block in range(-(-n // 16)):
         at = block * step
@@ -241,7 +240,6 @@ def test_half_of_the_numbers_take_what_was_predicted() -> None:
 
 def test_auto_takes_what_has_enough_zeros_where_the_processor_expands() -> None:
     ops = ops_of("auto", "auto")
-    assert ops.cpu is not None
     for kind, least in LEAST_ZEROS.items():
         weight = cases.random_weight(generator(), kind, 64, 256, 32)
         codes = torch.where(weight.codes == 0, torch.ones_like(weight.codes), weight.codes)
@@ -256,7 +254,6 @@ def test_auto_takes_what_has_enough_zeros_where_the_processor_expands() -> None:
 
 def test_what_it_cannot_hold_stays_as_it_is() -> None:
     ops, g = ops_of("portable"), generator()
-    assert ops.cpu is not None
     for weight in (
         cases.random_weight(g, "bf16", 32, 48),
         cases.random_weight(g, "int8", 32, 64, 16),
@@ -271,7 +268,6 @@ def test_what_it_cannot_hold_stays_as_it_is() -> None:
 
 def test_bits_that_point_past_a_block_are_noticed() -> None:
     ops = ops_of("portable")
-    assert ops.cpu is not None
     _, sparse = both(ops, pruned(cases.random_weight(generator(), "int8", 64, 256, 32), 0.5))
     codes = take_apart(sparse)[1]["codes"]
     assert holds_blocks(ops.cpu, sparse)
@@ -299,7 +295,7 @@ def test_an_unknown_choice_is_refused() -> None:
 
 def test_descriptors_of_too_few_columns_are_refused() -> None:
     ops = ops_of("portable")
-    assert ops.cpu is not None and set(SPARSE.values()) <= set(KINDS)
+    assert set(SPARSE.values()) <= set(KINDS)
     _, sparse = both(ops, cases.random_weight(generator(), "bf16", 16, 64))
     w = Matrix(**{name: getattr(sparse.handle, name) for name in FIELDS} | {"k": 48})
     x, out = torch.zeros(1, 48), torch.zeros(1, 16)
@@ -313,7 +309,6 @@ def halved(ops: Ops, weight: Weight, fewer: bool = True) -> tuple[Packed, Packed
     kept = torch.rand(n, k // 4, 4, generator=generator(7)).argsort(-1).argsort(-1).view(n, k) < 2
     if fewer:
         kept &= (torch.arange(n) % 3 > 0)[:, None] | (torch.rand(n, k, generator=generator(8)) < 0.5)
-    assert ops.cpu is not None
     zeroed = replace(weight, codes=torch.where(kept, weight.codes, torch.zeros_like(weight.codes)))
     dense = pack_dense(ops.cpu, arrays(zeroed))
     found = two_of_four(ops.cpu, dense)
@@ -347,7 +342,6 @@ def test_two_of_four_in_a_gated_mlp_and_as_a_table(kind: str, isa: str) -> None:
 def test_two_of_four_take_a_half_and_two_bits_each() -> None:
     """Bytes a weight, and that three of four are refused."""
     ops = ops_of("portable")
-    assert ops.cpu is not None
     for kind, expected in (("bf16", 1.125), ("int8", 0.625), ("int4", 0.375)):
         weight = cases.random_weight(generator(), kind, 64, 256, 128)
         dense, sparse = halved(ops, weight, fewer=False)

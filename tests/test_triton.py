@@ -12,9 +12,9 @@ import torch
 from op_cases import CASES
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
-from quire.ops.choice import HOST, OPS, OTHERS
-from quire.ops.gpu import choose_row, load_kernels
+from quire.ops.choice import HOST, OPS, devices
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, load_modules
+from quire.ops.triton.gpu import choose_row, load_kernels
 from triton_ops import TRITON_OPS, close, needs_triton, run_gpu, run_reference
 
 OFTEN = {"attention": 12, "expert_mlp": 4, "latent_attention": 2, "linear": 3, "route": 3, "sample": 3}
@@ -70,7 +70,7 @@ def test_the_table_of_ops_is_the_registry(backend: str) -> None:
         op: tuple(w.partition(":")[2] for w in fns if w.startswith(f"{backend}:"))
         for op, fns in IMPLEMENTATIONS.items()
     }
-    assert {op: others for op, others in named.items() if others} == OTHERS.get(backend, {})
+    assert {op: others for op, others in named.items() if others} == devices()[backend].others
 
 
 def test_the_first_row_that_fits_gives_the_sizes() -> None:

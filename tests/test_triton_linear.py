@@ -11,9 +11,9 @@ import torch
 from often import one_of
 from op_cases.weights import normal, random_weight
 from quire.core.errors import ConfigError
-from quire.ops.gpu import CONFIGS
 from quire.ops.op import REGISTRY
 from quire.ops.triton.backend import GpuOps
+from quire.ops.triton.gpu import CONFIGS
 from quire.ops.weights import Weight, plain_packed
 from quire.quant.float8 import FP8
 from quire.quant.fp8 import Fp8

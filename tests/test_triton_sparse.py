@@ -20,9 +20,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.ops.backend import Ops
-from quire.ops.gpu import interpreting
 from quire.ops.op import REGISTRY
 from quire.ops.select import select
+from quire.ops.triton.gpu import interpreting
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
 from turns import working

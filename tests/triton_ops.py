@@ -14,11 +14,11 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops
 from quire.ops.experts import Grouped
-from quire.ops.gpu import load_kernels, open_gpu
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, Case, load_definitions
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes
 from quire.ops.select import select
+from quire.ops.triton.gpu import load_kernels, open_gpu
 from quire.ops.triton.pack import keeps_activations
 from quire.ops.weights import Weight
 

@@ -9,11 +9,9 @@ from torch import Generator, Tensor
 
 from op_cases.registry import cases
 from op_cases.weights import normal, random_weight
-from quire.ops.activations import ACTIVATIONS
-from quire.ops.experts import Between, Choices, Grouped, padded_rows
+from quire.ops.experts import ACTIVATIONS, Between, Choices, Grouped, Routing, padded_rows
 from quire.ops.op import Case
 from quire.ops.reference.experts import sort_by_expert
-from quire.ops.routing import Routing
 from quire.ops.weights import plain_packed
 
 ROUTINGS = (

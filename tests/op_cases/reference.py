@@ -14,8 +14,8 @@ from torch import Generator, Tensor
 from op_cases.registry import cases
 from op_cases.weights import CODES, TABLES, normal, random_weight
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
-from quire.ops.activations import ACTIVATIONS
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.experts import ACTIVATIONS
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case

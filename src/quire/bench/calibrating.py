@@ -17,8 +17,8 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import READ_BYTES, read_rate
+from quire.ops.native import huge_bytes
 from quire.ops.select import select
 from quire.plan import calibrate
 from quire.plan.memory import KEPT, PROCESS
@@ -64,12 +64,11 @@ def measured(
 
 
 def _basics(ops: Ops, key: str, device: DeviceConfig) -> Calibration:
-    assert ops.cpu is not None
-    data = huge_bytes(ops.cpu.native, READ_BYTES)
+    data = huge_bytes(READ_BYTES)
     data.fill(0)
     return Calibration(
         machine=key,
-        read_bytes_per_s=read_rate(ops.cpu, data),
+        read_bytes_per_s=read_rate(ops.native, data),
         call=calibrate.call_seconds(ops),
         kinds={},
         attention={},

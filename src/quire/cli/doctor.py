@@ -43,7 +43,7 @@ def doctor(device: str, isa: str) -> None:
     show("GPU", _gpu_rows())
     ops = _select(DeviceConfig(device=device, isa=isa))
     show("would run", [("backend", ops.name), ("kernels for", ops.isa), ("threads", f"{ops.threads}, of {cores()}")])
-    if ops.cpu is not None:
+    if ops.timed:
         show("threads", _thread_rows(ops))
     if ops.name == "reference" and device == "auto":
         print("quire: only the slow torch reference would run; install g++ 12 or newer and install quire again")
@@ -97,7 +97,7 @@ def _gpu_rows() -> Rows:
 
     if not has_torch():
         return [("cuda", "cannot run: PyTorch is not installed: pip install 'quire[gpu]'")]
-    from quire.ops.gpu import gpu_facts, why_no_gpu
+    from quire.ops.triton.gpu import gpu_facts, why_no_gpu
 
     reason = why_no_gpu()
     if reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.families.rope import Rope
-from quire.ops.routing import Routing
+from quire.ops.experts import Routing
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ TURNS = 5
 def with_stages(config: EngineConfig, ops: Ops) -> EngineConfig:
     """`config` with the layers of each stage, where it asks for stages and does not say which layers they have."""
     parallel, options = config.parallel, config.model
-    if parallel.pipeline_parallel_size == 1 or parallel.pinned_layers or ops.cpu is None:
+    if parallel.pipeline_parallel_size == 1 or parallel.pinned_layers or not ops.timed:
         return config
     if find_borrowed(resolve(options.model, hub_of(options))) is not None:
         return config  # refused when it is loaded

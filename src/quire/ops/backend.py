@@ -1,8 +1,8 @@
 """The backend: what runs ops, and what it asks of whoever calls them.
 
 A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
-records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops` and a line
-in `quire.ops.select`. On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
+records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops`
+(`quire.ops.select`). On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from quire.core.dtypes import BF16, F16, F32, Dtype
+from quire.core.machine import available_memory
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
 from quire.ops.choice import OPS, READ_WEIGHTS
@@ -23,11 +25,11 @@ from quire.ops.experts import Grouped, group
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.native import best_ops, require_native
 from quire.ops.op import implementations
-from quire.ops.weights import Packed, Stored, Weight
+from quire.ops.tuning import Tuning
+from quire.ops.weights import Packed, PackedForm, Stored, Weight
 
 if TYPE_CHECKING:
-    from quire.ops.cpu.state import Cpu
-    from quire.ops.gpu import Gpu
+    from quire.ops.runtime import Runtime
 
 
 def _one_torch_thread() -> None:
@@ -67,8 +69,14 @@ class Ops(ABC):
     """Whether steps are recorded in a few sizes only, to which rows are added that touch a block nobody reads."""
     compiles = False
     """Whether kernels are compiled when they are first called."""
-    cpu: Cpu | None = None
-    gpu: Gpu | None = None
+    timed = False
+    """Whether a start times it: for numbers of its kernels (`tuning`), and for stages that take the same time."""
+    runtime: Runtime
+    """The queues and the memory of a device; of those that `queues` alone."""
+    form: PackedForm | None = None
+    """How files hold packed matrices; None: they hold none of this backend's."""
+    tuning = Tuning()
+    """Numbers that its kernels use, where they use any."""
 
     def __init__(self, own: Mapping[str, Callable[..., Any]], overrides: tuple[str, ...]) -> None:
         """`own`: the backend's implementations by op, others by "op:implementation"; `overrides`: "op=reference"."""
@@ -83,6 +91,15 @@ class Ops(ABC):
     def by_reference(self, definition: Callable[..., Any]) -> Callable[..., Any]:
         """An op's definition as this backend calls it."""
         return definition
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What the bits of results depend on, apart from this package's code."""
+        return self.name, self.isa, sorted(self.chosen.items()), ""
+
+    def tune(self, tuning: Tuning) -> None:
+        """Use these numbers from the next op on; of those that are `timed`."""
+        self.tuning = tuning
 
     @property
     def refers(self) -> bool:
@@ -153,6 +170,26 @@ class Ops(ABC):
         """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
         raise NotImplementedError(f"backend {self.name} packs matrices whole")
 
+    def take_apart(self, packed: Packed) -> tuple[Packed, dict[str, Any]]:
+        """`packed` without the numbers that grow with its rows, and these by name, for `put_together`.
+
+        Here those that are both `buffers` and fields of the handle, which is a dataclass.
+        """
+        found = {id(part) for part in packed.buffers}
+        parts = {name: part for name, part in vars(packed.handle).items() if id(part) in found}
+        return replace(packed, buffers=(), handle=replace(packed.handle, **dict.fromkeys(parts))), parts
+
+    def put_together(self, bare: Packed, parts: Mapping[str, Any]) -> Packed:
+        """The inverse of `take_apart`; `parts` may lie elsewhere by now."""
+        return replace(bare, buffers=tuple(parts.values()), handle=replace(bare.handle, **parts))
+
+    def put_in_places(self, bare: Packed, parts: Mapping[str, Any], places: Host) -> Packed:
+        """As `put_together`, of as many matrices below each other as `places` [count] int64, from `parts` of one.
+
+        Number i lies places[i] bytes behind `parts`, wherever that is when an op runs.
+        """
+        raise NotImplementedError(f"backend {self.name} has matrices where they were packed")
+
     def row_dtype(self, table: Dtype) -> Dtype:
         """Of rows between ops. `table`: of the numbers of the table of tokens."""
         return F32
@@ -187,6 +224,10 @@ class Ops(ABC):
         """Whether `embedding` takes rows out of a packed matrix."""
         return True
 
+    def attends_whole(self, head_dim: int) -> bool:
+        """Whether `whole_attention` takes heads of `head_dim` numbers."""
+        return False
+
     def float8_activations(self, dtype: Dtype) -> int:
         """Bits of the activations that weights kept in float8 are multiplied with; 0: such weights are widened at load.
 
@@ -204,6 +245,25 @@ class Ops(ABC):
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed keys and values of `blocks` blocks."""
         return KVCache(layout, *(self.zeros(shape, layout.element) for shape in layout.shapes(blocks)))
+
+    def free_memory(self, processes: int) -> int:
+        """Bytes free for the caches of `processes`: on the host, which they share, or on a device of each."""
+        return self.runtime.memory()[0] * processes if self.queues else available_memory()
+
+    def gather(self, parts: Sequence[Array], tail: Host) -> Callable[[], Host]:
+        """Copy `parts` (u8, contiguous), and `tail` of the host behind them, as they are once what is queued is done.
+
+        The result waits for the copy, and returns it: u8 [bytes of all].
+        """
+        found: Host = np.concatenate([to_numpy(part) for part in (*parts, tail)])
+        return lambda: found
+
+    def scatter(self, parts: Sequence[Array], data: Host) -> None:
+        """Make `parts` (u8, contiguous) hold `data` (u8 [bytes of all]), for whatever is queued later."""
+        at = 0
+        for part in parts:
+            to_numpy(part)[...] = data[at : at + len(part)]
+            at += len(part)
 
     def reserve(self, outer: int, layer: int) -> None:
         """Room for the outputs of the largest step, where they have memory of their own (`Arena.reserve`)."""

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError
 from quire.ops.lazy import has_torch
-from quire.ops.native import Native, load_native, require_native
+from quire.ops.native import load_native, require_native
 
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
@@ -31,8 +33,6 @@ OPS = (
 HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
 """Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse, and attention
 without a mask, which is torch's there."""
-OTHERS = {"triton": {"linear": ("cublas", "cusparselt")}}
-"""Backend -> op -> implementations that `--ops` can name beside the backend's own and the reference."""
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 """Ops that read packed weights."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
@@ -40,8 +40,32 @@ DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
+class Device:
+    """What is known of a backend before it is imported: `DEVICE` of its folder in `quire.ops`.
+
+    `option`: its name for `--device`; `unit` gives the instruction set, or the device's name, and the threads. `extra`:
+    of quire, which installs what it `needs` beside what every machine has. It lacks the ops `lacks`; `others` maps an
+    op to implementations that `--ops` can name beside the backend's own and the reference.
+    """
+
+    option: str
+    unit: Callable[[DeviceConfig], tuple[str, int]]
+    extra: str = ""
+    needs: str = ""
+    lacks: tuple[str, ...] = ()
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def devices() -> dict[str, Device]:
+    """Name of each backend, which is that of its folder -> what is known of it."""
+    folders = importlib.import_module("quire.ops").__path__
+    names = [module.name for module in pkgutil.iter_modules(folders) if module.ispkg]
+    return {name: importlib.import_module(f"quire.ops.{name}").DEVICE for name in names}
+
+
+@dataclass(frozen=True)
 class Choice:
-    """`backend` "cpu", "triton" or "reference"; `isa`: instruction set or device; `chosen`: op -> implementation."""
+    """`backend`: the name of its folder; `isa`: instruction set or device; `chosen`: op -> implementation."""
 
     backend: str
     isa: str
@@ -51,32 +75,25 @@ class Choice:
     @property
     def labels(self) -> dict[str, str]:
         """Op -> implementation as it is shown: "cpu/amx"."""
-        unit = {"cpu": f"cpu/{self.isa}", "triton": f"triton/{self.isa}", "reference": "reference"}
-        return {op: unit.get(which, which) for op, which in sorted(self.chosen.items())}
+        own = self.backend if self.backend == "reference" else f"{self.backend}/{self.isa}"
+        return {op: own if which == self.backend else which for op, which in sorted(self.chosen.items())}
 
 
 def choose(device: DeviceConfig) -> Choice:
     """What `select` would take for `device`. Where a GPU's driver is, torch is asked for the GPU."""
     name = backend_of(device)
     chosen = choose_ops(name, device.ops)
-    if name == "cpu":
-        native = Native(device.isa, device.threads)
-        return Choice(name, native.isa, native.threads, chosen)
-    if name == "triton":
-        from quire.ops.gpu import open_gpu
-
-        return Choice(name, open_gpu().name, 1, chosen)
-    return Choice(name, "torch", 1, chosen)
+    return Choice(name, *devices()[name].unit(device), chosen)
 
 
 def backend_of(device: DeviceConfig) -> str:
-    """The backend for `--device`: "triton" for cuda, "cpu" native, "reference" torch.
+    """The backend for `--device`: "triton" for cuda, else that of the same name.
 
     "auto": the GPU if there is one and Triton, else native if built, else torch with a warning. `ConfigError` where
     none of them is installed.
     """
     if device.device != "auto":
-        names = {"cuda": "triton", "cpu": "cpu", "reference": "reference"}
+        names = {row.option: name for name, row in devices().items()}
         if device.device not in names:
             raise ConfigError(f"--device {device.device!r} is not one of auto, {', '.join(names)}", param="device")
         return names[device.device]
@@ -96,25 +113,26 @@ def backend_of(device: DeviceConfig) -> str:
 
 def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
     """For each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
+    known = devices()
     wanted = dict(o.partition("=")[::2] for o in overrides)
-    others = OTHERS.get(backend, {})
     for name, which in wanted.items():
         if name not in OPS:
             raise ConfigError(f"--ops {name}={which}: there is no such op; known ops are {', '.join(OPS)}", param="ops")
-        offered = ("reference", backend, *others.get(name, ()))
-        if which in OTHERS["triton"].get(name, ()) and which not in offered:
+        offered = ("reference", backend, *known[backend].others.get(name, ()))
+        if which in offered:
+            continue
+        needed = next((row for row in known.values() if which in row.others.get(name, ())), None)
+        if needed is not None:
             raise ConfigError(
-                f"--ops {name}={which}: needs a GPU (--device cuda); the {backend} backend runs here, where {name} is "
-                f"{' or '.join(offered)}",
+                f"--ops {name}={which}: needs {needed.needs} (--device {needed.option}); the {backend} backend runs "
+                f"here, where {name} is {' or '.join(offered)}",
                 param="ops",
             )
-        if which not in offered:
-            raise ConfigError(
-                f"--ops {name}={which}: not on the {backend} backend, where {name} is {' or '.join(offered)}",
-                param="ops",
-            )
-    own = {name: backend for name in OPS if backend != "triton" or name not in HOST}
-    return own | wanted
+        raise ConfigError(
+            f"--ops {name}={which}: not on the {backend} backend, where {name} is {' or '.join(offered)}",
+            param="ops",
+        )
+    return {name: backend for name in OPS if name not in known[backend].lacks} | wanted
 
 
 def _gpu_runs() -> bool:
@@ -127,6 +145,6 @@ def _gpu_runs() -> bool:
             stacklevel=4,
         )
         return False
-    from quire.ops.gpu import why_no_gpu
+    from quire.ops.triton.gpu import why_no_gpu
 
     return not why_no_gpu()

@@ -1,4 +1,4 @@
-"""The experts of a layer as ops take them: their matrices, what stands between these, and which rows they get."""
+"""What MLPs and their experts are to ops: activations, matrices, and how a router chooses (Shazeer et al. 2017)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,32 @@ from quire.ops.arrays import Array, dtype_of
 from quire.ops.kinds import LANES
 from quire.ops.weights import Packed
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+"""The names that config.json files give them; the position is the number in csrc/units/elementwise.h."""
 SCORES = ("softmax", "sigmoid", "sparsemixer")
 """How logits become scores; the position is the number of the kind in csrc/units/moe.h."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses `top_k` of `experts` and weighs them.
+
+    `score`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts,
+    each weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`: weights of
+    the chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1:
+    experts in equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take
+    part (DeepSeek-V2 and V3).
+    """
+
+    experts: int
+    top_k: int
+    score: str = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,13 @@ class Held(KVCache):
         return place, keys, values
 
 
+def held(cache: KVCache) -> Held:
+    """`cache`; `TypeError` where it is one that cuts the graph."""
+    if not isinstance(cache, Held):
+        raise TypeError("the differentiable backend writes to Held caches only")
+    return cache
+
+
 @dataclass(frozen=True)
 class Span:
     """n rows begin..end that read the slots `keys` [m] int64: by `order` row i the first m - n + 1 + i, or all."""

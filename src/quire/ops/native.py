@@ -1,4 +1,4 @@
-"""The native module seen from Python: op ids of one instruction-set unit, calls, and recordings of calls.
+"""The native module seen from Python: op ids of one instruction-set unit, calls and their recordings, and memory.
 
 An op of `quire._native` takes integers, numbers, arrays and addresses; whoever calls it checks shapes first.
 """
@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import functools
 import importlib
+import mmap
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from quire.core.config import ISAS
+from quire.core.dtypes import U8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.machine import cores
+from quire.ops.arrays import Host, address
 from quire.ops.tuning import Tuning
 
 UNITS = ISAS[1:]
+ALIGN = 256
+"""What the addresses of arrays that ops work on are multiples of."""
+HUGE = 2 << 20
 
 
 def load_native() -> ModuleType | None:
@@ -81,3 +89,43 @@ class Native:
         else:
             self.recording.add(self.ids[name], args)
             self.held.append(args)
+
+
+def check(x: Host, what: str, dtype: Dtype, *shape: int) -> Host:
+    """`x` itself when it is contiguous and of that dtype and shape (-1: any size); a ValueError names what is not."""
+    if x.dtype == dtype and x.flags.c_contiguous and x.ndim == len(shape):
+        for have, want in zip(x.shape, shape, strict=True):
+            if want not in (-1, have):
+                break
+        else:
+            return x
+    raise ValueError(
+        f"{what}: need a contiguous {dtype} array of shape {list(shape)}, got {x.dtype} {list(x.shape)}"
+        f"{'' if x.flags.c_contiguous else ', not contiguous'}"
+    )
+
+
+def huge_bytes(size: int, zeroed: bool = False) -> Host:
+    """`size` bytes (uint8) that begin on a huge page, in huge pages where the system grants them.
+
+    Reads through huge pages reach the machine's bandwidth; through 4 KiB pages they stay well below it. Pages appear at
+    their first touch, all zero, so that a large cache costs nothing until it is used; `zeroed` matters to small sizes
+    only. `ConfigError` when the system does not grant the address space.
+    """
+    if size < HUGE:
+        raw = (np.zeros if zeroed else np.empty)(size + ALIGN, U8)
+        skip = -address(raw) % ALIGN
+        return raw[skip : skip + size]
+    # Not zeros: they write every page before advice can be given (4.3 GB took 12 s, in 4 KiB pages).
+    try:
+        area = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(
+            f"the system does not grant {size:,} bytes of memory ({error.strerror}); use a smaller model, or lower "
+            "--kv-cache-memory-bytes or --max-num-seqs"
+        ) from None
+    raw = np.frombuffer(area, U8)
+    skip = -address(raw) % HUGE
+    if (native := load_native()) is not None:
+        native.advise_huge(address(raw) + skip, size)
+    return raw[skip : skip + size]

@@ -7,7 +7,9 @@ for that op. The definitions of layers are torch's (`quire.ops.reference`) and i
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +26,15 @@ Case = dict[str, Any]
 
 @dataclass
 class Op:
-    """A named operation: `reference` defines it, `tolerance` of its implementations is relative."""
+    """A named operation: `reference` defines it, `tolerance` of its implementations is relative.
+
+    `pure` is the function that was written down: the same, but for what it returns new where `reference` writes it.
+    """
 
     name: str
     reference: Callable[..., Any]
     tolerance: float
+    pure: Callable[..., Any]
 
 
 REGISTRY: dict[str, Op] = {}
@@ -37,14 +43,32 @@ IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {}
 """Op -> backend -> function; "triton:cublas" is one of the backend "triton" that `--ops name=cublas` asks for."""
 
 
-def op(tolerance: float) -> Callable[[F], F]:
-    """Register the decorated function as the definition of the op of that name."""
+def op(tolerance: float, into: str = "") -> Callable[[F], F]:
+    """Register the decorated function as the definition of the op of that name.
+
+    `into`: the argument in whose place the op has what the function returns, or the first of it.
+    """
 
     def register(fn: F) -> F:
-        REGISTRY[fn.__name__] = Op(fn.__name__, fn, tolerance)
+        REGISTRY[fn.__name__] = Op(fn.__name__, in_place(fn, into) if into else fn, tolerance, fn)
         return fn
 
     return register
+
+
+def in_place(fn: Callable[..., Any], into: str) -> Callable[..., Any]:
+    """`fn`, whose first result is copied into the argument `into`, and is that argument then."""
+    position = list(inspect.signature(fn).parameters).index(into)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **named: Any) -> Any:
+        target = named[into] if into in named else args[position]
+        found = fn(*args, **named)
+        if not isinstance(found, tuple):
+            return target.copy_(found)
+        return target.copy_(found[0]), *found[1:]
+
+    return call
 
 
 def impl(name: str, backend: str) -> Callable[[F], F]:

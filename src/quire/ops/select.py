@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops
-from quire.ops.choice import backend_of
+from quire.ops.choice import backend_of, devices
 from quire.ops.lazy import require_torch
 
 
 def select(device: DeviceConfig) -> Ops:
-    """The backend for `device`, as `backend_of` says: "triton" kernels, "cpu" native, "reference" torch."""
+    """The backend for `device`, as `backend_of` says: what `open_ops` of `backend.py` in its folder gives."""
     name = backend_of(device)
-    if name == "reference":
-        require_torch("--device reference", "train")
-        from quire.ops.reference.backend import ReferenceOps
-
-        return ReferenceOps(device.ops)
-    if name == "triton":
-        require_torch("--device cuda", "gpu")
-        from quire.ops.triton.backend import open_ops
-
-        return open_ops(device)
-    from quire.ops.cpu.backend import CpuOps
-
-    return CpuOps.open(device)
+    row = devices()[name]
+    if row.extra:
+        require_torch(f"--device {row.option}", row.extra)
+    found: Ops = importlib.import_module(f"quire.ops.{name}.backend").open_ops(device)
+    return found

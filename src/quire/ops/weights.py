@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from quire.core.dtypes import I64
-from quire.ops.arrays import Array, as_f32, cast_to, concat, to_torch
+from quire.ops.arrays import Array, Host, as_f32, cast_to, concat, to_torch
 
 MOST = {8: 127.0, 16: 127.0 * 256}
 """Largest code of an activation by its bits."""
@@ -205,6 +205,41 @@ class Packed:
     handle: Any = None
     plain: Weight | None = None
     shared: tuple[Array, ...] = ()
+
+
+class PackedFacts(NamedTuple):
+    """A packed matrix [n, k] without its numbers; `wide`: its scales are f32; `activation_bits`: 8 or 16."""
+
+    kind: str
+    n: int
+    k: int
+    group: int
+    wide: bool
+    activation_bits: int
+
+
+class PackedForm(Protocol):
+    """Packed matrices as files hold them: facts, and parts that are bytes."""
+
+    narrows: bool
+    """Whether `pack` looks for fewer bits, which takes time."""
+
+    @property
+    def label(self) -> str:
+        """What options make of it, for names of files."""
+        ...
+
+    def digest(self, quantized: Iterable[Callable[[Host], Weight]]) -> str:
+        """Of small matrices as they are quantized and packed now: a rounding or a layout that changed has another."""
+        ...
+
+    def describe(self, packed: Packed) -> tuple[PackedFacts, dict[str, Array]]:
+        """Its facts, and its parts by name."""
+        ...
+
+    def restore(self, facts: PackedFacts, parts: Mapping[str, Array]) -> Packed:
+        """The inverse of `describe`, from parts (u8) that nobody looked at; `ValueError` where they cannot be its."""
+        ...
 
 
 def as_tensors(weight: W) -> W:

@@ -16,7 +16,7 @@ import numpy as np
 from quire.core.dtypes import I32, I64
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
-from quire.ops.cpu.state import check
+from quire.ops.native import check
 from quire.parallel.experts import Held
 
 RUN = 16

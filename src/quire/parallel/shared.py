@@ -14,8 +14,7 @@ from quire.core.errors import ConfigError
 from quire.core.machine import memory_file
 from quire.ops.arrays import Array, Host, dtype_of
 from quire.ops.backend import Ops
-from quire.ops.cpu.state import check
-from quire.ops.native import best_ops, require_native
+from quire.ops.native import best_ops, check, require_native
 
 RANKS = 64
 HEADER = 64 * (2 * RANKS + 4)

@@ -18,9 +18,8 @@ from quire.core.dtypes import BF16, F32, I32, Dtype
 from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
-from quire.ops.cpu.matrix import assemble, take_apart
 from quire.ops.layout import KVCache
+from quire.ops.native import huge_bytes
 from quire.ops.sampling import DRAW
 from quire.ops.weights import Packed, Weight
 from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates
@@ -64,15 +63,14 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
     """Of matrices of `kind`, as "bf16" or "int4 g32", with the kernels' numbers that a start would choose for them;
     `far`: bytes of weights that no cache keeps. From `FULL` rows on their way adds the same to what computing takes.
     """
-    assert ops.cpu is not None
-    native, before = ops.cpu.native, ops.cpu.native.tuning
+    before = ops.tuning
     linear = [_packed(ops, kind, 2 * WIDTH, WIDTH)]
     mlp = [_packed(ops, kind, 2 * INNER, WIDTH), _packed(ops, kind, WIDTH, INNER)]
     timed: dict[Any, Callable[[], object]] = {}
     numbers: dict[Any, float] = {}
     lone, pairs = _copies(ops, linear, far), _copies(ops, mlp, far)
-    tuned = measured_tuning(native, lambda rows: ops.capture(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
-    native.set_tuning(tuned)
+    tuned = measured_tuning(ops, lambda rows: ops.capture(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
+    ops.tune(tuned)
     for place, size in (("near", NEAR), ("far", far)):
         if place == "near":
             own, both = _copies(ops, linear, size), _copies(ops, mlp, size)
@@ -84,7 +82,7 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
             numbers["linear", place, rows] = sum(w.n * w.k for (w,) in own)
             numbers["mlp", place, rows] = sum(w.n * w.k for pair in both for w in pair)
     spent = timed_in_turns(timed, seconds)
-    native.set_tuning(before)
+    ops.tune(before)
     each = {key: spent[key] / numbers[key] for key in timed}
 
     def of(op: str, place: str) -> list[float]:
@@ -109,19 +107,17 @@ def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
 
 def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:
     """As many copies of all `matrices`, each in memory of its own, as take `size` bytes; one at least."""
-    assert ops.cpu is not None
     count = max(1, size // sum(w.nbytes for w in matrices))
     return [tuple(_copy(ops, w) for w in matrices) for _ in range(count)]
 
 
 def _copy(ops: Ops, packed: Packed) -> Packed:
-    assert ops.cpu is not None
-    numbers, parts = take_apart(packed)
+    bare, parts = ops.take_apart(packed)
     made = {}
     for name, part in parts.items():
-        made[name] = huge_bytes(ops.cpu.native, part.nbytes).view(part.dtype).reshape(part.shape)
+        made[name] = huge_bytes(part.nbytes).view(part.dtype).reshape(part.shape)
         made[name][...] = part
-    return assemble(packed.kind, (packed.n, packed.k), packed.group, numbers, made)
+    return ops.put_together(bare, made)
 
 
 def _linears(ops: Ops, matrices: Sequence[tuple[Packed, ...]], rows: int) -> Host:

@@ -12,7 +12,7 @@ FLOAT = 4
 
 
 class Activations(NamedTuple):
-    """Bytes: `outer` lives as long as a step, two areas of `layer` are taken in turn (`ops/cpu/arena.py`), and the last
+    """Bytes: `outer` lives as long as a step, two areas of `layer` are taken in turn (`ops/cpu/state.py`), and the last
     layer's, which has the logits too, takes `last`. `scratch` is what kernels keep of the rows: activations in the form
     that weights are multiplied with.
     """

@@ -14,7 +14,7 @@ from quire.model.mixers.mixer import CachePart
 from quire.model.mixers.table import kept_parts
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout, carved
-from quire.run.block_bytes import BlockBytes, Bytes, GpuBlockBytes, Later, WholeBlocks
+from quire.run.block_bytes import BlockBytes, Bytes, Later, WholeBlocks
 from quire.run.budget import KVPlan
 
 Keep = Callable[[Save, Bytes], None]
@@ -86,10 +86,8 @@ class Caches:
 
     def save_to(self, keep: Keep) -> int:
         """From now on plans may save and fill blocks; the bytes of one."""
-        gpu, self.keep = self._ops.gpu, keep
-        made = BlockBytes(self.own, self.through) if gpu is None else GpuBlockBytes(self.own, self.through, gpu)
-        self.bytes = made
-        return made.nbytes
+        self.keep, self.bytes = keep, BlockBytes(self.own, self.through, self._ops)
+        return self.bytes.nbytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""

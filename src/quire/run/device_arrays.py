@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.gpu import take_drawn
-from quire.ops.runtime import Mark, Runtime
+from quire.core.dtypes import I32, U8
+from quire.ops.backend import Ops
+from quire.ops.runtime import Mark, take_drawn
 from quire.ops.sampling import Found
-from quire.ops.triton.backend import GpuOps
 from quire.run.arrays import Arrays, cut
 from quire.run.shapes import Sizes
 
@@ -22,12 +23,12 @@ from quire.run.shapes import Sizes
 class _Buffer:
     """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
 
-    def __init__(self, runtime: Runtime, device: torch.device, sizes: Sizes) -> None:
-        cells = math.prod(sizes.tables)
+    def __init__(self, ops: Ops, sizes: Sizes) -> None:
+        cells, runtime = math.prod(sizes.tables), ops.runtime
         self.host, self.host_tables = runtime.pinned(sizes.nbytes), runtime.pinned(4 * cells).view(torch.int32)
         self.arrays: dict[str, NDArray[Any]] = {name: v.numpy() for name, v in cut(sizes, self.host).items()}
-        self.device = torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device)
-        self.device_tables = torch.zeros(cells, dtype=torch.int32, device=device)
+        self.device = ops.zeros((sizes.nbytes,), U8)
+        self.device_tables = ops.zeros((cells,), I32)
         self.views = cut(sizes, self.device)
         self.sent: Mark | None = None
         self.read: Mark | None = None
@@ -40,18 +41,16 @@ class DeviceArrays(Arrays):
     may still be under way; it waits for a set that the device has not read yet.
     """
 
-    def __init__(self, sizes: Sizes, ops: GpuOps, own: Mapping[str, Tensor]) -> None:
+    def __init__(self, sizes: Sizes, ops: Ops, own: Mapping[str, Tensor]) -> None:
         super().__init__(sizes, ops)
-        runtime, device = ops.gpu.runtime, ops.gpu.device
-        self._runtime = runtime
-        self._buffers = tuple(_Buffer(runtime, device, sizes) for _ in range(2))
+        self._runtime = ops.runtime
+        self._buffers = tuple(_Buffer(ops, sizes) for _ in range(2))
         self._turn = 0
-        tables = torch.zeros(sizes.tables, dtype=torch.int32, device=device)
-        self._place(ops, torch.zeros(sizes.nbytes, dtype=torch.uint8, device=device), tables)
-        self._drawn = torch.zeros(sizes.rows, dtype=torch.int32, device=device)
+        self._place(ops, ops.zeros((sizes.nbytes,), U8), ops.zeros(sizes.tables, I32))
+        self._drawn = ops.zeros((sizes.rows,), I32)
         if sizes.cross:
-            self._seen = torch.ones(sizes.rows, dtype=torch.int32, device=device)
-            self._seen_tables = torch.zeros(sizes.rows, sizes.blocks, dtype=torch.int32, device=device)
+            self._seen = ops.put(np.ones(sizes.rows, np.int32))
+            self._seen_tables = ops.zeros((sizes.rows, sizes.blocks), I32)
         self._own = own
         self._use(self._buffers[0].arrays)
 

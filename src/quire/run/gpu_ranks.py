@@ -31,7 +31,7 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
     the first rank's. `ConfigError` for what is not built, with the reason."""
     check_known(config.features, Known(frozenset({GPU_PROCESSES})))
     parallel, name = config.parallel, config.parallel.ranks_option
-    from quire.ops.gpu import interpreting
+    from quire.ops.triton.gpu import interpreting
 
     there = parallel.ranks if interpreting() else torch.cuda.device_count()
     if there < parallel.ranks:
@@ -46,7 +46,7 @@ def of_a_gpu(config: EngineConfig) -> EngineConfig:
 
 def take_gpu(rank: int) -> None:
     """Compute on that one."""
-    from quire.ops.gpu import interpreting
+    from quire.ops.triton.gpu import interpreting
 
     if not interpreting():
         torch.cuda.set_device(rank)
@@ -63,7 +63,7 @@ def comms_of(path: str, rank: int, topology: Topology) -> dict[str, Comm]:
     """What joins `rank` with all others, which come here at once: NCCL, or gloo under the interpreter."""
     from torch._C._distributed_c10d import FileStore
 
-    from quire.ops.gpu import interpreting
+    from quire.ops.triton.gpu import interpreting
     from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
 
     world = topology.world

@@ -179,8 +179,8 @@ class Rank:
         shape = shape_kv(self._config, parts_of((self._model,)), asked.max_model_len)
         caches = Caches((self._model,), self._ops, shape)
         step = Step(self._model, self._ops, shape, asked.limits, caches.part(0), False)
-        assert self._ops.gpu is not None and self._share is not None, "GPUs are asked"
-        left = gpu_cache_bytes(self._ops.gpu.runtime, self._config.cache.gpu_memory_utilization, step.profile)
+        assert self._share is not None, "GPUs are asked"
+        left = gpu_cache_bytes(self._ops.runtime, self._config.cache.gpu_memory_utilization, step.profile)
         self._share.send(self._ops, self._ops.put(np.array([left])), 0)
 
     def _adapter(self, name: str, folder: str) -> None:

@@ -283,7 +283,7 @@ def _arrays_of(ops: Ops, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
         return Arrays(sizes, ops, own)
     from quire.run.device_arrays import DeviceArrays
 
-    return DeviceArrays(sizes, ops, own)  # type: ignore[arg-type]
+    return DeviceArrays(sizes, ops, own)
 
 
 def _fuses(model: Model) -> bool:

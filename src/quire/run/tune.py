@@ -19,11 +19,10 @@ from quire.core.machine import processor
 from quire.core.version import VERSION
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array
-from quire.ops.backend import Recording
+from quire.ops.backend import Ops, Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from quire.ops.native import Native
     from quire.run.step import Step
 
 SMALLEST = 64 << 20
@@ -53,19 +52,19 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
 def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
     """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
     ops = step.ops
-    if ops.cpu is None:
+    if not ops.timed:
         return
     pinned = parse(config.device.tune)
-    ops.cpu.native.set_tuning(pinned or Tuning())
+    ops.tune(pinned or Tuning())
     if pinned or not step.capture or weight_bytes < SMALLEST:
         return
     key = tuning_key(config, step.model.spec, ops.isa, ops.threads)
     found = recall(key)
     if found is not None:
-        ops.cpu.native.set_tuning(found)
+        ops.tune(found)
     elif ops.isa == "amx":
         found = _measure(step)
-        ops.cpu.native.set_tuning(found)
+        ops.tune(found)
         keep(key, found)
     else:
         step.recorded[1, 1, False] = Trial(step, lambda tuning: keep(key, tuning))
@@ -76,8 +75,7 @@ class Trial:
 
     def __init__(self, step: Step, chosen: Callable[[Tuning], None]) -> None:
         """`chosen` is told the outcome."""
-        assert step.ops.cpu is not None
-        self._step, self._chosen, self._native = step, chosen, step.ops.cpu.native
+        self._step, self._chosen = step, chosen
         self._seconds: dict[Tuning, list[float]] = {
             Tuning(ahead, row_streams=streams): [] for ahead, streams in STREAMING
         }
@@ -92,34 +90,33 @@ class Trial:
             self.output = self._recording.output
             return self.output
         setting = min(self._seconds, key=lambda setting: len(self._seconds[setting]))
-        self._native.set_tuning(setting)
+        self._step.ops.tune(setting)
         begin = time.perf_counter()
         self.output = self._recording.run()
         self._seconds[setting].append(time.perf_counter() - begin)
         if min(map(len, self._seconds.values())) == TURNS:
             self._step.recorded[1, 1, False] = self._recording
             best = _best(self._seconds)
-            self._native.set_tuning(best)
+            self._step.ops.tune(best)
             self._chosen(best)
         return self.output
 
 
 def _measure(step: Step) -> Tuning:
-    assert step.ops.cpu is not None
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
-    best = measured_tuning(step.ops.cpu.native, step.made_up_decode, room)
+    best = measured_tuning(step.ops, step.made_up_decode, room)
     step.forget_made_up()
     return best
 
 
-def measured_tuning(native: Native, decode: Callable[[int], Callable[[], object]], room: int) -> Tuning:
+def measured_tuning(ops: Ops, decode: Callable[[int], Callable[[], object]], room: int) -> Tuning:
     """What is fastest for decodes: `decode(rows)` runs one of so many rows, of which there are `room` at most."""
     settings = [Tuning(ahead, row_streams=streams) for ahead, streams in STREAMING]
     decodes = [decode(rows) for rows in (1, min(FEW, room))]
-    best = _fastest(settings, lambda: [run() for run in decodes], native.set_tuning)
+    best = _fastest(settings, lambda: [run() for run in decodes], ops.tune)
     for rows in (rows for rows in BATCHES if rows <= room):
         by_vectors, by_tiles = (Tuning(best.ahead, least, best.row_streams) for least in (rows + 1, rows))
-        best = _fastest((by_vectors, by_tiles), decode(rows), native.set_tuning)
+        best = _fastest((by_vectors, by_tiles), decode(rows), ops.tune)
         if best == by_tiles:
             break
         if rows == BATCHES[-1]:

@@ -12,10 +12,9 @@ import numpy as np
 
 from quire.bench.suite.foreign.protocol import serve
 from quire.core.machine import end_with_parent
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.cpu.state import Cpu
-from quire.ops.native import Native
+from quire.ops.native import Native, huge_bytes
 
 READ_BYTES = 768 << 20
 """More than caches hold."""
@@ -38,7 +37,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.cpu = Cpu(Native())
-        self._data = huge_bytes(self.cpu.native, READ_BYTES)
+        self._data = huge_bytes(READ_BYTES)
         self._data.fill(0)
 
     def facts(self) -> dict[str, str]:
@@ -47,7 +46,7 @@ class Probe:
 
     def limits(self) -> dict[str, float]:
         """By name, per second, of all threads together; half a second."""
-        found = {"read_bytes_per_s": read_rate(self.cpu, self._data)}
+        found = {"read_bytes_per_s": read_rate(self.cpu.call, self._data)}
         out = np.zeros(1, np.int64)
         for op, (kind, work) in PROBES.items():
             if op in self.cpu.native.ids and kind in NAMES:

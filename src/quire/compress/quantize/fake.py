@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.core.dtypes import Dtype
 from quire.ops.reference.caches import quantize_rows
-from quire.ops.rounding import quantize_activations, quantize_to_float8
+from quire.ops.reference.layers import quantize_activations, quantize_to_float8
 
 
 class _Through(torch.autograd.Function):

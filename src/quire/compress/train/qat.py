@@ -20,10 +20,11 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.table import scaled
 from quire.ops.arrays import to_numpy, to_torch
-from quire.ops.differentiable import OUT_OF_PLACE, Differentiable, Site, held
+from quire.ops.differentiable import Differentiable, Site
 from quire.ops.experts import Grouped
-from quire.ops.held import Held
+from quire.ops.held import Held, held
 from quire.ops.layout import KVCache
+from quire.ops.reference.layers import rope_and_cache
 from quire.ops.weights import Packed
 from quire.quant.base import Quantizer
 from quire.quant.float8 import Float8
@@ -95,9 +96,7 @@ class RoundedOps(Differentiable):
         own, kept = held(cache), self._kept
         assert kept is not None
         rounding = RoundedHeld(own.layout, own.keys, own.values, own.written, kept)
-        out: Any = OUT_OF_PLACE["rope_and_cache"](qkv, positions, table, slots, rounding, *more)
-        made: Tensor = out
-        return made
+        return rope_and_cache(qkv, positions, table, slots, rounding, *more)
 
 
 @dataclass(frozen=True, eq=False)

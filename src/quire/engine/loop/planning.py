@@ -40,8 +40,7 @@ def make_plan(
     parts = parts_of((model, *beside))
     capture = not config.device.enforce_eager
     shape = shape_kv(config, parts, model.max_model_len)
-    free = available_memory() if ops.gpu is None else ops.gpu.runtime.memory()[0] * config.wholes
-    check_asked(config, shape.block_bytes, free)
+    check_asked(config, shape.block_bytes, ops.free_memory(config.wholes))
     kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
@@ -89,18 +88,17 @@ def _cache_bytes(
     cache = config.cache
     limits = _limits(config.scheduler, model, shape.max_model_len)
     pictures = picture_bytes(limits, model, shape.max_model_len)
-    if cache.kv_cache_memory_bytes or cache.num_blocks or (ops.gpu is None and not pictures):
+    if cache.kv_cache_memory_bytes or cache.num_blocks or not (ops.queues or pictures):
         return None
-    if ops.gpu is None:
+    if not ops.queues:
         return int(max(0, available_memory() - pictures) * FREE_MEMORY_SHARE) // config.wholes
-    runtime = ops.gpu.runtime
     step = Runner(model, ops, shape, limits, not config.device.enforce_eager, beside).step
     if ranks is not None:
         ranks.profile(shape.max_model_len, limits)
     kept = pictures + graph_bytes(step.graph_sizes, model.spec.vocab_size)
     if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
-        kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
+        kept += ops.runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
     if model.adapters is not None:
         kept += model.adapters.extensions.left  # adapters may come while the engine runs
-    left = gpu_cache_bytes(runtime, cache.gpu_memory_utilization, step.profile) - kept
+    left = gpu_cache_bytes(ops.runtime, cache.gpu_memory_utilization, step.profile) - kept
     return left if ranks is None else ranks.least(left, ops)

@@ -212,7 +212,7 @@ def facts(config: EngineConfig, models: tuple[Model, ...], ops: Ops, kv: KVPlan,
                 config.parallel.expert_axis,
             ],
             "block": [config.cache.block_size, kv.block_bytes],
-            "ops": [ops.name, ops.isa, sorted(ops.chosen.items()), "" if ops.gpu is None else repr(ops.gpu.chip)],
+            "ops": ops.identity,
         }
     )
 

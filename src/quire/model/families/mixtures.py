@@ -27,7 +27,7 @@ from quire.model.families.readers import (
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, sliding_windows
 from quire.model.spec import MoE
-from quire.ops.routing import Routing
+from quire.ops.experts import Routing
 
 EXPERTS = {
     "router": "mlp.gate",

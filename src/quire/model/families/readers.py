@@ -9,7 +9,7 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.rope import NO_ROPE, Plain, Rope, read_rope
 from quire.model.families.row import layer_kinds, spec_facts
 from quire.model.spec import MLA, EncoderStack, MoE
-from quire.ops.routing import Routing
+from quire.ops.experts import Routing
 
 
 def four_times(config: HfConfig) -> int:

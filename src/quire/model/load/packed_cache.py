@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from quire.core.config import EngineConfig
-from quire.core.dtypes import F32, I32, Dtype
+from quire.core.dtypes import F32, Dtype
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
@@ -34,15 +33,10 @@ from quire.model.load.packed_folder import (
 )
 from quire.model.load.packed_writing import Kept, Writing
 from quire.model.load.roles import Share
-from quire.ops.arrays import AnyArray
+from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import huge_bytes
-from quire.ops.cpu.matrix import Numbers, assemble, part_sizes
-from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks
-from quire.ops.cpu.samples import layout_digest, numbers
-from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import KINDS, LANES
-from quire.ops.weights import MOST, SUPER, Packed
+from quire.ops.native import huge_bytes
+from quire.ops.weights import Packed, PackedFacts, PackedForm, Weight
 from quire.quant.base import Quantizer
 from quire.quant.registry import laid_out
 
@@ -66,9 +60,9 @@ class PackedCache:
     If something was lacking, `keep` has all of it written.
     """
 
-    def __init__(self, path: Path, source: str, cpu: Cpu, limits: Limits) -> None:
+    def __init__(self, path: Path, source: str, form: PackedForm, limits: Limits) -> None:
         self.path = path
-        self._source, self._cpu, self._limits = source, cpu, limits
+        self._source, self._form, self._limits = source, form, limits
         self._kept: dict[str, Kept] = {}
         self._used: dict[str, Kept] = {}
         self._made = False
@@ -84,7 +78,7 @@ class PackedCache:
             if index.source != self._source:
                 log.info("%s belongs to other weights, options or another version; making it anew", self.path)
                 return
-            data = huge_bytes(self._cpu.native, max(1, index.size))[: index.size]
+            data = huge_bytes(max(1, index.size))[: index.size]
             read_data(self.path, offset, index, data, progress)
             self._kept = {name: self._restore(entry, data) for name, entry in index.entries.items()}
             mark_used(self.path)
@@ -112,7 +106,7 @@ class PackedCache:
     def put(self, name: str, packed: Packed, bias: AnyArray | None) -> None:
         """Take a matrix that was made just now."""
         self._made = True
-        self._used[name] = Kept(packed, bias)
+        self._used[name] = Kept(packed, bias, self._form)
 
     def keep(self) -> Writing | None:
         """Begin to write what the model uses, in the background, if some of it is new and there is room for it."""
@@ -128,42 +122,16 @@ class PackedCache:
 
     def _restore(self, entry: Entry, data: Any) -> Kept:
         """The matrix of `entry` as views of `data`."""
-        shape = f"[{entry.n}, {entry.k}]"
-        if entry.kind not in KINDS or min(entry.n, entry.k) < 1 or entry.activation_bits not in MOST:
-            raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, {entry.activation_bits} bits")
-        if entry.group not in (KINDS[entry.kind].groups or (0,)):
-            raise Damaged(f"there is a matrix of kind {entry.kind}, shape {shape}, group {entry.group}")
-        if entry.kind == "fp8" and not (entry.wide and entry.activation_bits == 16):
-            raise Damaged(f"there is a matrix of kind fp8, shape {shape}, with scales or activations that it has not")
-        kind = KINDS[entry.kind]
-        if entry.group and entry.k % max(entry.group, SUPER if kind.multiples else 1):
-            raise Damaged(f"there is a matrix of shape {shape} in groups of {entry.group}")
-        if kind.multiples and (entry.wide or entry.activation_bits != 8):
-            raise Damaged(
-                f"there is a {entry.kind} matrix of shape {shape}, with scales or activations that it has not"
-            )
-        allowed = part_sizes(entry.kind, (entry.n, entry.k), entry.group, entry.wide)
-        needed = {"codes", *kind.always}
-        sizes = {name: size for name, (_, size) in entry.parts.items()}
-        sparse = entry.kind in SPARSE.values()
-        if sparse and not sizes.get("codes", 0) % -(-entry.n // LANES):
-            allowed["codes"] = (sizes["codes"],) if "codes" in sizes else ()
-        bias = sizes.pop("bias", 4)
-        if bias % 4 or not needed <= set(sizes) or any(s not in allowed.get(name, ()) for name, s in sizes.items()):
-            raise Damaged(f"a {entry.kind} matrix of shape {shape} has parts of {sizes} bytes")
-        parts = {name: data[a : a + s] for name, (a, s) in entry.parts.items()}
-        offsets = parts.pop("bias", None)
-        if "order" in parts:
-            parts["order"] = parts["order"].view(I32)
-            if not np.array_equal(np.sort(parts["order"]), np.arange(entry.k)):
-                raise Damaged(f"the order of a matrix of shape {shape} is no permutation")
-        numbers = Numbers(entry.wide, entry.activation_bits)
-        packed = assemble(entry.kind, (entry.n, entry.k), entry.group, numbers, parts)
-        if entry.kind in TWO_OF_FOUR.values() and entry.activation_bits != 8:
-            raise Damaged(f"a {entry.kind} matrix of shape {shape} has activations of {entry.activation_bits} bits")
-        if sparse and not (entry.activation_bits == 8 and holds_blocks(self._cpu, packed)):
-            raise Damaged(f"a {entry.kind} matrix of shape {shape} has blocks that do not end where they should")
-        return Kept(packed, None if offsets is None else offsets.view(F32))
+        facts = PackedFacts(entry.kind, entry.n, entry.k, entry.group, entry.wide, entry.activation_bits)
+        parts = {name: data[begin : begin + size] for name, (begin, size) in entry.parts.items()}
+        bias = parts.pop("bias", None)
+        if bias is not None and bias.nbytes % 4:
+            raise Damaged(f"a bias has {bias.nbytes} bytes")
+        try:
+            packed = self._form.restore(facts, parts)
+        except ValueError as error:
+            raise Damaged(str(error)) from None
+        return Kept(packed, None if bias is None else bias.view(F32), self._form)
 
 
 def packed_cache(
@@ -177,31 +145,29 @@ def packed_cache(
     """
     options = config.model
     auto = options.cache_packed == "auto"
-    native = ops.cpu is not None and not ops.refers
-    if options.cache_packed == "off" or config.offload.moves or not native or options.load_format == "dummy":
+    form, dummy = ops.form, options.load_format == "dummy"
+    if options.cache_packed == "off" or config.offload.moves or form is None or dummy:
         return None
-    assert ops.cpu is not None
     plain = target is None and laid_out(opened.scheme) and options.activations != "int16"
-    if auto and plain and ops.cpu.bf16_bits == 16:
+    if auto and plain and not form.narrows:
         return None
     name = f"{beginning(options)}{dtype.name}"
     files = sorted({info.file for info in opened.source.infos.values()})
     base = opened.folder.parent if opened.folder.is_file() else opened.folder
     paths = [base / file for file in files]
-    name += "-12" if ops.cpu.bf16_bits == 12 else ""
-    name += "" if ops.cpu.sparse == "auto" else f"-sparse-{ops.cpu.sparse}"
+    name += form.label
     name += "" if options.activations == "auto" else f"-a{options.activations}"
     name += "" if share.world == 1 else f"-rank{share.rank}of{share.world}"
     name += "" if share.layers is None else f"-layers{share.layers.start}to{share.layers.stop - 1}"
     name += "" if share.experts is None else f"-experts{share.experts.rank}of{share.experts.world}"
     name += ending(paths[0])
     declared = json.dumps(opened.config.child("quantization_config").raw, sort_keys=True)
-    facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(ops.cpu, target)]
+    facts = [VERSION, name, target.name if target else "", repr(opened.spec), declared, _layout(form, target)]
     facts.append(str(share.step))
     if share.experts is not None:
         facts.append(repr([share.held(layer, opened.spec) for layer in range(opened.spec.layers)]))
     limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
-    return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), ops.cpu, limits)
+    return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), form, limits)
 
 
 def _fingerprint(facts: list[str], paths: list[Path]) -> str:
@@ -215,7 +181,10 @@ def _fingerprint(facts: list[str], paths: list[Path]) -> str:
     return found.hexdigest()
 
 
-def _layout(cpu: Cpu, target: Quantizer | None) -> str:
+def _layout(form: PackedForm, target: Quantizer | None) -> str:
     """A digest of small matrices as packed and quantized now: a layout or a rounding that changed is another source."""
-    quantizers = (target, target.head) if target else ()
-    return layout_digest(cpu, [quantizer.quantize(numbers(), 32).weight for quantizer in quantizers])
+
+    def weight(quantizer: Quantizer) -> Callable[[Host], Weight]:
+        return lambda numbers: quantizer.quantize(numbers, 32).weight
+
+    return form.digest([weight(each) for each in ((target, target.head) if target else ())])

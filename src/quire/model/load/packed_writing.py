@@ -15,8 +15,7 @@ from threading import Event, Thread, get_native_id
 from quire.model.load.packed_file import Entry, Writer
 from quire.model.load.place import Unplaced
 from quire.ops.arrays import AnyArray
-from quire.ops.cpu.matrix import take_apart
-from quire.ops.weights import Packed, labelled
+from quire.ops.weights import Packed, PackedForm, labelled
 
 log = logging.getLogger(__name__)
 CALM_SECONDS = 3.0
@@ -33,6 +32,7 @@ class Kept:
 
     packed: Packed
     bias: Unplaced | None
+    form: PackedForm
 
     @property
     def label(self) -> str:
@@ -40,7 +40,7 @@ class Kept:
         if self.packed.kind == "bf12":
             return labelled("bf16", self.packed)
         kind = self.packed.kind.removeprefix("sparse_").removeprefix("sparse24_")
-        wide = " a16" if take_apart(self.packed)[0].activation_bits != 8 and self.packed.group else ""
+        wide = " a16" if self.form.describe(self.packed)[0].activation_bits != 8 and self.packed.group else ""
         return labelled(f"{kind} g{self.packed.group}{wide}" if self.packed.group else kind, self.packed)
 
     @property
@@ -50,12 +50,8 @@ class Kept:
 
     def described(self) -> tuple[Entry, dict[str, AnyArray]]:
         """Its entry in an index, without places, and its parts."""
-        packed = self.packed
-        numbers, parts = take_apart(packed)
-        entry = Entry(
-            kind=packed.kind, n=packed.n, k=packed.k, group=packed.group, wide=numbers.wide,
-            activation_bits=numbers.activation_bits, parts={},
-        )  # fmt: skip
+        facts, parts = self.form.describe(self.packed)
+        entry = Entry(**facts._asdict(), parts={})
         return entry, {**parts} if self.bias is None else {**parts, "bias": self.bias}
 
 

@@ -29,8 +29,8 @@ from quire.model.net.parts import (
     RmsNorm,
 )
 from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
-from quire.ops.activations import ACTIVATIONS
 from quire.ops.arrays import as_f32
+from quire.ops.experts import ACTIVATIONS
 
 
 def load_norm(reader: Reader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from quire.model.net.parts import Linear, Mlp
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.experts import Between, Choices, Grouped
-from quire.ops.routing import Routing
+from quire.ops.experts import Between, Choices, Grouped, Routing
 
 Experts = Callable[[Ops, Array, Choices], Array]
 """rows [T, hidden] f32 and choices [R, top_k] of them, of experts of this process -> the weighted sums [R, hidden] f32

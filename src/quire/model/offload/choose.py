@@ -14,21 +14,21 @@ from quire.ops.backend import Ops
 
 
 def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None) -> Keeper:
-    """That of a decoder, for options that model and device allow. `shards`: the memory that replicas share."""
+    """That of a decoder, for options that model and backend allow (`quire.core.exclusions`).
+
+    `shards`: the memory that replicas share.
+    """
     asked = config.offload
     if asked.fully_shard:
-        assert shards is not None and ops.cpu is not None, "the table of exclusions says so"
-        return SharedKeeper(shards.file) if len(shards.hosts) == 1 else GatheredKeeper(ops.cpu, shards)
+        assert shards is not None, "the table of exclusions says so"
+        return SharedKeeper(ops, shards.file) if len(shards.hosts) == 1 else GatheredKeeper(ops, shards)
     if asked.from_file:
-        assert ops.cpu is not None, "the table of exclusions says so"
-        if asked.weight_offload == "experts":
-            return ExpertKeeper(ops.cpu, budget(config, opened), folder(config))
-        return DiskKeeper(ops.cpu, budget(config, opened), folder(config))
+        kept = ExpertKeeper if asked.weight_offload == "experts" else DiskKeeper
+        return kept(ops, budget(config, opened), folder(config))
     if asked.cpu_offload_gb:
-        assert ops.gpu is not None, "the table of exclusions says so"
         from quire.model.offload.host import HostKeeper
 
-        return HostKeeper(ops.gpu, int(asked.cpu_offload_gb * 2**30), budget(config, opened).layers)
+        return HostKeeper(ops, int(asked.cpu_offload_gb * 2**30), budget(config, opened).layers)
     return InMemory()
 
 

@@ -19,7 +19,7 @@ from quire.model.offload.budget import Account, Budget
 from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import SLOTS, Streamed
-from quire.ops.cpu.state import Cpu
+from quire.ops.backend import Ops
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ class Spilled:
 class DiskKeeper:
     """Writes layers to a file as they are loaded, as many as the budget asks for; `finish` sees to what was guessed."""
 
-    def __init__(self, cpu: Cpu, budget: Budget, folder: Path) -> None:
-        self._cpu, self._account, self._folder = cpu, Account(budget), folder
+    def __init__(self, ops: Ops, budget: Budget, folder: Path) -> None:
+        self._ops, self._account, self._folder = ops, Account(budget), folder
         self._file: SpillFile | None = None
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, or what stands for it while its numbers are in the file."""
-        leaving = Leaving(layer)
+        leaving = Leaving(layer, self._ops)
         return layer if self._account.stays(leaving.size, 0, SLOTS) else self._spill(leaving)
 
     def finish(self, layers: Sequence[Any], outer: int) -> Kept:
@@ -61,9 +61,9 @@ class DiskKeeper:
         self._file.written()
         sizes = {i: layer.size for i, layer in away.items()}
         segments = [Segment(turn, self._file.file, s.offset, s.size, 0) for turn, s in enumerate(away.values())]
-        source = Streamed(self._cpu, sizes, segments, self._file.cached, self._file)
+        source = Streamed(self._ops, sizes, segments, self._file.cached, self._file)
         for i, spilled in away.items():
-            found[i] = returned(spilled.skeleton, source.slot_of(i))
+            found[i] = returned(spilled.skeleton, source.slot_of(i), self._ops)
         log.info(
             "%d of %d layers stay in memory, %d (%s bytes) are read from %s in every step",
             len(found) - len(away), len(found), len(away), f"{source.nbytes:,}", self._folder,
@@ -83,14 +83,14 @@ class DiskKeeper:
             if not held:
                 needed = taken() + self._account.budget.most - most
                 raise self._account.too_small(needed, f"what is outside of layers and {SLOTS} layers")
-            found[held[-1]] = self._spill(Leaving(found[held[-1]]))
+            found[held[-1]] = self._spill(Leaving(found[held[-1]], self._ops))
         for i, layer in enumerate(found):
             if isinstance(layer, Spilled) and taken() + layer.size <= most:
                 found[i] = self._back(layer)
 
     def _spill(self, leaving: Leaving) -> Spilled:
         if self._file is None:
-            self._file = SpillFile(self._cpu, self._folder)
+            self._file = SpillFile(self._ops, self._folder)
         return Spilled(leaving.skeleton, self._file.put(leaving.size, leaving.write), leaving.size)
 
     def _back(self, layer: Any) -> Any:
@@ -98,4 +98,4 @@ class DiskKeeper:
         if not isinstance(layer, Spilled):
             return layer
         assert self._file is not None
-        return returned(layer.skeleton, self._file.get(layer.offset, layer.size))
+        return returned(layer.skeleton, self._file.get(layer.offset, layer.size), self._ops)

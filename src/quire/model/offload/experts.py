@@ -25,11 +25,8 @@ from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Counts, Stream
 from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops
-from quire.ops.cpu.arena import ALIGN, huge_bytes
-from quire.ops.cpu.matrix import SHARED, Numbers, assemble, take_apart
-from quire.ops.cpu.state import Cpu
 from quire.ops.experts import Choices, Grouped
-from quire.ops.weights import Packed
+from quire.ops.native import ALIGN, huge_bytes
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +36,7 @@ class Stacked:
     """A layer's matrices of one role without numbers. `places` part -> where an expert's begin, and how many bytes."""
 
     grouped: Grouped
-    numbers: Numbers
     places: dict[str, tuple[int, int]]
-    shared: dict[str, Host]
 
 
 class Spilled(msgspec.Struct, frozen=True, eq=False):
@@ -57,8 +52,8 @@ class Spilled(msgspec.Struct, frozen=True, eq=False):
 class ExpertKeeper:
     """Writes the experts of layers to a file as they are loaded, while the budget leaves no room for them."""
 
-    def __init__(self, cpu: Cpu, budget: Budget, folder: Path) -> None:
-        self._cpu, self._account, self._folder = cpu, Account(budget), folder
+    def __init__(self, ops: Ops, budget: Budget, folder: Path) -> None:
+        self._ops, self._account, self._folder = ops, Account(budget), folder
         self._file: SpillFile | None = None
 
     def take(self, index: int, layer: Layer) -> Any:
@@ -85,7 +80,7 @@ class ExpertKeeper:
             needed = outer + account.fixed + slot * most
             raise account.too_small(needed, "all but the experts, and those of one layer")
         slots = min(room // slot, sum(s.count for s in found))
-        pool = Pool(self._cpu, self._file, found, slot, slots)
+        pool = Pool(self._ops, self._file, found, slot, slots)
         log.info(
             "%d of %d experts have room in memory, others are read from %s as they are chosen",
             slots, sum(s.count for s in found), self._folder,
@@ -98,21 +93,18 @@ class ExpertKeeper:
 
     def _spill(self, experts: FusedExperts | CutExperts) -> Spilled:
         if self._file is None:
-            self._file = SpillFile(self._cpu, self._folder)
+            self._file = SpillFile(self._ops, self._folder)
         count, at = experts.down.experts, 0
         stacks, parts = list[Stacked](), list[tuple[int, int, Host]]()
         for grouped in (experts.gate_up, experts.down):
-            numbers, found = take_apart(grouped.packed)
+            bare, found = self._ops.take_apart(grouped.packed)
             places = {}
             for name, part in found.items():
-                if name not in SHARED:
-                    size = len(part) // count
-                    places[name] = at, size
-                    parts.append((at, size, part))
-                    at += -(-size // ALIGN) * ALIGN
-            bare = replace(grouped.packed, buffers=(), handle=None)
-            shared = {name: part for name, part in found.items() if name in SHARED}
-            stacks.append(Stacked(replace(grouped, packed=bare), numbers, places, shared))
+                size = len(part) // count
+                places[name] = at, size
+                parts.append((at, size, part))
+                at += -(-size // ALIGN) * ALIGN
+            stacks.append(Stacked(replace(grouped, packed=bare), places))
         stride = -(-at // PAGE) * PAGE
 
         def fill(into: Host) -> None:
@@ -132,13 +124,11 @@ class ExpertKeeper:
         data = self._file.get(part.offset, part.count * part.stride).reshape(part.count, part.stride)
 
         def whole(stack: Stacked) -> Grouped:
-            parts = dict(stack.shared)
+            parts = {}
             for name, (begin, size) in stack.places.items():
-                parts[name] = huge_bytes(self._cpu.native, part.count * size)
+                parts[name] = huge_bytes(part.count * size)
                 parts[name].reshape(part.count, size)[:] = data[:, begin : begin + size]
-            packed = stack.grouped.packed
-            made = assemble(packed.kind, (packed.n, packed.k), packed.group, stack.numbers, parts)
-            return replace(stack.grouped, packed=made)
+            return replace(stack.grouped, packed=self._ops.put_together(stack.grouped.packed, parts))
 
         return replace(part.experts, gate_up=whole(part.stacks[0]), down=whole(part.stacks[1]))
 
@@ -148,8 +138,8 @@ class Pool:
 
     recordable = True
 
-    def __init__(self, cpu: Cpu, file: SpillFile, layers: Sequence[Spilled], slot: int, slots: int) -> None:
-        self._memory = pages(cpu.native, slot * slots)
+    def __init__(self, ops: Ops, file: SpillFile, layers: Sequence[Spilled], slot: int, slots: int) -> None:
+        self._ops, self._memory = ops, pages(slot * slots)
         self._places = [np.full(layer.count, -1, np.int64) for layer in layers]
         self._number = {id(layer): number for number, layer in enumerate(layers)}
         rows = [
@@ -158,7 +148,7 @@ class Pool:
         ]
         table, keeps = np.array(rows, np.int64), (self._memory, self._places, file)
         at = address(self._memory), slot, slots, int(table.ctypes.data), len(rows)
-        self._stream = Stream(cpu, "stream_experts", keeps, int(file.cached), *at)
+        self._stream = Stream(ops, "stream_experts", keeps, int(file.cached), *at)
 
     def called(self, part: Any) -> Any:
         """Experts that are read when they are called, of what was spilled."""
@@ -183,14 +173,10 @@ class Pool:
         return self._stream.counts()
 
     def _placed(self, stack: Stacked, number: int) -> Grouped:
-        """Descriptors whose parts begin where the first slot's do; kernels add the expert's place."""
-        packed, parts = stack.grouped.packed, dict(stack.shared)
-        for name, (begin, size) in stack.places.items():
-            parts[name] = self._memory[begin : begin + size]
-        rows = packed.n // stack.grouped.experts
-        one: Packed = assemble(packed.kind, (rows, packed.k), packed.group, stack.numbers, parts)
-        one.handle.n, one.handle.places = packed.n, int(self._places[number].ctypes.data)
-        return replace(stack.grouped, packed=replace(one, n=packed.n, nbytes=packed.nbytes))
+        """Matrices whose parts begin where the first slot's do; kernels add the expert's place."""
+        parts = {name: self._memory[begin : begin + size] for name, (begin, size) in stack.places.items()}
+        packed = self._ops.put_in_places(stack.grouped.packed, parts, self._places[number])
+        return replace(stack.grouped, packed=packed)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import Segment, turns
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import Cpu
+from quire.ops.backend import Ops
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class SpillFile:
     """Grows by whole pages. `cached`: it cannot be read past the system's cache (a file system in memory)."""
 
-    def __init__(self, cpu: Cpu, folder: Path) -> None:
-        self.folder, self.size, self._cpu = folder, 0, cpu
+    def __init__(self, ops: Ops, folder: Path) -> None:
+        self.folder, self.size, self._ops = folder, 0, ops
         try:
             folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix=".weights.", dir=folder)
@@ -38,14 +38,14 @@ class SpillFile:
             log.warning("%s takes no direct reads: weights go through the system's cache there", folder)
         finally:
             Path(name).unlink()
-        self._stage = pages(cpu.native, PAGE)
+        self._stage = pages(PAGE)
         self.close = weakref.finalize(self, os.close, self.file)  # gives its disk back
 
     def put(self, size: int, fill: Callable[[Host], None]) -> int:
         """Write what `fill` puts into `size` bytes (uint8, whole pages); where it begins in the file."""
         assert size % PAGE == 0
         if len(self._stage) < size:
-            self._stage = pages(self._cpu.native, size)
+            self._stage = pages(size)
         fill(self._stage[:size])
         begin, view = self.size, self._stage[:size].data
         at = 0
@@ -62,15 +62,15 @@ class SpillFile:
 
     def get(self, begin: int, size: int) -> Host:
         """The `size` bytes that `put` wrote there, in memory of their own."""
-        data = pages(self._cpu.native, size)
-        stream = turns(self._cpu, [data], [Segment(0, self.file, begin, size, 0)], 1, self.cached)
+        data = pages(size)
+        stream = turns(self._ops, [data], [Segment(0, self.file, begin, size, 0)], 1, self.cached)
         stream.call("stream_wait", 0)
         stream.close()
         return data
 
     def written(self) -> None:
         """Nothing more is to be put there."""
-        self._stage = pages(self._cpu.native, PAGE)
+        self._stage = pages(PAGE)
 
     def _refusal(self, error: OSError) -> ConfigError:
         try:

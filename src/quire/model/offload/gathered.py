@@ -18,26 +18,26 @@ from quire.model.offload.shards import Descriptor, Shards, SharedFile, differs
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import Streamed
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import Cpu
+from quire.ops.backend import Ops
 
 
 class GatheredKeeper:
     """Every replica packs all layers, and of each the first of its host writes that host's pages to the file."""
 
-    def __init__(self, cpu: Cpu, shards: Shards) -> None:
-        self._cpu, self._shards, self._shared = cpu, shards, SharedFile(shards.file)
+    def __init__(self, ops: Ops, shards: Shards) -> None:
+        self._ops, self._shards, self._shared = ops, shards, SharedFile(shards.file)
         self._ends = [PAGE] * len(shards.hosts)
         self._sizes: dict[int, int] = {}
         self._segments: list[Segment] = []
-        self._stage = pages(cpu.native, PAGE)
+        self._stage = pages(PAGE)
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, without the numbers that come."""
-        leaving, count = Leaving(layer), len(self._shards.hosts)
+        leaving, count = Leaving(layer, self._ops), len(self._shards.hosts)
         if not leaving.size:
             return layer
         if len(self._stage) < leaving.size:
-            self._stage = pages(self._cpu.native, leaving.size)
+            self._stage = pages(leaving.size)
         self._stage[: leaving.size] = 0
         leaving.write(self._stage[: leaving.size])
         cuts = [leaving.size // PAGE * host // count * PAGE for host in range(count + 1)]
@@ -57,13 +57,15 @@ class GatheredKeeper:
         self._shared.finish(len(layers), self._ends[self._shards.node])
         if not self._sizes:
             return Kept(tuple(layers), Resident())
-        self._stage = pages(self._cpu.native, PAGE)
+        self._stage = pages(PAGE)
         far = [source for source in self._shards.hosts if source is not None]
-        source = Streamed(self._cpu, self._sizes, self._segments, False, *far)
+        source = Streamed(self._ops, self._sizes, self._segments, False, *far)
         # Before the readers end, which wait for what they asked for: a host may be silent.
         weakref.finalize(source, _leave, far)
-        at = self._sizes.keys()
-        return Kept(tuple(returned(e, source.slot_of(i)) if i in at else e for i, e in enumerate(layers)), source)
+        found = list(layers)
+        for i in self._sizes:
+            found[i] = returned(found[i], source.slot_of(i), self._ops)
+        return Kept(tuple(found), source)
 
     def _keep(self, index: int, share: Host, begin: int) -> None:
         """Write this host's share of a layer, or hold it against what is there."""

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from quire.core.dtypes import U8
 from quire.core.errors import ConfigError
 from quire.model.load.place import Kept
 from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import Leaving, returned
-from quire.ops.gpu import Gpu
-from quire.ops.runtime import Mark, Runtime
+from quire.ops.backend import Ops
+from quire.ops.runtime import Mark
 
 log = logging.getLogger(__name__)
 SLOTS = 2
@@ -37,20 +37,20 @@ class OnHost:
 class HostKeeper:
     """Keeps `most` bytes of layers on the host, spread evenly over the model. `layers`: bytes of each on disk."""
 
-    def __init__(self, gpu: Gpu, most: int, layers: Sequence[int]) -> None:
-        self._gpu, self._most, self._layers = gpu, most, layers
+    def __init__(self, ops: Ops, most: int, layers: Sequence[int]) -> None:
+        self._ops, self._most, self._layers = ops, most, layers
         self._made = self._away = 0
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, or what stands for it while its numbers are on the host."""
-        leaving = Leaving(layer)
+        leaving = Leaving(layer, self._ops)
         self._made += leaving.size
         whole = self._made / max(1, sum(self._layers[: index + 1])) * sum(self._layers)
         share = min(1.0, self._most / max(1.0, whole)) * self._made
         if self._away + leaving.size > self._most or self._away + leaving.size // 2 > share:
             return layer
         self._away += leaving.size
-        data = self._gpu.runtime.pinned(leaving.size)
+        data = self._ops.runtime.pinned(leaving.size)
         leaving.write(data)
         return OnHost(leaving.skeleton, data)
 
@@ -67,9 +67,9 @@ class HostKeeper:
             )
         if not away:
             return Kept(tuple(found), Resident())
-        source = CopiedAhead(self._gpu.runtime, away, self._gpu.device)
+        source = CopiedAhead(self._ops, away)
         for i in away:
-            found[i] = returned(found[i].skeleton, source.slot_of(i))
+            found[i] = returned(found[i].skeleton, source.slot_of(i), self._ops)
         log.info(
             "%d of %d layers (%s bytes) stay in the host's memory and are copied in every step",
             len(away), len(found), f"{self._away:,}",
@@ -82,12 +82,12 @@ class CopiedAhead:
 
     recordable = False
 
-    def __init__(self, runtime: Runtime, hosts: Mapping[int, Tensor], device: torch.device) -> None:
-        self._runtime, self._hosts = runtime, list(hosts.values())
+    def __init__(self, ops: Ops, hosts: Mapping[int, Tensor]) -> None:
+        self._runtime, self._hosts = ops.runtime, list(hosts.values())
         self._turn = {layer: turn for turn, layer in enumerate(hosts)}
         largest = max(len(data) for data in self._hosts)
         count = min(SLOTS, len(self._hosts))
-        self._slots = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(count)]
+        self._slots: list[Tensor] = [ops.zeros((largest,), U8) for _ in range(count)]
         self._holds = list(range(count))
         self._there = [self._copy(turn) for turn in range(count)]
 

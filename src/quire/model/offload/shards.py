@@ -21,6 +21,7 @@ from quire.model.load.place import Kept
 from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.away import PAGE, Leaving, returned
 from quire.ops.arrays import Host
+from quire.ops.backend import Ops
 from quire.parallel.shares import HEADER, length
 
 
@@ -87,13 +88,13 @@ class SharedFile:
 class SharedKeeper:
     """Layers in a file that all replicas map."""
 
-    def __init__(self, file: int) -> None:
-        self._shared, self._end = SharedFile(file), PAGE
+    def __init__(self, ops: Ops, file: int) -> None:
+        self._ops, self._shared, self._end = ops, SharedFile(file), PAGE
         self._maps: list[mmap.mmap] = []  # a process that closes one would lose its lock
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer with its numbers in the shared memory."""
-        leaving, begin = Leaving(layer), self._end
+        leaving, begin = Leaving(layer, self._ops), self._end
         self._end += leaving.size
         if not leaving.size:
             return layer
@@ -103,7 +104,7 @@ class SharedKeeper:
         data = self._map(begin, leaving.size, mmap.PROT_READ)
         if not self._shared.writes and not leaving.equals(data):
             raise differs(index)
-        return returned(leaving.skeleton, data)
+        return returned(leaving.skeleton, data, self._ops)
 
     def finish(self, layers: Sequence[Any], outer: int) -> Kept:
         """The layers, as the file has them."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.ops.arrays import Host, address
-from quire.ops.cpu.state import Cpu
+from quire.ops.backend import Ops
 
 THREADS, PIECE = 4, 2 << 20
 """Requests in flight, and bytes of one."""
@@ -38,35 +38,34 @@ class Segment(NamedTuple):
 class Stream:
     """A native reader. It is closed, and what it `keeps` let go, when nobody holds it any more."""
 
-    def __init__(self, cpu: Cpu, name: str, keeps: Sequence[Any], *args: int) -> None:
-        self._cpu, made = cpu, np.zeros(1, np.int64)
-        cpu.native.module.call(cpu.native.ids[name], (made, THREADS, PIECE, *args))
+    def __init__(self, ops: Ops, name: str, keeps: Sequence[Any], *args: int) -> None:
+        self._ops, self._beside, made = ops, ops.beside(), np.zeros(1, np.int64)
+        self._beside.native(name, made, THREADS, PIECE, *args)
         self._at = int(made[0])
-        self.close = weakref.finalize(self, _close, cpu.native.module, cpu.native.ids["stream_close"], self._at, keeps)
+        self.close = weakref.finalize(self, _close, self._beside, self._at, keeps)
 
     def call(self, name: str, *args: int | Host) -> None:
         """Run an op of it, or record it."""
-        self._cpu.call(name, self._at, *args)
+        self._ops.native(name, self._at, *args)
 
     def counts(self) -> Counts:
         """What it did so far."""
         found = np.zeros(4, np.int64)
-        native = self._cpu.native
-        native.module.call(native.ids["stream_counts"], (self._at, found))
+        self._beside.native("stream_counts", self._at, found)
         return Counts(*found.tolist())
 
 
 def turns(
-    cpu: Cpu, slots: Sequence[Host], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
+    ops: Ops, slots: Sequence[Host], segments: Sequence[Segment], layers: int, cached: bool, *keeps: Any
 ) -> Stream:
     """A reader of `layers` layers, of which number j lies in slot j % len(slots)."""
     where, rows = np.array([address(s) for s in slots], np.int64), np.array(segments, np.int64)
     at = int(where.ctypes.data), len(slots), int(rows.ctypes.data), len(rows)
-    return Stream(cpu, "stream_layers", (*slots, *keeps), int(cached), *at, layers)
+    return Stream(ops, "stream_layers", (*slots, *keeps), int(cached), *at, layers)
 
 
-def _close(module: Any, op: int, at: int, keeps: Sequence[Any]) -> None:
-    module.call(op, (at,))
+def _close(ops: Ops, at: int, keeps: Sequence[Any]) -> None:
+    ops.native("stream_close", at)
     for kept in keeps:
         with suppress(AttributeError, OSError):
             kept.close()

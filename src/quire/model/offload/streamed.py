@@ -8,7 +8,7 @@ from typing import Any
 from quire.model.offload.away import pages
 from quire.model.offload.stream import Counts, Segment, Stream, turns
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import Cpu
+from quire.ops.backend import Ops
 
 SLOTS = 2
 """Layers that come: one is computed while the next is read."""
@@ -20,7 +20,7 @@ class Streamed:
     recordable = True
 
     def __init__(
-        self, cpu: Cpu, sizes: Mapping[int, int], segments: Sequence[Segment], cached: bool, *keeps: Any
+        self, ops: Ops, sizes: Mapping[int, int], segments: Sequence[Segment], cached: bool, *keeps: Any
     ) -> None:
         """`sizes`: bytes by layer, in order; `segments` count their parts in that order. `keeps` are closed at the end.
 
@@ -30,8 +30,8 @@ class Streamed:
         self.keeps = keeps
         self.nbytes = sum(self.sizes)
         self._turn = {layer: turn for turn, layer in enumerate(sizes)}
-        self._slots = [pages(cpu.native, max(self.sizes)) for _ in range(min(SLOTS, len(sizes)))]
-        self._stream: Stream = turns(cpu, self._slots, segments, len(sizes), cached, *keeps)
+        self._slots = [pages(max(self.sizes)) for _ in range(min(SLOTS, len(sizes)))]
+        self._stream: Stream = turns(ops, self._slots, segments, len(sizes), cached, *keeps)
         for turn in range(len(self._slots)):  # so that their memory counts as taken from here on
             self._stream.call("stream_wait", turn)
 

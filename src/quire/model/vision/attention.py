@@ -93,7 +93,7 @@ def attention_of(ops: Ops, spec: ModelSpec, groups: Groups, table: Host, dtype: 
     table [rows of a tile, 2, head_dim / 2] f32: cosines and sines, or [1, 2, 0]. Imports torch where it goes by it: on
     GPUs, by the reference, and for heads that the native kernel is not built for.
     """
-    if ops.cpu is not None and ops.chosen["attention"] == "cpu" and spec.head_dim % 8 == 0:
+    if ops.attends_whole(spec.head_dim):
         return PagedAttention(ops, spec, groups, table, dtype)
     require_torch(f"a tower of pictures with heads of {spec.head_dim}, which 8 does not divide,", "train")
     from quire.model.vision.whole_attention import WholeAttention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,20 @@ import numpy as np
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
 from quire.core.rebuilt import rebuilt
-from quire.ops.arrays import Host, is_tensor, to_numpy, to_torch
+from quire.ops.arrays import Array, Fetched, Host, address, is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.cpu import layers
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.experts import fuses_experts
+from quire.ops.cpu.form import CpuForm
+from quire.ops.cpu.matrix import SHARED, assemble, take_apart
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.pack_stack import pack_stack
-from quire.ops.cpu.state import Cpu, check
+from quire.ops.cpu.state import Cpu
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.native import Native
+from quire.ops.native import Native, check, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS, load_modules
+from quire.ops.tuning import Tuning
 from quire.ops.weights import Packed, Stored, Weight
 
 IN_NUMPY = "quire.ops.sampling"
@@ -70,22 +73,23 @@ class CpuOps(Ops):
     """The native ops of one instruction set. `cpu` is what they share."""
 
     name = "cpu"
-    cpu: Cpu
+    timed = True
 
     def __init__(self, cpu: Cpu, overrides: tuple[str, ...]) -> None:
         load_modules("quire.ops.cpu")
         self.cpu, self.isa, self.threads = cpu, cpu.native.isa, cpu.native.threads
         own = {op: _bound(cpu, fns["cpu"]) for op, fns in IMPLEMENTATIONS.items() if "cpu" in fns}
         super().__init__(own, overrides)
-
-    @classmethod
-    def open(cls, device: DeviceConfig) -> CpuOps:
-        """As `device` has it."""
-        return cls(Cpu(Native(device.isa, device.threads), device.bf16_bits, device.sparse), device.ops)
+        self.form = None if self.refers else CpuForm(cpu)
 
     def by_reference(self, definition: Callable[..., Any]) -> Callable[..., Any]:
         """The definition over torch tensors that share the arrays' memory. Imports torch."""
         return definition if definition.__module__ == IN_NUMPY else _by_torch(definition)
+
+    def tune(self, tuning: Tuning) -> None:
+        """In all of this process."""
+        self.cpu.native.set_tuning(tuning)
+        super().tune(tuning)
 
     @property
     def all_native(self) -> bool:
@@ -107,6 +111,10 @@ class CpuOps(Ops):
     def keep(self, array: Host) -> Host:
         """A copy: the arena is taken back."""
         return array.copy()
+
+    def fetch(self, found: Sequence[Array]) -> Fetched:
+        """They are there."""
+        return functools.partial(list, found)
 
     def native(self, name: str, *args: Any) -> None:
         """As of `Ops`."""
@@ -133,6 +141,23 @@ class CpuOps(Ops):
         """As of `Ops`."""
         return pack_stack(self.cpu, weights, count)
 
+    def take_apart(self, packed: Packed) -> tuple[Packed, dict[str, Any]]:
+        """As of `Ops`; what does not grow with the rows stays with the numbers of the handle."""
+        numbers, parts = take_apart(packed)
+        shared = {name: parts.pop(name) for name in SHARED if name in parts}
+        return replace(packed, buffers=(), handle=(numbers, shared)), parts
+
+    def put_together(self, bare: Packed, parts: Mapping[str, Any]) -> Packed:
+        """As of `Ops`."""
+        numbers, shared = bare.handle
+        return assemble(bare.kind, (bare.n, bare.k), bare.group, numbers, {**parts, **shared})
+
+    def put_in_places(self, bare: Packed, parts: Mapping[str, Any], places: Host) -> Packed:
+        """As of `Ops`."""
+        one = self.put_together(replace(bare, n=bare.n // len(places)), parts)
+        one.handle.n, one.handle.places = bare.n, address(places)
+        return replace(one, n=bare.n, nbytes=bare.nbytes)
+
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
         """As of `Ops`; biases must lie without gaps."""
         if bias is not None:
@@ -152,6 +177,10 @@ class CpuOps(Ops):
         """The native op does."""
         return self.chosen["embedding"] == "cpu"
 
+    def attends_whole(self, head_dim: int) -> bool:
+        """The native op takes multiples of 8."""
+        return self.chosen["attention"] == "cpu" and head_dim % 8 == 0
+
     @property
     def layout(self) -> type[KVLayout]:
         """That of vector registers."""
@@ -160,9 +189,7 @@ class CpuOps(Ops):
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
         """Zeroed key and value caches in huge pages (measured: 38 instead of 33 GB/s)."""
         keys, values = (
-            huge_bytes(self.cpu.native, math.prod(shape) * layout.element.itemsize, zeroed=True)
-            .view(layout.element)
-            .reshape(shape)
+            huge_bytes(math.prod(shape) * layout.element.itemsize, zeroed=True).view(layout.element).reshape(shape)
             for shape in layout.shapes(blocks)
         )
         return KVCache(layout, keys, values)
@@ -190,6 +217,11 @@ class CpuOps(Ops):
         """As of `Ops`."""
         self.begin_step()
         return Replay(self, fn)
+
+
+def open_ops(device: DeviceConfig) -> CpuOps:
+    """As `device` has it."""
+    return CpuOps(Cpu(Native(device.isa, device.threads), device.bf16_bits, device.sparse), device.ops)
 
 
 class Beside(CpuOps):

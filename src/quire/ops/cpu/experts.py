@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, Cpu, check
-from quire.ops.experts import SCORES, Between, Choices, Grouped
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
+from quire.ops.experts import SCORES, Between, Choices, Grouped, Routing
 from quire.ops.kinds import LANES
+from quire.ops.native import check
 from quire.ops.op import impl
-from quire.ops.routing import Routing
 
 MOST_EXPERTS = 1 << 20
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from quire.core.dtypes import BF16, F32, I32, I64
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import BF16, F32, I32, I64, Cpu, check
+from quire.ops.cpu.state import Cpu
 from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
+from quire.ops.native import check
 from quire.ops.op import impl
 from quire.ops.weights import Packed
 

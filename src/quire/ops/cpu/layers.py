@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, I64, Cpu, check
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLES, Cpu
 from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
+from quire.ops.native import check
 from quire.ops.op import impl
-from quire.ops.weights import Packed
+from quire.ops.weights import Packed, PackedTable
+
+
+@impl("embedding", "cpu")
+def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable, first: int | None = None) -> Host:
+    rows = len(check(tokens, "embedding tokens", I32, -1))
+    if isinstance(table, PackedTable):
+        return _packed_rows(cpu, tokens, rows, table, first)
+    vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLES else F32, -1, -1).shape
+    out = cpu.arena.empty(rows, d)
+    if rows:
+        where, numbers = (out, tokens, table), TABLES.index(table.dtype)
+        cpu.call("embedding", *where, rows, d, vocabulary, numbers, -1 if first is None else first)
+    return out
+
+
+def _packed_rows(cpu: Cpu, tokens: Host, rows: int, table: PackedTable, first: int | None) -> Host:
+    out = cpu.arena.empty(rows, table.matrix.k)
+    if rows:
+        at, begin = table.matrix.handle.at, -1 if first is None else first
+        cpu.call("embedding_packed", out, tokens, at, rows, int(table.rounded), begin)
+    return out
 
 
 @impl("rmsnorm", "cpu")
@@ -74,7 +97,7 @@ def rope_and_cache(
         cpu.call(
             "rope_and_cache", qkv, positions, table, slots, *at_cache,
             *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
-            layout.block_size, blocks, layout.format, cache.step, eps,
+            layout.block_size, blocks, layout.format, at_cache[0].strides[0], eps,
         )  # fmt: skip
     return qkv
 
@@ -141,7 +164,7 @@ def call_attention(
         cpu.call(
             "attention", out, q, *at_cache, cu_q, context,
             block_tables, len(q), sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, layout.format, cache.step, *rest,
+            blocks, max_blocks, layout.format, at_cache[0].strides[0], *rest,
         )  # fmt: skip
     return out
 
@@ -299,7 +322,7 @@ def cache_at(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
     at_keys, at_values = layout.shapes(keys.shape[0])
     check(keys[0], "block of a key cache", layout.element, *at_keys[1:])
     check(values[0], "block of a value cache", layout.element, *at_values[1:])
-    if not cache.paired:
+    if len(keys) != len(values) or (layout.strided and keys.strides[:2] != values.strides[:2]):
         raise ValueError("keys and values are not of the same blocks")
     return keys.shape[0], (keys, values)
 

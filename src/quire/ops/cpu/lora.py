@@ -6,8 +6,10 @@ import functools
 
 import numpy as np
 
+from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, F32, I32, Cpu, check
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
+from quire.ops.native import check
 from quire.ops.op import impl
 
 

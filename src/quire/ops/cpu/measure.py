@@ -11,10 +11,9 @@ import numpy as np
 
 from quire.core.dtypes import F16, F32, I8, I64
 from quire.ops.arrays import Host
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import Cpu
-from quire.ops.native import Native
+from quire.ops.native import Native, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS
 from quire.ops.weights import Weight
 
@@ -47,10 +46,13 @@ def best_seconds(fn: Callable[[], object], seconds: float = SECONDS) -> float:
     return best
 
 
-def read_rate(cpu: Cpu, data: Host, seconds: float = SECONDS) -> float:
-    """Bytes/s of reading `data` (uint8, whole MiB): the best of calls in each of `STREAMS`, `seconds` long."""
+def read_rate(native: Callable[..., None], data: Host, seconds: float = SECONDS) -> float:
+    """Bytes/s of reading `data` (uint8, whole MiB): the best of calls in each of `STREAMS`, `seconds` long.
+
+    `native` runs a native op by its name, as `Ops.native` does.
+    """
     total, size = np.zeros(1, I64), data.size
-    read = functools.partial(cpu.call, "probe_read", total, data, size)
+    read = functools.partial(native, "probe_read", total, data, size)
     return size / min(best_seconds(functools.partial(read, streams), seconds) for streams in STREAMS)
 
 
@@ -64,7 +66,7 @@ def thread_rates(isa: str, most: int, read_bytes: int = READ_BYTES, seconds: flo
     """Rates of 1, 2, 4, ... `most` threads of one unit. The native thread count is `most` afterwards."""
     cpu = Cpu(Native(isa, most))
     module, linear = cpu.native.module, IMPLEMENTATIONS["linear"]["cpu"]
-    data = huge_bytes(cpu.native, read_bytes)
+    data = huge_bytes(read_bytes)
     data[:] = 0
     rng = np.random.default_rng(0)
     codes = rng.integers(-127, 128, (SIDE, SIDE), I8)
@@ -78,7 +80,7 @@ def thread_rates(isa: str, most: int, read_bytes: int = READ_BYTES, seconds: flo
     found = []
     for threads in thread_counts(most):
         module.set_threads(threads)
-        read = read_rate(cpu, data, seconds)
+        read = read_rate(cpu.call, data, seconds)
         work = best_seconds(multiply, seconds)
         found.append(ThreadRate(threads, read / 1e9, 2 * ROWS * SIDE * SIDE / work / 1e9))
     return found

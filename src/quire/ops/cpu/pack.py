@@ -10,12 +10,12 @@ import numpy as np
 from quire.core.dtypes import F16, F32, I8, I32, I64, U8
 from quire.core.errors import ConfigError
 from quire.ops.arrays import Host
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.cpu.pack_sparse import without_zeros
 from quire.ops.cpu.pack_stored import pack_stored
 from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import KINDS, LANES, NUMBERS, SUPER_KINDS
+from quire.ops.native import huge_bytes
 from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
@@ -46,7 +46,7 @@ def pack_dense(cpu: Cpu, weight: Weight | Stored, narrow: bool = False) -> Packe
     n, k = weight.shape
     wide = weight.scales is not None and weight.scales.itemsize == 4
     padded = -(-n // LANES) * LANES
-    data = huge_bytes(cpu.native, part_sizes(weight.kind, (n, k), weight.group, wide)["codes"][0])
+    data = huge_bytes(part_sizes(weight.kind, (n, k), weight.group, wide)["codes"][0])
     codes = np.ascontiguousarray(weight.codes)
     try:
         _pack_codes(cpu, weight, data, codes)
@@ -67,7 +67,7 @@ def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
     n, k = weight.shape
     if k % KINDS["bf12"].together:
         return None
-    data = huge_bytes(cpu.native, part_sizes("bf12", (n, k), 0, False)["codes"][0])
+    data = huge_bytes(part_sizes("bf12", (n, k), 0, False)["codes"][0])
     table, fits = np.zeros(2 * LANES, U8), np.zeros(1, I64)
     values = np.ascontiguousarray(weight.codes)
     cpu.call("pack_bf12", data, table, fits, values, n, k)
@@ -85,7 +85,7 @@ def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
     if weight.table is not None and int(np.abs(weight.table.astype(I64)).max()) > 127:
         return None
     n, k = weight.shape
-    data = huge_bytes(cpu.native, part_sizes(kind, (n, k), weight.group, False)["codes"][0])
+    data = huge_bytes(part_sizes(kind, (n, k), weight.group, False)["codes"][0])
     multiples = _multiples(scales, units)
     mins = None if weight.mins is None or least is None else _multiples(weight.mins, least)
     codes, padded = np.ascontiguousarray(weight.codes), -(-n // LANES) * LANES
@@ -124,7 +124,7 @@ def _pack_parts(cpu: Cpu, weight: Weight, padded: int) -> dict[str, Host | None]
 
 def _pack_groups(cpu: Cpu, values: Host, padded: int, name: str) -> Host:
     n, groups = values.shape
-    out = huge_bytes(cpu.native, padded * groups * values.itemsize)
+    out = huge_bytes(padded * groups * values.itemsize)
     values = np.ascontiguousarray(values)
     cpu.call(name, out, values, n, groups)
     return out

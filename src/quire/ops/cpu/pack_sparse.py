@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.dtypes import I64
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import LANES, NUMBERS
+from quire.ops.native import huge_bytes
 from quire.ops.weights import Packed
 
 SPARSE = {"bf16": "sparse_bf16", "int8": "sparse_int8", "int4": "sparse_int4"}
@@ -64,7 +64,7 @@ def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
     if 1 - kept.item() / (n * k) < least:
         return None
     step = -(-int(longest.item() + SLACK) // LINE) * LINE
-    data = huge_bytes(cpu.native, blocks * step)
+    data = huge_bytes(blocks * step)
     cpu.call("pack_sparse", data, dense, *size, step)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
 
@@ -79,7 +79,7 @@ def two_of_four(cpu: Cpu, packed: Packed) -> Packed | None:
     cpu.call("pack_sparse24", None, *of_dense)
     if not fits.item():
         return None
-    data = huge_bytes(cpu.native, part_sizes(kind, (n, k), packed.group, numbers.wide)["codes"][0])
+    data = huge_bytes(part_sizes(kind, (n, k), packed.group, numbers.wide)["codes"][0])
     cpu.call("pack_sparse24", data, *of_dense)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
 

@@ -10,11 +10,11 @@ import numpy as np
 from quire.core.dtypes import I8
 from quire.core.errors import ConfigError
 from quire.ops.arrays import Host
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import SHARED, Numbers, assemble, take_apart
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import without_zeros
 from quire.ops.cpu.state import Cpu
+from quire.ops.native import huge_bytes
 from quire.ops.weights import Packed, Stored, Weight
 
 
@@ -65,7 +65,7 @@ class _Stack:
 
     def _slice(self, name: str, size: int, place: int) -> Host:
         if name not in self._own:
-            self._own[name] = huge_bytes(self._cpu.native, self._count * size)
+            self._own[name] = huge_bytes(self._count * size)
         return self._own[name][place * size : (place + 1) * size]
 
     def _check(self, packed: Packed, weight: Weight | Stored, numbers: Numbers, shared: dict[str, Host]) -> None:

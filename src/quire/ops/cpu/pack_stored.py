@@ -10,10 +10,10 @@ import numpy as np
 from quire.core.dtypes import BF16, F32, I64
 from quire.core.errors import ModelError
 from quire.ops.arrays import Host, address
-from quire.ops.cpu.arena import huge_bytes
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.cpu.state import Cpu
 from quire.ops.kinds import KINDS, LANES, NUMBERS
+from quire.ops.native import huge_bytes
 from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
 
 FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}
@@ -28,7 +28,7 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
     mins, wide, table = (form.mins, form.wide, form.table) if isinstance(form, BlockForm) else (False, False, ())
     sizes = part_sizes(form.kind, (n, k), form.group, wide)
     written = ("codes", "scales", "mins") if mins else ("codes", "scales")
-    out = {name: huge_bytes(cpu.native, sizes[name][0]) for name in written}
+    out = {name: huge_bytes(sizes[name][0]) for name in written}
     blocks, done = -(-n // LANES), 0
     for part in stored.parts:
         data = part.data if part.data.strides[1] == part.data.itemsize else np.ascontiguousarray(part.data)

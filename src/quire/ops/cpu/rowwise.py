@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import F32, I32, TABLES, Cpu, check
+from quire.ops.cpu.state import TABLES, Cpu
+from quire.ops.native import check
 from quire.ops.op import impl
 
 

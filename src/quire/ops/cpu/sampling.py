@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.dtypes import F32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import F32, Cpu, check
+from quire.ops.cpu.state import Cpu
+from quire.ops.native import check
 from quire.ops.op import impl
 from quire.ops.sampling import DRAW, QUERY, SCORE, Floats, Found, Ints, Records, RowEdits, with_drawn
 
@@ -65,12 +67,11 @@ def penalize(cpu: Cpu, logits: Host, edits: Sequence[RowEdits]) -> None:
 @impl("sample", "cpu")
 def sample(cpu: Cpu, logits: Host, draws: Records) -> tuple[Ints, Ints]:
     rows, vocab = check(logits, "sample logits", F32, -1, -1).shape
-    count = len(draws)
-    out = np.empty(2 * count, np.int32)
+    count = len(check(draws, "sample draws", DRAW, -1))
+    tokens, flags = np.empty(count, np.int32), np.empty(count, np.int32)
     if count:
-        at = _address(out, np.int32)
-        cpu.call("sample", logits, rows, vocab, _address(draws, DRAW), count, at, at + 4 * count)
-    return out[:count], out[count:]
+        cpu.call("sample", logits, rows, vocab, draws, count, tokens, flags)
+    return tokens, flags
 
 
 @impl("top_logprobs", "cpu")

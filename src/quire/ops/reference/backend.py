@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Host, to_torch
 from quire.ops.backend import Ops
@@ -58,3 +59,8 @@ class ReferenceOps(Ops):
     def capture(self, fn: Callable[[], Any]) -> Repeat:
         """Run `fn`; what repeats it calls it again."""
         return Repeat(fn)
+
+
+def open_ops(device: DeviceConfig) -> ReferenceOps:
+    """As `device` has it."""
+    return ReferenceOps(device.ops)

@@ -1,4 +1,7 @@
-"""Keys and values of torch caches in their logical order, read and written, as the ops' definitions do."""
+"""Keys and values of torch caches in their logical order, read and written, as the ops' definitions do.
+
+What is written into a cache that is `Held` stays in autograd's graph.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.dtypes import I8, Dtype
+from quire.ops.held import Held
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.lazy import torch_dtype
 
@@ -52,6 +56,9 @@ def logical(cache: KVCache, blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset; -1: not)."""
+    if isinstance(cache, Held):
+        cache.put(slots, k, v)
+        return
     at, kept = cache.layout, slots >= 0
     keys: Tensor = cache.keys
     values: Tensor = cache.values
@@ -64,6 +71,16 @@ def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
     shaped = k.to(dtype).view(*k.shape[:2], -1, at.pair)
     key_codes(at, keys)[block, :, offset // at.lanes, :, offset % at.lanes] = shaped
     value_codes(at, values)[block, :, offset // at.vpair, :, offset % at.vpair] = v.to(dtype)
+
+
+def write_latents(cache: KVCache, slots: Tensor, keys: Tensor, latents: Tensor) -> None:
+    """Store rotated keys [t, head_dim] and latents [t, rank] at `slots` [t] int64."""
+    if isinstance(cache, Held):
+        cache.put(slots, keys, latents)
+        return
+    size, dtype = cache.layout.block_size, torch_dtype(cache.layout.dtype)
+    cache.keys[slots // size, slots % size] = keys.to(dtype)
+    cache.values[slots // size, slots % size] = latents.to(dtype)
 
 
 def quantize_rows(x: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.experts import Between, Choices, Grouped
+from quire.ops.experts import Between, Choices, Grouped, Routing
 from quire.ops.op import op
 from quire.ops.reference.layers import gated_activation, linear
-from quire.ops.routing import Routing
 from quire.ops.weights import Packed, Weight, plain_packed
 
 LEAST_SUM = 1e-20
@@ -102,12 +101,12 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
     x [T, k] f32 with `tokens` int32 (P in all), which row each pair reads; or x [P, k] in that order, without.
     """
     rows = x if tokens is None else x[tokens.flatten().long()]
-    out = torch.empty(len(rows), w.n)
+    ends, parts = offsets[0].tolist(), [rows.new_zeros((0, w.n))]
     for e in range(w.experts):
-        begin, end = int(offsets[0, e]), int(offsets[0, e + 1])
-        if begin < end:
-            out[begin:end] = linear(rows[begin:end], one_expert(w, e), None if w.bias is None else w.bias[e])
-    return out
+        if ends[e] < ends[e + 1]:
+            bias = None if w.bias is None else w.bias[e]
+            parts.append(linear(rows[ends[e] : ends[e + 1]], one_expert(w, e), bias))
+    return torch.cat((*parts, rows.new_zeros((len(rows) - ends[-1], w.n))))
 
 
 @op(tolerance=2e-2)
@@ -141,7 +140,7 @@ def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
-@op(tolerance=2e-6)
+@op(tolerance=2e-6, into="x")
 def scale_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     """x [T, d] f32 *= sigmoid(gate [T, 1] f32) in place; returns x (Qwen2-MoE's shared expert)."""
-    return x.mul_(gate.sigmoid())
+    return x * gate.sigmoid()

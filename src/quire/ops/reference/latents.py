@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import KVCache
-from quire.ops.lazy import torch_dtype
 from quire.ops.op import op
-from quire.ops.reference.layers import rmsnorm
+from quire.ops.reference.caches import write_latents
+from quire.ops.reference.layers import rmsnorm, rotated
 from quire.ops.weights import Packed
 
 
@@ -32,6 +32,19 @@ def head_linear(x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
     return torch.einsum("thk,hnk->thn", rows, matrices).flatten(1)
 
 
+def turned_latents(
+    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+) -> tuple[Tensor, Tensor]:
+    """What `latent_rope_and_cache` makes of q and kv, new; what it stores is stored."""
+    rank, r = rank_of(cache), 2 * table.shape[2]
+    queries = q.view(len(q), heads.count, q.shape[1] // heads.count)
+    q = torch.cat((queries[..., :-r], rotated(queries[..., -r:], positions, table)), -1).flatten(1)
+    latents = rmsnorm(kv[:, :rank], heads.norm, EPS)
+    keys = rotated(kv[:, None, rank:], positions, table)[:, 0]
+    write_latents(cache, slots, keys, latents)
+    return q, torch.cat((latents, keys), 1)
+
+
 @op(tolerance=2e-5)
 def latent_rope_and_cache(
     q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
@@ -41,20 +54,9 @@ def latent_rope_and_cache(
     q [T, heads * width] f32; kv [T, rank + r] f32 is changed in place: rmsnorm of the latent, rotation of the key.
     `table` [max_positions, 2, r / 2] f32: cosines and sines; `positions` [T] int32, `slots` [T] int64.
     """
-    rank, r = rank_of(cache), 2 * table.shape[2]
-    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
-
-    def rotate(x: Tensor) -> None:
-        a, b = x.chunk(2, -1)
-        x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
-
-    rotate(q.view(len(q), heads.count, q.shape[1] // heads.count)[..., -r:])
-    rotate(kv[:, None, rank:])
-    kv[:, :rank] = rmsnorm(kv[:, :rank], heads.norm, EPS)
-    size, dtype = cache.layout.block_size, torch_dtype(cache.layout.dtype)
-    cache.keys[slots // size, slots % size] = kv[:, rank:].to(dtype)
-    cache.values[slots // size, slots % size] = kv[:, :rank].to(dtype)
-    return q
+    turned, normed = turned_latents(q, kv, positions, table, slots, cache, heads)
+    kv.copy_(normed)
+    return q.copy_(turned)
 
 
 @op(tolerance=2e-2)

@@ -16,8 +16,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes, write
-from quire.ops.rounding import quantize_activations, quantize_to_float8
-from quire.ops.weights import Packed, PackedTable
+from quire.ops.weights import E4M3_MOST, MOST, Packed, PackedTable
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -53,11 +52,35 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-@op(tolerance=2e-6)
+@op(tolerance=2e-6, into="x")
 def add_rmsnorm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, its rmsnorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
-    x.add_(delta)
+    x = x + delta
     return x, rmsnorm(x, weight, eps)
+
+
+def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """Rows x [t, k] f32 to integer codes (as f32) and f32 scales [t, k / group], symmetric, half to even.
+
+    scale = max|x| / MOST[bits]. One scale per group, not per token: one outlier channel must not cost the others
+    their precision. 16 bits are two digits of base 255, each -127..127, so that kernels multiply bytes.
+    """
+    most = MOST[bits]
+    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
+    top = groups.abs().amax(-1)
+    scale = top / most
+    inverse = torch.where(top > 2e-34, most / top, torch.zeros_like(top))  # of anything smaller it is infinite
+    codes = torch.round(groups * inverse[..., None]).clamp(-most, most)
+    return codes.flatten(1), scale
+
+
+def quantize_to_float8(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """As `quantize_activations`, with codes in float8_e4m3fn (as f32): scale = max|x| / 448."""
+    groups = x.reshape(x.shape[0], x.shape[1] // group, group)
+    top = groups.abs().amax(-1)
+    inverse = torch.where(top > 2e-34, E4M3_MOST / top, torch.zeros_like(top))
+    codes = (groups * inverse[..., None]).to(torch.float8_e4m3fn)
+    return codes.float().flatten(1), top / E4M3_MOST
 
 
 @op(tolerance=2e-5)
@@ -91,7 +114,15 @@ def linear(x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-@op(tolerance=2e-5)
+def rotated(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """x [T, heads, d] with the first r numbers of each head turned; `table` as of `rope_and_cache`."""
+    half = table.shape[2]
+    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+@op(tolerance=2e-5, into="qkv")
 def rope_and_cache(
     qkv: Tensor,
     positions: Tensor,
@@ -113,18 +144,9 @@ def rope_and_cache(
     q, k, v = heads[:, : -2 * hk], heads[:, -2 * hk : -hk], heads[:, -hk:]
     if norms is not None:
         q, k = rmsnorm(q, norms[0], eps), rmsnorm(k, norms[1], eps)
-    half = table.shape[2]
-    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
-
-    def rotate(x: Tensor) -> Tensor:
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-
-    heads[:, : -2 * hk] = rotate(q)
-    k = rotate(k)
-    heads[:, -2 * hk : -hk] = k
+    q, k = rotated(q, positions, table), rotated(k, positions, table)
     write(cache, slots, k, v)
-    return qkv
+    return torch.cat((q, k, v), 1).flatten(1)
 
 
 @op(tolerance=2e-2)

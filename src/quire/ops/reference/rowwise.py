@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.op import op
-from quire.ops.reference.layers import rmsnorm
+from quire.ops.reference.layers import rmsnorm, rotated
 
 
 @op(tolerance=4e-6)
@@ -16,26 +16,24 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-@op(tolerance=4e-6)
+@op(tolerance=4e-6, into="x")
 def add_layernorm(x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, its layernorm), all [T, d] f32. x is given up: the sum, the residual stream, may lie in its place."""
-    x.add_(delta)
+    x = x + delta
     return x, layernorm(x, weight, bias, eps)
 
 
-@op(tolerance=4e-6)
+@op(tolerance=4e-6, into="x")
 def norm_spans(x: Tensor, weight: Tensor, start: int, span: int, centered: bool, eps: float) -> Tensor:
     """Norm each run of `span` columns from `start` on, len(weight) columns in all, in place; returns x [T, width] f32.
 
     `centered`: layernorm instead of rmsnorm. The span is a head, or all heads of a row; weights may differ from
     head to head.
     """
-    part = x[:, start : start + len(weight)]
-    runs = part.reshape(len(part), len(weight) // span, span)
-    weights = weight.view(-1, span)
-    ones = torch.ones(span)
-    part.copy_(((layernorm(runs, ones, None, eps) if centered else rmsnorm(runs, ones, eps)) * weights).flatten(1))
-    return x
+    end, ones = start + len(weight), torch.ones(span)
+    runs = x[:, start:end].reshape(len(x), len(weight) // span, span)
+    normed = (layernorm(runs, ones, None, eps) if centered else rmsnorm(runs, ones, eps)) * weight.view(-1, span)
+    return torch.cat((x[:, :start], normed.flatten(1), x[:, end:]), 1)
 
 
 @op(tolerance=0.0)
@@ -50,45 +48,45 @@ def take_columns(x: Tensor, start: int, width: int) -> Tensor:
     return x[:, start : start + width].contiguous()
 
 
-@op(tolerance=0.0)
+@op(tolerance=0.0, into="out")
 def place_columns(out: Tensor, x: Tensor, at: int) -> Tensor:
     """out[:T, at : at + d] = x [T, d] f32, the rest of out [N, width] f32 as it is; returns out.
 
     Rows of x may lie apart: it may be some columns of a matrix.
     What a step leaves at a fixed address for who reads it after the step.
     """
-    out[: len(x), at : at + x.shape[1]] = x
-    return out
+    rows = torch.cat((out[: len(x), :at], x, out[: len(x), at + x.shape[1] :]), 1)
+    return torch.cat((rows, out[len(x) :]))
 
 
-@op(tolerance=0.0)
+@op(tolerance=0.0, into="x")
 def add(x: Tensor, delta: Tensor) -> Tensor:
     """x += delta in place, both [T, d] f32; returns x."""
-    return x.add_(delta)
+    return x + delta
 
 
-@op(tolerance=0.0)
+@op(tolerance=0.0, into="x")
 def add_positions(x: Tensor, positions: Tensor, table: Tensor, offset: int) -> Tensor:
     """x [T, d] f32 += table[positions + offset] in place, table [P, d] f32, bf16, f16: learned positions; returns x."""
-    return x.add_(table[positions.long() + offset].float())
+    return x + table[positions.long() + offset].float()
 
 
-@op(tolerance=0.0)
+@op(tolerance=0.0, into="x")
 def scale(x: Tensor, factor: float) -> Tensor:
     """x *= factor in place; returns x [T, d] f32."""
-    return x.mul_(factor)
+    return x * factor
 
 
-@op(tolerance=2e-6)
+@op(tolerance=2e-6, into="x")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """x = cap * tanh(x / cap) in place; returns x [T, d] f32 (Gemma 2's output)."""
-    return x.div_(cap).tanh_().mul_(cap)
+    return torch.tanh(x / cap) * cap
 
 
-@op(tolerance=0.0)
+@op(tolerance=0.0, into="x")
 def clip(x: Tensor, limit: float) -> Tensor:
     """x limited to [-limit, limit] in place; returns x [T, d] f32 (OLMo's and MPT's queries, keys and values)."""
-    return x.clamp_(-limit, limit)
+    return x.clamp(-limit, limit)
 
 
 @op(tolerance=4e-6)
@@ -102,8 +100,4 @@ def rope_queries(
     heads = q.view(len(q), q.shape[1] // head_dim, head_dim)
     if norm is not None:
         heads = rmsnorm(heads, norm, eps)
-    half = table.shape[2]
-    cos, sin = table[positions.long()].unsqueeze(1).unbind(2)
-    a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
-    rotated = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-    return torch.cat((rotated, torch.zeros(len(q), pad, head_dim)), 1).flatten(1)
+    return torch.cat((rotated(heads, positions, table), torch.zeros(len(q), pad, head_dim)), 1).flatten(1)

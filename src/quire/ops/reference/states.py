@@ -1,7 +1,8 @@
-"""Attention in two parts: what splits of keys leave of each row, wherever they are, and the fold of that to rows.
+"""Attention without a mask, for encoders of pictures, and attention in two parts.
 
-A split is `SPLIT` keys from a multiple of `SPLIT` on. The op `attention` folds the states of a row's splits in
-ascending order, so rows have its bits however the splits are spread (the parts of Flash-Decoding, 2023).
+The parts: what splits of keys leave of each row, wherever they are, and the fold of that to rows. A split is `SPLIT`
+keys from a multiple of `SPLIT` on. The op `attention` folds the states of a row's splits in ascending order, so rows
+have its bits however the splits are spread (the parts of Flash-Decoding, 2023).
 """
 
 from __future__ import annotations
@@ -98,3 +99,20 @@ def cache_rows(kv: Tensor, slots: Tensor, cache: KVCache) -> None:
     """Store keys and values kv [T, 2 * kv_heads * head_dim] f32 at `slots` [T] int64; -1: not stored."""
     rows = kv.view(len(kv), 2, cache.layout.kv_heads, cache.layout.head_dim)
     write(cache, slots, rows[:, 0], rows[:, 1])
+
+
+@op(tolerance=2e-2)
+def whole_attention(q: Tensor, cache: KVCache, context: Tensor, block_tables: Tensor, scale: float) -> Tensor:
+    """Softmax(q k^T * scale) v without a mask: f32 [S * n, heads * head_dim] of queries q [S, n, heads * head_dim] f32.
+
+    The n rows q[s] see the context[s] (int32 [S], at least 1) tokens of the blocks block_tables[s] (int32 [S,
+    max_blocks]), where their own keys are, too. As many heads of keys as of queries.
+    """
+    heads, d = cache.layout.kv_heads, cache.layout.head_dim
+    out = torch.zeros(len(q), heads, q.shape[1], d)
+    for s, length in enumerate(context.tolist()):
+        table = block_tables[s, : -(-length // cache.layout.block_size)].long()
+        k, v = (t.transpose(0, 1).flatten(1, 2)[:, :length].float() for t in logical(cache, table))
+        scores = q[s].view(-1, heads, d).transpose(0, 1) @ k.transpose(1, 2) * scale
+        out[s] = torch.softmax(scores, -1) @ v
+    return out.transpose(1, 2).flatten(0, 1).flatten(1)

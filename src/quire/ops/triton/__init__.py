@@ -1,8 +1,8 @@
-"""The GPU backend: kernels in Triton (Tillet et al. 2019) behind the ops' definitions. Importing this imports nothing.
+"""The GPU backend: kernels in Triton (Tillet et al. 2019) behind the ops' definitions. Importing this imports no torch.
 
 `*_kernels.py` hold the kernels, the other modules what checks tensors and launches them: `@impl(op, "triton")`, with a
-`quire.ops.gpu.Gpu` as first argument. Every module of this folder is imported when the backend is chosen; one that
-nothing chose is never imported, and neither is Triton.
+`Gpu` (`gpu.py`) as first argument. Every module of this folder is imported when the backend is chosen, and Triton with
+them.
 
 Activations have the dtype of the embedding table (bf16, fp16 or f32), and an op returns rows in the dtype of those it
 was given; it computes in f32 inside. Three exceptions: `take_rows` returns f32, so that the last norm, the head and the
@@ -13,3 +13,19 @@ packed: f32 rows are rounded to the weight's 16-bit type first.
 Shapes of a step never depend on data, and nothing waits for the host, so that a step can be captured in a CUDA graph:
 sizes that only the device knows are read by the kernels.
 """
+
+from __future__ import annotations
+
+import importlib
+
+from quire.core.config import DeviceConfig
+from quire.ops.choice import HOST, Device
+
+
+def unit(device: DeviceConfig) -> tuple[str, int]:
+    """The GPU's name. Imports torch."""
+    return importlib.import_module("quire.ops.triton.gpu").open_gpu().name, 1
+
+
+OTHERS = {"linear": ("cublas", "cusparselt")}
+DEVICE = Device("cuda", unit, extra="gpu", needs="a GPU", lacks=HOST, others=OTHERS)

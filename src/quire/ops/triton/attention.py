@@ -12,13 +12,13 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16, F16, F32, I8
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu import Gpu
 from quire.ops.latents import rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import impl
 from quire.ops.triton import attention_kernels as kernels
 from quire.ops.triton.checks import activations, check_cache, scales_of, tensor
 from quire.ops.triton.chunk_kernels import chunk_kernel
+from quire.ops.triton.gpu import Gpu
 
 DOTS = {F32: tl.float32, BF16: tl.bfloat16, F16: tl.float16}
 """Cache dtype -> what is multiplied; codes are exact in bf16."""

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,9 +15,9 @@ from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Array, Fetched, Host, to_torch
 from quire.ops.backend import Ops
 from quire.ops.experts import Grouped
-from quire.ops.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import IMPLEMENTATIONS
+from quire.ops.triton.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.triton.pack import pack
 from quire.ops.weights import Packed, Stored, Weight
 
@@ -37,11 +38,10 @@ class GpuOps(Ops):
     """The kernels on one device. `gpu` is what they share."""
 
     name = "triton"
-    gpu: Gpu
     queues = pads = True
 
     def __init__(self, gpu: Gpu, overrides: tuple[str, ...]) -> None:
-        self.gpu, self.isa, self.compiles = gpu, gpu.name, not gpu.interpreted
+        self.gpu, self.runtime, self.isa, self.compiles = gpu, gpu.runtime, gpu.name, not gpu.interpreted
         own: dict[str, Callable[..., Any]] = {}
         for op, fns in IMPLEMENTATIONS.items():
             for backend, fn in fns.items():
@@ -49,6 +49,11 @@ class GpuOps(Ops):
                 if base == self.name:
                     own[f"{op}:{other}" if other else op] = functools.partial(fn, gpu)
         super().__init__(own, overrides)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """With the chip's facts, by which kernels are chosen."""
+        return *super().identity[:-1], repr(self.gpu.chip)
 
     def put(self, array: Any) -> Tensor:
         """`array` on the device."""
@@ -64,7 +69,7 @@ class GpuOps(Ops):
 
     def fetch(self, found: Sequence[Array]) -> Fetched:
         """Copies behind the work that is queued."""
-        return self.gpu.runtime.fetch([torch.as_tensor(each) for each in found])
+        return self.runtime.fetch([torch.as_tensor(each) for each in found])
 
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
         """As of `Ops`."""
@@ -99,6 +104,16 @@ class GpuOps(Ops):
     def float8_activations(self, dtype: Dtype) -> int:
         """In float8, where the chip multiplies it."""
         return 8 if self.gpu.chip.float8 else 0
+
+    def gather(self, parts: Sequence[Array], tail: Host) -> Callable[[], Host]:
+        """Copies are queued where the steps are."""
+        kept, fetched = tail.copy(), self.runtime.fetch(parts)
+        return lambda: np.concatenate([*fetched(), kept])
+
+    def scatter(self, parts: Sequence[Array], data: Host) -> None:
+        """Copies are queued where the steps are."""
+        sent = torch.split(self.gpu.upload(data), [len(part) for part in parts])
+        self.runtime.place(list(zip(parts, sent, strict=True)))
 
     def capture(self, fn: Callable[[], Tensor]) -> Captured:
         """As of `Ops`."""

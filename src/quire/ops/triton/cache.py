@@ -11,13 +11,13 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from quire.core.dtypes import I8
-from quire.ops.gpu import Gpu
 from quire.ops.latents import EPS, Heads, rank_of
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.op import impl
 from quire.ops.triton import cache_kernels as kernels
 from quire.ops.triton.attention import query_heads
 from quire.ops.triton.checks import activations, check_cache, scales_of, tensor
+from quire.ops.triton.gpu import Gpu
 
 F32, I32, I64 = torch.float32, torch.int32, torch.int64
 

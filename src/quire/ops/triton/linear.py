@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.ops.experts import Grouped
-from quire.ops.gpu import Gpu
 from quire.ops.op import impl
 from quire.ops.reference.layers import activation, gated_activation
 from quire.ops.triton import linear_kernels as kernels
+from quire.ops.triton.gpu import Gpu
 from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, Matrix
 from quire.ops.triton.sparse_kernels import two_of_four_kernel
 from quire.ops.weights import E4M3_MOST, MOST, Packed

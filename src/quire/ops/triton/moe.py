@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.experts import SCORES, Between, Choices, Grouped
-from quire.ops.gpu import Gpu
+from quire.ops.experts import SCORES, Between, Choices, Grouped, Routing
 from quire.ops.op import impl
 from quire.ops.reference.layers import gated_activation
-from quire.ops.routing import Routing
 from quire.ops.triton import moe_kernels as kernels
+from quire.ops.triton.gpu import Gpu
 from quire.ops.triton.linear import check_rows, grouped_linear
 
 BLOCK = 1024

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.ops.gpu import Gpu
+from quire.ops.triton.gpu import Gpu
 from quire.ops.weights import Packed, Weight
 
 GROUPS = (16, 32, 64, 128)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from quire.ops.activations import ACTIVATIONS
-from quire.ops.gpu import Gpu
+from quire.ops.experts import ACTIVATIONS
 from quire.ops.op import impl
 from quire.ops.triton import rowwise_kernels as kernels
 from quire.ops.triton.checks import activations, tensor
+from quire.ops.triton.gpu import Gpu
 
 F32, I32 = torch.float32, torch.int32
 KINDS = dict(

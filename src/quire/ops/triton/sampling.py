@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu import Gpu, as_bytes, take_drawn
 from quire.ops.op import impl
+from quire.ops.runtime import take_drawn
 from quire.ops.sampling import SCORE, Found, Ints, Records, RowEdits
 from quire.ops.triton import sampling_kernels as kernels
+from quire.ops.triton.gpu import Gpu, as_bytes
 
 BLOCK = 2048
 """Numbers of a row that a program takes at a time, 4 for each thread of 16 warps: more would not fit into registers."""

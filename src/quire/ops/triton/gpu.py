@@ -19,9 +19,10 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import CUSPARSELT, NOT_SPARSE
 from quire.core.exclusions.table import row_of
-from quire.ops.runtime import Cuda, Immediate, Runtime
+from quire.ops.runtime import Runtime
+from quire.ops.triton.runtime import Cuda, Immediate
 
-CONFIGS = Path(__file__).parent / "triton" / "configs"
+CONFIGS = Path(__file__).parent / "configs"
 """One file per kernel: a list of rows {"device": name or "", "when": {fact: [low, high]}, "use": {size: number}}."""
 
 
@@ -198,11 +199,6 @@ def gpu_facts() -> GpuFacts:
     version = importlib.metadata.version("triton")
     tuned = f"for this device: {', '.join(sorted(own))}" if own else "none for this device; those of any are used"
     return GpuFacts(found.name, architecture, found.multi_processor_count, free, total, version, tuned)
-
-
-def take_drawn(ids: Tensor, drawn: Tensor) -> None:
-    """Queue: each -1 - i in `ids` int32 [n] becomes `drawn[i]` (int32), or 0 where nothing could be drawn (-1)."""
-    ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp_(min=0)), ids).clamp_(min=0))
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
