@@ -32,6 +32,7 @@ from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.engine import Engine
 from quire.engine.requests import with_grammar
+from quire.engine.start import start_engine
 from quire.text.structured.guide import Guide
 from quire.text.tokenizer import Tokenizer
 
@@ -149,7 +150,7 @@ def measure(args: argparse.Namespace, vocab: int) -> None:
     with tempfile.TemporaryDirectory() as made:
         model = write_model(vocab, Path(made))
         options = {"quantization": "int4", "max_model_len": 1024, "max_num_seqs": args.batch}
-        engine = Engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
+        engine = start_engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
         tokenizer = Tokenizer.from_folder(model)
         kinds = {"none": 0, "half": args.batch // 2, "all": args.batch}
         seconds: dict[str, list[float]] = {kind: [] for kind in kinds}

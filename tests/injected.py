@@ -158,7 +158,7 @@ def running(kind: str, home: Path) -> Iterator[Running]:
         more["speculative_config"] = json.dumps({"method": kind, "num_speculative_tokens": 4, "adaptive": False})
     engine = LocalEngine(flat_config(**more))
     if kind == "classes":
-        engine.engine.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
+        engine.engine.executor.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
     yield Running(engine, folder)
     engine.close()
 

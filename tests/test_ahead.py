@@ -23,6 +23,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine import engine as engine_module
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.arrays import Fetched
 from quire.ops.gpu import INTERPRETER, Gpu, take_drawn
 from quire.ops.op import REGISTRY
@@ -103,7 +104,7 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, eager: str = "", **opti
     config = flat_config(**(OPTIONS | {"model": str(folder)} | limits | options))
     if eager:
         monkeypatch.setattr(engine_module, "select", lambda _: LateOps(FakeRuntime(eager)))
-    engine = Engine(config)
+    engine = start_engine(config)
     monkeypatch.undo()
     engine.model.decoder.embed.table[BROKEN] = torch.nan  # type: ignore[attr-defined]
     return engine

@@ -41,7 +41,7 @@ class Fault:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.plan = StepPlan(())
+        self.plan = StepPlan()
         self.rng, self.value = random.Random(), 0.0
         self.step, self.call, self.calls = -1, -1, 0
         self.op, self.hit = "", ""

@@ -11,6 +11,7 @@ from quire.core.blame import Failed, fail
 from quire.core.pictures import grid_positions, grid_shift, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
+from quire.model.build import Model
 from quire.model.load.adapters import Adapters
 from quire.model.net.lora import NONE
 from quire.run.arrays import Arrays
@@ -49,10 +50,6 @@ class Turns(NamedTuple):
         return self.longest if seq.request.reach(self.longest) <= self.short else 0
 
 
-ALIKE = Turns(0, 0)
-"""All sequences turn alike."""
-
-
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
     seen: list[int] = []
@@ -68,12 +65,10 @@ class BatchBuilder:
     part of that failed; their rows are any.
     """
 
-    def __init__(
-        self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False, turns: Turns = ALIKE
-    ) -> None:
-        """`grids`: positions follow the grids of pictures."""
-        self._arrays, self._block_size, self._adapters, self.turns = arrays, block_size, adapters, turns
-        self._grids, self.seen = grids, list[Seen]()
+    def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
+        self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
+        self.turns = Turns(model.short_reach, model.max_model_len)
+        self._grids, self.seen = bool(model.spec.sight.sections), list[Seen]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}

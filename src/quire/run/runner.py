@@ -1,4 +1,4 @@
-"""Runs plans: the cache, the builder of batches, the step, and sampling, which is a call of its own."""
+"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from itertools import chain
 import numpy as np
 
 from quire.core.blame import Failed
-from quire.core.config import SchedulerConfig
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
-from quire.model.build import Model
 from quire.model.net.seeing import Given
-from quire.model.net.tapped import Taps, picked
+from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, Fetched
-from quire.ops.backend import Ops
-from quire.run.budget import KVPlan
-from quire.run.builder import BatchBuilder, Shape, Turns
-from quire.run.caches import Caches
+from quire.run.blocks import Keep
+from quire.run.builder import BatchBuilder, Shape
+from quire.run.executor import Allocated
 from quire.run.features import Features
-from quire.run.ranks import Ranks
-from quire.run.step import Step
 from quire.sample.constrained import Masks
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, Sampler
@@ -44,43 +39,33 @@ class Underway:
 
 
 class Runner:
-    """Owns what a step needs beside the model: one plan is `forward`, `sample`, `results`, in this order.
+    """Runs plans on what an executor allocated: one plan is `forward`, `sample`, `results`, in this order.
 
-    `kv`: blocks of the cache, layers that share them, the longest sequence; `limits`: bounds of a step; `capture`:
-    replay small steps. On a GPU the first two only tell it what to do, and `results` waits. So the forward pass of the
-    next plan may be launched before the results of this one are known; it is sampled when they are, because the edits
-    of logits (penalties, masks) are made from all tokens.
+    On a GPU the first two only tell it what to do, and `results` waits. So the forward pass of the next plan may be
+    launched before the results of this one are known; it is sampled when they are, because the edits of logits
+    (penalties, masks) are made from all tokens.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        ops: Ops,
-        kv: KVPlan,
-        limits: SchedulerConfig,
-        capture: bool,
-        beside: tuple[Model, ...] = (),
-        taps: Taps | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        """`beside`: models that keep keys and values in the same blocks; `taps`: hidden rows that each step leaves;
-        `ranks`: those that have the other shares of the model.
-        """
-        made, caches = (Step, Caches) if ranks is None else (ranks.step, ranks.caches)
-        self.caches = caches((model, *beside), ops, kv)
-        self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
-        grids = bool(model.spec.sight.sections)
-        turns = Turns(model.short_reach, model.max_model_len)
-        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters, grids, turns)
+    def __init__(self, allocated: Allocated, keep: Keep | None = None) -> None:
+        """`keep` gets what plans save."""
+        self.caches, self.step = allocated.caches, allocated.step
+        self._blocks, self._keep = allocated.blocks, keep
+        model, ops = self.step.model, self.step.ops
+        self.builder = BatchBuilder(self.step.arrays, model, self.caches.block_size)
         self.features = None if model.vision is None else Features(model.vision, model.spec.sight)
-        self.sampler = Sampler(ops, model.spec.vocab_size)
-        self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
+        self._masks = Masks(model.spec.vocab_size)
+        self.sampler = Sampler(ops, model.spec.vocab_size, self._masks)
         self.numeric_errors = 0
         self._fetch = ops.fetch
 
+    def move_blocks(self, work: BlockWork) -> None:
+        """Do what is to be done with whole blocks, of a plan or beside any."""
+        self._blocks.apply(work, self._keep)
+
     def forward(self, plan: StepPlan) -> Underway:
-        """Wipe, copy and compute what `plan` says. Tokens that are not known yet are those that the last step draws."""
-        self.caches.prepare(plan)
+        """Do what `plan` says, but for drawing. Tokens that are not known yet are those that the last step draws."""
+        if plan.blocks is not NO_WORK or self._blocks.coming:
+            self.move_blocks(plan.blocks)
         if not plan.chunks:
             return Underway(plan, [], ())
         for chunk in plan.chunks:

@@ -19,8 +19,8 @@ Make = Callable[[Sequence], "Future[Guide]"]
 class Readying:
     """Has guides made by `make`; of sequences of one request one is made, and the others are of the same grammar."""
 
-    def __init__(self) -> None:
-        self.make: Make | None = None
+    def __init__(self, make: Make | None = None) -> None:
+        self.make = make
         self._under_way: dict[Sequence, Future[Guide]] = {}
         self._made = deque[tuple[Sequence, "Future[Guide]"]]()  # appended to by whoever makes them
         self._any = threading.Event()

@@ -21,6 +21,7 @@ from quire.sched.growth import append, ended, full, logits_wanted, moves, pendin
 from quire.sched.pace import Pace
 from quire.sched.pictures import Encoding, Turn
 from quire.sched.policy import POLICIES
+from quire.sched.readying import Make
 from quire.sched.shares import Portions, decodes, rows_of, shares
 from quire.sched.slow_guides import SlowGuides
 from quire.sched.upkeep import Upkeep
@@ -36,25 +37,28 @@ class Division(NamedTuple):
 
 
 class Scheduler:
-    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute."""
+    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute;
+    `encoding`: of pictures, where the model takes any; `make_guide`: of a sequence that has a grammar."""
 
     def __init__(
-        self, config: SchedulerConfig, tables: BlockTables, max_model_len: int, portions: Portions | None = None
+        self,
+        config: SchedulerConfig,
+        tables: BlockTables,
+        max_model_len: int,
+        portions: Portions | None = None,
+        encoding: Encoding | None = None,
+        make_guide: Make | None = None,
     ) -> None:
-        self.config = config
-        self.encoding: Encoding | None = None  # of pictures, where the model takes any
+        self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
-        self.tables = tables
-        self.max_model_len = max_model_len
+        self.tables, self.max_model_len = tables, max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
-        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs)
+        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
         self.requests: dict[str, list[Sequence]] = {}
-        self.preemptions = 0
-        self._tickets = 0
-        self.upkeep = Upkeep(tables.tiers)
-        self._closed = False
+        self.preemptions = self._tickets = 0
+        self.upkeep, self._closed = Upkeep(tables.tiers), False
         self.pace = Pace(config.target_itl_ms / 1000)
         self._slow_guides = SlowGuides(lambda: self.clock())
         self._ended: list[Output] = []  # by no result of a step; told with the next
@@ -64,9 +68,8 @@ class Scheduler:
         """Queue a request; BadRequest if it could never run."""
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
-        first = Sequence(request)
+        first, self._tickets = Sequence(request), self._tickets + 1
         self._admission.check(first, self.max_model_len)
-        self._tickets += 1
         siblings = [first, *(Sequence(request, i, first) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
@@ -143,8 +146,9 @@ class Scheduler:
             self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)), turn)
         self._slow_guides.began(chunks)
         chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft))
-        seen = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), *seen)
+        encodes, drops = ((), ()) if self.encoding is None or turn is None else self.encoding.end(turn)
+        return StepPlan(chunks=tuple(chunks), blocks=self.upkeep.take(copies), preempted=tuple(preempted),
+                        encodes=encodes, drops=drops)  # fmt: skip
 
     def _shares(self, budget: int) -> Division:
         """What each running sequence would have of the next step."""
@@ -214,9 +218,8 @@ class Scheduler:
             self._finish(seq, "length")
             self._ended.append(ended(seq))
             return
-        self._closed = True
+        self._closed, self.preemptions = True, self.preemptions + 1
         self.room.preempt(seq)
-        self.preemptions += 1
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         self._closed = self._closed or seq in self.running  # a static batch takes no more once the first has left
@@ -235,15 +238,14 @@ class Scheduler:
 
         Results of what ended meanwhile, by a token that was not known when this step was planned, are dropped.
         """
-        now = self.clock()
-        outputs = list[Output]()
+        now, outputs = self.clock(), list[Output]()
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
             seq.steps -= 1
             if seq.status is Status.FINISHED:
                 continue
             if result.again:
-                self.upkeep.scrub += self.tables.unpublished(seq)
+                self.upkeep.wipes += self.tables.unpublished(seq)
                 seq.draftable, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
@@ -268,8 +270,8 @@ class Scheduler:
             if output.tokens or output.finish_reason:
                 outputs.append(output)
         self._take_back(planning=False)
-        told, self._ended = self._ended, []
-        return told + outputs
+        outputs, self._ended = self._ended + outputs, []
+        return outputs
 
     def _fork(self, parent: Sequence) -> None:
         for child in pending(self.requests[parent.request.id]):
@@ -280,7 +282,7 @@ class Scheduler:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
         if self.encoding is not None:
             self.encoding.failed(seq, error)
-        self.upkeep.scrub += self.tables.unpublished(seq)
+        self.upkeep.wipes += self.tables.unpublished(seq)
         for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")
             self._ended.append(ended(each, error))

@@ -11,7 +11,7 @@ from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
-from quire.sched.readying import Readying
+from quire.sched.readying import Make, Readying
 from quire.sched.recall import Recall
 
 MOVES: dict[Status, tuple[Status, ...]] = {
@@ -32,10 +32,10 @@ class WaitingRoom:
     `holders`: who waits in the queue and has blocks (forks, prefix hits). `adapters`: who in the queue uses which.
     """
 
-    def __init__(self, policy: Policy, tables: BlockTables, most: int) -> None:
-        """`most` sequences may wait for a store at one time."""
+    def __init__(self, policy: Policy, tables: BlockTables, most: int, make_guide: Make | None = None) -> None:
+        """`most` sequences may wait for a store at one time; `make_guide` is as of `Readying`."""
         self.queue, self.running = policy.queue(), list[Sequence]()
-        self.readying, self.recall = Readying(), Recall(tables, most)
+        self.readying, self.recall = Readying(make_guide), Recall(tables, most)
         self.adapters = Counter[str]()
         self._tables = tables
         self._holders: dict[Sequence, None] = {}

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from quire.cache.blocks import BlockPool
 from quire.engine.loop.experts import ExpertCounts
-from quire.run.ranks import Ranks
+from quire.run.executor import Executor
 from quire.sched.scheduler import Scheduler
 
 
 class Account:
     """Of the blocks of a KV cache. `unchecked`: not all of it was verified since the last step."""
 
-    def __init__(
-        self, pool: BlockPool, scheduler: Scheduler, ranks: Ranks | None, experts: ExpertCounts | None
-    ) -> None:
-        self._pool, self._scheduler, self._ranks, self._experts = pool, scheduler, ranks, experts
+    def __init__(self, scheduler: Scheduler, executor: Executor, experts: ExpertCounts | None) -> None:
+        self._pool, self._scheduler, self._executor, self._experts = scheduler.tables.pool, scheduler, executor, experts
         self.unchecked = True
 
     def check(self, part: bool) -> None:
         """Verify all of it, or the next `part` of what is `unchecked`, which takes less than a millisecond;
         AssertionError names what is wrong. `EngineFailure` when another rank has ended."""
-        if self._ranks is not None:
-            self._ranks.check()
+        self._executor.check()
         if self._experts is not None:
             self._experts.keep()
         if not part:
