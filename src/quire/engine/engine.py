@@ -16,15 +16,12 @@ from quire.core.plan import StepPlan
 from quire.core.pooling import Pooling
 from quire.core.request import Opening, Output, Request
 from quire.engine.client import EngineInfo
-from quire.engine.loop.account import Account
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import ExpertCounts
 from quire.engine.loop.facts import engine_info
-from quire.engine.loop.pictures import check_pictures
+from quire.engine.loop.intake import check_kind, check_pictures, classify
 from quire.engine.loop.planning import Plan
-from quire.engine.loop.pooled import check_kind, classify
-from quire.engine.loop.portable import Portable
-from quire.engine.loop.tiering import Tiering
+from quire.engine.loop.tiering import Portable, Tiering
 from quire.engine.loop.under_way import UnderWay
 from quire.engine.stats import Stats
 from quire.model.build import Model
@@ -43,7 +40,8 @@ class Engine:
 
     Not thread-safe: one caller drives `step`. `start.start_engine` makes it. `moving`: requests that may leave for
     another engine; `opening`: what the decoder's part of a prompt begins with, behind an encoder. The numbers count all
-    steps, but `step_tokens` and `step_seconds`, which are the last one's.
+    steps, but `step_tokens` and `step_seconds`, which are the last one's. `unchecked`: not all of who holds
+    blocks was verified since the last step.
     """
 
     executor: Executor
@@ -57,7 +55,6 @@ class Engine:
     tiering: Tiering | None
     moving: Portable | None
     experts: ExpertCounts | None
-    account: Account
     pooling: Pooling
     opening: Opening | None
     load_seconds: float
@@ -67,6 +64,7 @@ class Engine:
     step_tokens: int = 0
     step_seconds: float = 0.0
     all_seconds: float = 0.0
+    unchecked: bool = True
 
     @property
     def config(self) -> EngineConfig:
@@ -161,7 +159,7 @@ class Engine:
         if self.executor.model.classifier is not None:
             classify(self.executor.model.classifier, outputs)
         self.under_way.committed()
-        self.account.unchecked = True
+        self.unchecked = True
         self._count(plan, outputs, time.perf_counter() - started)
         if not plan.encodes:  # which say nothing of what rows take
             self.scheduler.pace.learn(plan, self.step_seconds)
@@ -203,11 +201,18 @@ class Engine:
         self.executor.close()
 
     def check(self, part: bool = False) -> None:
-        """Verify the account of blocks, or the next `part` of it: call it when idle. AssertionError if it is wrong.
-
-        `EngineFailure` when another rank has ended.
+        """Verify who holds blocks, or the next `part` of what is `unchecked`, which takes less than a millisecond: call
+        it when idle. AssertionError names what is wrong. `EngineFailure` when another rank has ended.
         """
-        self.account.check(part)
+        self.executor.check()
+        if self.experts is not None:
+            self.experts.keep()
+        pool = self.pool
+        if not part:
+            pool.check()
+        elif self.unchecked:
+            self.unchecked = pool.check_more()
+        assert self.scheduler.has_work or not pool.num_used, f"{pool.num_used} blocks are held by nobody"
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening
 from quire.engine.engine import Engine
 from quire.engine.failures import told_plainly
-from quire.engine.loop.account import Account
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.block_store import BlockStore
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import pooling_of
 from quire.engine.loop.guiding import Guiding
-from quire.engine.loop.pictures import encoding_of, with_sight
 from quire.engine.loop.planning import make_plan, same_weights
-from quire.engine.loop.portable import Portable
-from quire.engine.loop.tiering import Tiering
+from quire.engine.loop.tiering import Portable, Tiering
 from quire.engine.loop.under_way import UnderWay
-from quire.model.build import check_start, load_model
+from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
 from quire.ops.select import select
@@ -36,6 +33,7 @@ from quire.run.executor import Allocated, Executor, LocalExecutor
 from quire.run.led import LedExecutor
 from quire.run.ranks import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
+from quire.sched.pictures import Encoding, Limits
 from quire.sched.scheduler import Scheduler
 from quire.sched.shares import Portions
 from quire.speculate.load import Drafting, load_drafting
@@ -67,7 +65,9 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
     ranks = lead(config)
     with ended_on_error(ranks), told_plainly(config.model.model):
         place = ALONE if ranks is None else ranks.place
-        model = with_sight(config, load_model(config, ops, progress, place, shards))
+        model = load_model(config, ops, progress, place, shards)
+        if config.model.language_model_only:
+            model = replace(model, vision=None)
         drafting = load_drafting(config, model, ops, progress, place)
         own = LocalExecutor(config, model, ops, drafting)
         return arranged(Loaded(own if ranks is None else LedExecutor(own, ranks), drafting, since))
@@ -101,14 +101,13 @@ def arranged(loaded: Loaded) -> Engine:
         _tables(executor, plan.kv, store),
         plan.kv.max_model_len,
         Portions(parallel.pipeline_parallel_size, parallel.steps_under_way),
-        encoding_of(plan.limits, model),
+        _encoding(plan.limits, model),
         guiding.begin,
     )
     runner = Runner(allocated, None if store is None else store.keep)
     speculator = None if drafting is None else _speculator(drafting, allocated, scheduler, runner)
     ahead = executor.ops.queues and plan.limits.async_scheduling is not False
     most, staged = max(1 + ahead, parallel.steps_under_way), parallel.pipeline_parallel_size > 1
-    experts = expert_counts(model.decoder, parallel, model.place.experts)
     return Engine(
         executor=executor,
         plan=plan,
@@ -120,8 +119,7 @@ def arranged(loaded: Loaded) -> Engine:
         adapting=Adapting(executor, scheduler, store),
         tiering=None if store is None else Tiering(store, scheduler, runner),
         moving=Portable(scheduler, store.tiers.store) if store is not None and parallel.prefill_replicas else None,
-        experts=experts,
-        account=Account(scheduler, executor, experts),
+        experts=expert_counts(model.decoder, parallel, model.place.experts),
         pooling=pooling,
         opening=None if model.encoder is None else Opening(config.cache.block_size, model.decoder_start),
         load_seconds=time.monotonic() - loaded.since[1],
@@ -140,3 +138,11 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
 def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:
     proposer = drafting.proposer(allocated.drafts, allocated.step)
     return Speculator(drafting.asked, proposer, scheduler, runner.move_blocks, allocated.step.model.spec.vocab_size)
+
+
+def _encoding(limits: SchedulerConfig, model: Model) -> Encoding | None:
+    """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
+    if model.vision is None:
+        return None
+    mutual = model.spec.sight.mutual
+    return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))

@@ -80,8 +80,10 @@ class BatchBuilder:
         """
         arrays, adapters, at = self._arrays, self._adapters, 0
         rows: list[LogitRow] = []
-        tree = any(chunk.seq.parents and chunk.seq.draft for chunk in chunks)
-        extended = False
+        tree = extended = False
+        for chunk in chunks:
+            tree = tree or bool(chunk.seq.parents and chunk.seq.draft)
+        blocks = 0
         self.seen, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
@@ -117,9 +119,8 @@ class BatchBuilder:
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
             if self.turns.short:
                 arrays.positions[at:stop] += self.turns.shift(seq)
-            at = stop
+            at, blocks = stop, max(blocks, len(seq.blocks[0]))
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        blocks = max(len(chunk.seq.blocks[0]) for chunk in chunks)
         return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
 
     def _slot(self, adapters: Adapters, seq: Sequence) -> int:
@@ -200,4 +201,9 @@ class BatchBuilder:
 
     def drew(self, rows: list[LogitRow]) -> None:
         """The tokens after `rows` are drawn: the next step may name them by their places."""
-        self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}
+        self._places = places = dict[Sequence, int]()
+        count = 0
+        for row in rows:
+            if row.target is None:
+                places[row.seq] = count
+                count += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from quire.run.executor import Allocated
 from quire.run.features import Features
 from quire.sample.constrained import Masks
 from quire.sample.rows import LogitRow
-from quire.sample.sampler import NUMERICS, Drawn, Sampler
+from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
 class Underway:
@@ -73,9 +72,12 @@ class Runner:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         if self.features is not None:
             self.features.follow(plan)
-        shape, rows = self.builder.fill(plan.chunks)
-        given = self._given(shape)
-        if any(row.seq.request.pooling is not None for row in rows):
+        (shape, rows), given, pooled = self.builder.fill(plan.chunks), None, False
+        if self.features is not None and self.builder.seen:
+            given = self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
+        for row in rows:
+            pooled = pooled or row.seq.request.pooling is not None
+        if pooled:
             step = self._with_pooled(plan, rows, shape, given)
         else:
             if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
@@ -83,12 +85,6 @@ class Runner:
             step = Underway(plan, rows, self.step.pieces(shape, given))
         step.failed = self.builder.failed
         return step
-
-    def _given(self, shape: Shape) -> Given | None:
-        """Rows of the step whose arrays were filled that are given instead of looked up."""
-        if self.features is None or not self.builder.seen:
-            return None
-        return self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
 
     def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> Underway:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
@@ -110,7 +106,8 @@ class Runner:
                 whole = len(logits) == len(step.rows)
                 step.drawn.append(self.sampler(logits, step.rows if whole else step.rows[at : at + len(logits)]))
                 at += len(logits)
-        self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
+        if self.step.arrays.keeps_drawn:
+            self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)
         return step
 
@@ -149,9 +146,13 @@ class Runner:
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
         """The rows' tokens, those after a draft as long as they are what the draft said."""
-        results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
+        results, given = dict[int, ChunkResult](), list[RowResult]()
+        for chunk in chunks:
+            results[id(chunk.seq)] = ChunkResult([], [], [])
+        for piece in drawn:
+            given += piece.results()
         ends: dict[Sequence, int | None] = {}  # the node that the last token is, -1 before the first, None after others
-        for row, found in zip(rows, chain.from_iterable(piece.results() for piece in drawn), strict=True):
+        for row, found in zip(rows, given, strict=True):
             result = results[id(row.seq)]
             if found.error is not None and row.seq.draft:
                 result.again = True

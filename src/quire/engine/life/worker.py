@@ -127,7 +127,7 @@ class Worker:
         more = False
         while True:
             idle = not engine.has_work
-            self.inbox.poll((BEHIND_WAIT_MS if more or engine.account.unchecked else IDLE_WAIT_MS) if idle else 0)
+            self.inbox.poll((BEHIND_WAIT_MS if more or engine.unchecked else IDLE_WAIT_MS) if idle else 0)
             with self._turn:
                 if self._left:
                     break
@@ -147,7 +147,7 @@ class Worker:
         Then freed memory goes back to the system: what steps of many shapes leave varies by 20 MiB.
         """
         engine.check(part=True)
-        while engine.account.unchecked and not self._left and not self.inbox.poll(0):
+        while engine.unchecked and not self._left and not self.inbox.poll(0):
             engine.check(part=True)
         if time.monotonic() - self._trimmed >= TRIM_EVERY:
             trim_heap()

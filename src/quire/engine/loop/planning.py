@@ -10,8 +10,8 @@ from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, Specul
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
 from quire.core.speculation import LOOK_UPS
-from quire.engine.loop.pictures import picture_bytes
 from quire.model.build import Model
+from quire.run.activations import feature_bytes
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
 from quire.run.caches import kept_layers
 from quire.run.executor import Executor
@@ -83,3 +83,10 @@ def _cache_bytes(executor: Executor, shape: KVPlan) -> int | None:
     if on_host:
         return int(max(0, available_memory() - pictures) * FREE_MEMORY_SHARE) // config.wholes
     return executor.profile(shape, limits, pictures)
+
+
+def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
+    """Of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
+    if model.vision is None:
+        return 0
+    return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))

@@ -32,7 +32,7 @@ class UnderWay:
     def launch(self) -> float:
         """Have as many as can be, one at least; returns the seconds that drafting took."""
         drafting = 0.0
-        while not self._steps or self._may_go_ahead():
+        while not self._steps or (len(self._steps) < self._most and self._may_go_ahead()):
             if self._speculator is not None and (self._staged or not self._steps):
                 begin = time.perf_counter()
                 self._speculator.draft()
@@ -47,7 +47,8 @@ class UnderWay:
 
     def take(self) -> Underway:
         """The first, sampled."""
-        return self._runner.sample(self._steps.popleft())
+        step = self._steps.popleft()
+        return step if step.sampled else self._runner.sample(step)
 
     def committed(self) -> None:
         """What was taken is known to the scheduler: draw what its followers on one device give."""
@@ -56,7 +57,7 @@ class UnderWay:
 
     def _may_go_ahead(self) -> bool:
         """Whether to launch another step before the first is known; a draft by a model begins with its last token."""
-        if len(self._steps) >= self._most or any(map(self._runner.alone, self._steps)):
+        if any(map(self._runner.alone, self._steps)):
             return False
         drafts = self._speculator
         expects = drafts is not None and drafts.likely and (drafts.proposer.passes or not self._staged)
