@@ -71,7 +71,7 @@ class FakeEngine:
     ) -> None:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, watcher=self.tiers)
         self.prefix = PrefixCache(self.pool, block_size, self.secret) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
         self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes, self.tiers), max_model_len)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig, SchedulerConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening
-from quire.engine.engine import Engine
-from quire.engine.failures import told_plainly
+from quire.engine.engine import Engine, UnderWay
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.block_store import BlockStore
 from quire.engine.loop.experts import expert_counts
@@ -22,7 +23,6 @@ from quire.engine.loop.facts import pooling_of
 from quire.engine.loop.guiding import Guiding
 from quire.engine.loop.planning import make_plan, same_weights
 from quire.engine.loop.tiering import Portable, Tiering
-from quire.engine.loop.under_way import UnderWay
 from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
@@ -38,6 +38,9 @@ from quire.sched.scheduler import Scheduler
 from quire.sched.shares import Portions
 from quire.speculate.load import Drafting, load_drafting
 from quire.speculate.speculator import Speculator
+
+NO_MEMORY = "can't allocate memory"
+"""In the message of the RuntimeError that torch raises instead of MemoryError."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,11 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
     config = of_a_rank(config)
     ops = select(config.device)
     if config.parallel.ranks > 1:  # before others are started, which takes seconds
-        with told_plainly(config.model.model):
+        with _told_plainly(config.model.model):
             check_start(config, ops)
     config = with_stages(config, ops)
     ranks = lead(config)
-    with ended_on_error(ranks), told_plainly(config.model.model):
+    with ended_on_error(ranks), _told_plainly(config.model.model):
         place = ALONE if ranks is None else ranks.place
         model = load_model(config, ops, progress, place, shards)
         if config.model.language_model_only:
@@ -128,11 +131,12 @@ def arranged(loaded: Loaded) -> Engine:
 
 def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTables:
     """Of the pool of all blocks. With an encoder no prefix is shared: every token of a prompt changes all keys."""
-    cache, pool = executor.config.cache, BlockPool(kv.blocks, kv.sizes.holders)
+    cache, tiers = executor.config.cache, None if store is None else store.tiers
+    pool = BlockPool(kv.blocks, kv.sizes.holders, watcher=tiers)
     known = () if store is None else (store.secret, store.identity)
     shares = cache.enable_prefix_caching and executor.model.encoder is None
     prefix = PrefixCache(pool, cache.block_size, *known) if shares else None
-    return BlockTables(pool, prefix, kv.sizes, None if store is None else store.tiers)
+    return BlockTables(pool, prefix, kv.sizes, tiers)
 
 
 def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:
@@ -146,3 +150,20 @@ def _encoding(limits: SchedulerConfig, model: Model) -> Encoding | None:
         return None
     mutual = model.spec.sight.mutual
     return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))
+
+
+@contextmanager
+def _told_plainly(model: str) -> Iterator[None]:
+    """`ModelError` for a file that cannot be opened, read or mapped, `ConfigError` where memory runs out."""
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or f"a file of {model or 'the embedded model'}"
+        raise ModelError(f"{what} cannot be read: {error.strerror or error}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and NO_MEMORY not in str(error):
+            raise
+        raise ConfigError(
+            f"memory ran out while {model or 'the embedded model'} was loaded; use a smaller model, quantize it "
+            "(--quantization int4), or lower --kv-cache-memory-bytes"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 
 import numpy as np
 
@@ -21,20 +22,25 @@ from quire.sample.rows import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
-class Underway:
+class LaunchedStep:
     """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces.
 
     `hidden`: what the head would read of the rows `pooled`, which get no logits, [n, width] f32 on its way to the host.
     `failed`: its sequences that end with an error of their own, whatever their rows gave.
     """
 
-    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Array]) -> None:
-        self.plan, self.rows, self.logits = plan, rows, logits
-        self.drawn: list[Drawn] = []
-        self.pooled: list[LogitRow] = []
-        self.hidden: Fetched | None = None
-        self.sampled = False
-        self.failed: Failed = {}
+    def __init__(
+        self,
+        plan: StepPlan,
+        rows: list[LogitRow],
+        logits: Iterable[Array],
+        failed: Failed,
+        pooled: Rows[LogitRow] = (),
+        hidden: Fetched | None = None,
+    ) -> None:
+        self.plan, self.rows, self.logits, self.failed = plan, rows, logits, failed
+        self.pooled, self.hidden = pooled, hidden
+        self.drawn, self.sampled = list[Drawn](), False
 
 
 class Runner:
@@ -61,12 +67,12 @@ class Runner:
         """Do what is to be done with whole blocks, of a plan or beside any."""
         self._blocks.apply(work, self._keep)
 
-    def forward(self, plan: StepPlan) -> Underway:
+    def forward(self, plan: StepPlan) -> LaunchedStep:
         """Do what `plan` says, but for drawing. Tokens that are not known yet are those that the last step draws."""
         if plan.blocks is not NO_WORK or self._blocks.coming:
             self.move_blocks(plan.blocks)
         if not plan.chunks:
-            return Underway(plan, [], ())
+            return LaunchedStep(plan, [], (), {})
         for chunk in plan.chunks:
             if chunk.start < chunk.seq.encoded:
                 self.step.encode(*self.builder.encoded(chunk.seq))
@@ -78,25 +84,23 @@ class Runner:
         for row in rows:
             pooled = pooled or row.seq.request.pooling is not None
         if pooled:
-            step = self._with_pooled(plan, rows, shape, given)
-        else:
-            if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
-                self._masks.begin(rows)
-            step = Underway(plan, rows, self.step.pieces(shape, given))
-        step.failed = self.builder.failed
-        return step
+            return self._with_pooled(plan, rows, shape, given)
+        if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
+            self._masks.begin(rows)
+        return LaunchedStep(plan, rows, self.step.pieces(shape, given), self.builder.failed)
 
-    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> Underway:
+    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> LaunchedStep:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
         whole, others = self.step.head_rows(shape, given), list[int]()
         pooled: list[int] = []
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)
-        step = Underway(plan, [rows[i] for i in others], self.step.scores(whole, others) if others else ())
-        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled)])
-        return step
+        scores = self.step.scores(whole, others) if others else ()
+        hidden = self._fetch([picked(whole.h, pooled)])
+        drawn = [rows[i] for i in others]
+        return LaunchedStep(plan, drawn, scores, self.builder.failed, [rows[i] for i in pooled], hidden)
 
-    def sample(self, step: Underway) -> Underway:
+    def sample(self, step: LaunchedStep) -> LaunchedStep:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
         if step.sampled:
             return step
@@ -111,11 +115,11 @@ class Runner:
         self.builder.drew(step.rows)
         return step
 
-    def alone(self, step: Underway) -> bool:
+    def alone(self, step: LaunchedStep) -> bool:
         """Whether nothing may be launched behind `step`: its logits are made as they are asked for."""
         return len(step.rows) > self.step.most_logits
 
-    def results(self, step: Underway) -> list[ChunkResult]:
+    def results(self, step: LaunchedStep) -> list[ChunkResult]:
         """What a sampled step found, a result per chunk in order, once the device has it."""
         found = self._collect(step.plan.chunks, step.rows, step.drawn)
         if step.hidden is not None:
@@ -129,7 +133,7 @@ class Runner:
         return found
 
     def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: list[LogitRow], hidden: Fetched, found: list[ChunkResult]
+        self, chunks: tuple[Chunk, ...], rows: Rows[LogitRow], hidden: Fetched, found: list[ChunkResult]
     ) -> None:
         """Give each pooled request its rows, which are checked as logits are."""
         values, at = hidden()[0], 0
