@@ -50,7 +50,7 @@ def walk(
     while ask is not None or engine.has_work:
         while ask is not None and (ask.due <= now or not engine.has_work):
             now = max(now, ask.due)
-            request = real(ask, str(number), engine.max_model_len)
+            request = real(ask, str(number), engine.kv.max_model_len)
             records[request.id] = Record(ask.due, ask.due, input_tokens=len(request.prompt))
             assert engine.submit(request) is None, "it could never run"
             ask, number = next(due, None), number + 1
