@@ -31,8 +31,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.engine import Engine
-from quire.engine.requests import with_grammar
 from quire.engine.loop.guiding import Guiding
+from quire.engine.requests import with_grammar
 from quire.engine.start import start_engine
 from quire.text.structured.guide import Guide
 from quire.text.tokenizer import Tokenizer
