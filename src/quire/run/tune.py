@@ -24,7 +24,7 @@ from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
     from quire.ops.native import Native
-    from quire.run.step import Step
+    from quire.run.host_step import HostStep
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
@@ -50,7 +50,7 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
     return f"{cpu}, {isa}, {threads} threads, quire {VERSION}, {weights} g{config.model.group_size}"
 
 
-def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
+def tune(step: HostStep, config: EngineConfig, weight_bytes: int) -> None:
     """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
     ops = step.ops
     if ops.cpu is None:
@@ -74,7 +74,7 @@ def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
 class Trial:
     """Stands where the recording of a decode of one row will be, until every setting had `TURNS` of the real ones."""
 
-    def __init__(self, step: Step, chosen: Callable[[Tuning], None]) -> None:
+    def __init__(self, step: HostStep, chosen: Callable[[Tuning], None]) -> None:
         """`chosen` is told the outcome."""
         assert step.ops.cpu is not None
         self._step, self._chosen, self._native = step, chosen, step.ops.cpu.native
@@ -104,7 +104,7 @@ class Trial:
         return self.output
 
 
-def _measure(step: Step) -> Tuning:
+def _measure(step: HostStep) -> Tuning:
     assert step.ops.cpu is not None
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
     best = measured_tuning(step.ops.cpu.native, step.made_up_decode, room)
