@@ -29,7 +29,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.dtypes import BF16, F8, F16, F32, I8, I32
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.arrays import Host, to_torch
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
@@ -139,7 +139,7 @@ def steps(args: argparse.Namespace) -> dict[str, float]:
                 "max_num_seqs": args.sequences,
                 "threads": args.threads,
             }
-            engines[f"blocks of {size}"] = Engine(
+            engines[f"blocks of {size}"] = start_engine(
                 flat_config(model=model, load_format="dummy", enable_prefix_caching=False,
                             quantization=args.quantization, max_model_len=args.tokens + args.rounds + 32, **options)
             )  # fmt: skip

@@ -26,7 +26,7 @@ from quire.core.config import EngineConfig, flat_config
 from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.layout import PlainLayout
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import open_gpu
@@ -63,7 +63,7 @@ def limits(scale: Scale) -> None:
 
 def greedy(config: EngineConfig, prompts: list[tuple[int, ...]], tokens: int) -> list[list[int]]:
     """The tokens an engine gives, in one batch."""
-    engine = Engine(config)
+    engine = start_engine(config)
     for i, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         engine.submit(Request(id=str(i), prompt=prompt, params=params, seed=0, arrival=0.0))
@@ -159,7 +159,7 @@ class Loaded:
         with tempfile.TemporaryDirectory() as folder:
             path = write_config("micro" if scale.dry else shape, Path(folder))
             started = time.perf_counter()
-            self.engine = Engine(config_of(scale, model=str(path), **options))
+            self.engine = start_engine(config_of(scale, model=str(path), **options))
         model = self.engine.model
         self.read = model.weight_bytes - model.report["rope"][1] - model.report["embed"][1]
         tell(load_s=time.perf_counter() - started, weight_gb=model.weight_bytes / 1e9, without_kernel=list(missing()))
@@ -206,7 +206,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     engine, spec = loaded.engine, loaded.engine.model.spec
     context = scale(128, 8)
     step = loaded.decode_step(1, context, scale(100, 2))
-    nbytes = loaded.read + context * engine.kv_bytes_per_token
+    nbytes = loaded.read + context * engine.plan.bytes_per_token
     copies, products = copy_rate(scale, engine.ops.gpu.device), matmul_rate(scale, engine.ops.gpu.device)
     tell(decode_tokens_per_s=1 / step, decode_share_of_copy_rate=nbytes / step / copies)
     length = scale(8191, 15)

@@ -25,6 +25,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 
 
 def engine_of(args: argparse.Namespace) -> Engine:
@@ -33,7 +34,7 @@ def engine_of(args: argparse.Namespace) -> Engine:
     if not (folder / "config.json").exists():
         write_checkpoint(args.shape, folder)
     options = {"quantization": args.quantization, "kv_cache_memory_bytes": 2 << 30, "max_model_len": 4096}
-    return Engine(flat_config(model=str(folder), kv_store=str(args.store), kv_store_gb=4.0, **options))
+    return start_engine(flat_config(model=str(folder), kv_store=str(args.store), kv_store_gb=4.0, **options))
 
 
 def prompt_of(args: argparse.Namespace, name: str, tokens: int) -> tuple[int, ...]:

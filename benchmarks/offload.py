@@ -29,6 +29,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.model.offload.away import pages
 from quire.model.offload.stream import turns
 from quire.model.offload.streamed import SLOTS, Streamed
@@ -39,7 +40,7 @@ def engine_of(config: dict[str, Any], **more: Any) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         options = {"model": folder, "load_format": "dummy", "device": "cpu", "max_model_len": 512, "num_blocks": 64}
-        return Engine(flat_config(**options, max_num_seqs=4, tune="off", **more))
+        return start_engine(flat_config(**options, max_num_seqs=4, tune="off", **more))
 
 
 def shape_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 
 RANK = 16
 
@@ -122,7 +123,7 @@ def main() -> None:
         if args.adapters:
             modules = write_adapters(args.shape, max(args.adapters), Path(folder))
             options |= {"enable_lora": True, "lora_modules": modules, "max_lora_rank": RANK}
-        engine = Engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
+        engine = start_engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
     clock = Timed(engine.ops.cpu.native.module)
     engine.ops.cpu.native.module = clock  # type: ignore[assignment]
     engine.runner.step.recorded.clear()  # a first start has recorded steps already, without the clock

@@ -37,11 +37,13 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.select import select
 from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.store import AskedStore, serve
 from quire.parallel.wire import listen
+from quire.run.led import LedExecutor
 
 TIMES = 200
 
@@ -98,7 +100,7 @@ class Phase:
 
 def computed(engine: Engine) -> NDArray[np.float64]:
     """Seconds of each rank so far."""
-    return np.zeros(0) if engine.ranks is None else engine.ranks.busy.copy()
+    return engine.executor.ranks.busy.copy() if isinstance(engine.executor, LedExecutor) else np.zeros(0)
 
 
 def rate(engine: Engine, requests: list[Request]) -> tuple[Phase, Phase]:
@@ -176,7 +178,7 @@ def compare(
     ways = {"one": {"threads": args.ranks}} | {name: {"threads": 1} | way for name, way in ways.items()}
     found: dict[str, Any] = {}
     with ExitStack() as stack:
-        made = {name: Engine(flat_config(**(own or own_options(args)), **way)) for name, way in ways.items()}
+        made = {name: start_engine(flat_config(**(own or own_options(args)), **way)) for name, way in ways.items()}
         engines = {name: stack.enter_context(closing(engine)) for name, engine in made.items()}
         for count, length in loads:
             rates: dict[str, list[tuple[Phase, Phase]]] = {name: [] for name in ways}
@@ -221,7 +223,7 @@ def balance(args: argparse.Namespace) -> dict[str, Any]:
     kept = {"tensor_parallel_size": args.ranks, "enable_expert_parallel": True, "expert_load_file": str(file)}
     for name, copies in (("as they lie", 0), ("by counts", 0), (f"{args.copies} copies", args.copies)):
         options = own_options(args) | kept | {"threads": 1, "num_redundant_experts": copies}
-        with closing(Engine(flat_config(**options))) as engine:
+        with closing(start_engine(flat_config(**options))) as engine:
             rates = []
             for turn in range(args.rounds):
                 asked = requests_of(args, 16, 64, 32, turn)

@@ -19,6 +19,7 @@ from quire.bench.records import Record, latencies
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.simulate.load import ANSWER, Ask
 
 Step = tuple[int, int, int]
@@ -28,7 +29,7 @@ Step = tuple[int, int, int]
 def engine_of(folder: Path, **options: Any) -> Engine:
     """One thread of a model with random weights in int8."""
     own = {"load_format": "dummy", "quantization": "int8", "threads": 1, "cache_packed": "off"}
-    return Engine(flat_config(model=str(folder), **(own | options)))
+    return start_engine(flat_config(model=str(folder), **(own | options)))
 
 
 def real(ask: Ask, name: str, longest: int) -> Request:
@@ -49,7 +50,7 @@ def walk(
     while ask is not None or engine.has_work:
         while ask is not None and (ask.due <= now or not engine.has_work):
             now = max(now, ask.due)
-            request = real(ask, str(number), engine.max_model_len)
+            request = real(ask, str(number), engine.kv.max_model_len)
             records[request.id] = Record(ask.due, ask.due, input_tokens=len(request.prompt))
             assert engine.submit(request) is None, "it could never run"
             ask, number = next(due, None), number + 1

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from shapes import SHAPES, write_checkpoint
 
 from quire.core.config import flat_config
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 
 LOADS = {"1": (1, 512), "16": (16, 32)}
 """Sequences at a time -> (sequences, tokens of each prompt)."""
@@ -64,7 +64,9 @@ def compare(args: argparse.Namespace, ways: dict[str, dict[str, Any]]) -> dict[s
     found: dict[str, Any] = {}
     own = {"max_model_len": 1024, "device": "cpu", "threads": args.threads, "cache_packed": "off"}
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(closing(Engine(flat_config(**own, **way)))) for name, way in ways.items()}
+        engines = {
+            name: stack.enter_context(closing(start_engine(flat_config(**own, **way)))) for name, way in ways.items()
+        }
         for load, (count, length) in LOADS.items():
             turns = [
                 [rate(engine, requests_of(args, count, length, TOKENS, turn)) for engine in engines.values()]

@@ -43,6 +43,7 @@ from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
 from quire.speculate.suffix import Suffix
@@ -94,7 +95,7 @@ class Told:
 def engine_of(folder: Path | str, asked: dict[str, Any] | None, **options: Any) -> Engine:
     """An engine that speculates as asked; None = not at all."""
     more = {} if asked is None else {"speculative_config": json.dumps(asked)}
-    return Engine(flat_config(**({"model": str(folder), "max_num_seqs": 64} | options | more)))
+    return start_engine(flat_config(**({"model": str(folder), "max_num_seqs": 64} | options | more)))
 
 
 def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Request]:

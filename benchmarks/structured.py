@@ -31,7 +31,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.engine import Engine
+from quire.engine.loop.guiding import Guiding
 from quire.engine.requests import with_grammar
+from quire.engine.start import start_engine
 from quire.text.structured.guide import Guide
 from quire.text.tokenizer import Tokenizer
 
@@ -118,7 +120,8 @@ def round_of(engine: Engine, asked: list[Request], steps: int) -> list[float]:
 
 def parts(engine: Engine, asked: Request, tokens: int) -> dict[str, float]:
     """Median microseconds of a mask, of taking a token and of the search for a completion, for one row."""
-    grammar = engine.guiding._grammar(asked.grammar)
+    guiding = Guiding(engine.config.model, str(engine.model.folder), engine.model.spec.vocab_size)
+    grammar = guiding._grammar(asked.grammar)
     guide = Guide(grammar, asked.params.max_tokens or 0, (END,), asked.completion)
     draw, vocab = np.random.default_rng(0), engine.model.spec.vocab_size
     bits = np.empty((vocab + 1 + 31) // 32, np.int32)
@@ -149,7 +152,7 @@ def measure(args: argparse.Namespace, vocab: int) -> None:
     with tempfile.TemporaryDirectory() as made:
         model = write_model(vocab, Path(made))
         options = {"quantization": "int4", "max_model_len": 1024, "max_num_seqs": args.batch}
-        engine = Engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
+        engine = start_engine(flat_config(model=model, load_format="dummy", enable_prefix_caching=False, **options))
         tokenizer = Tokenizer.from_folder(model)
         kinds = {"none": 0, "half": args.batch // 2, "all": args.batch}
         seconds: dict[str, list[float]] = {kind: [] for kind in kinds}

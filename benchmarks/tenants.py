@@ -27,6 +27,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def throughput(records: dict[str, Record], since: float, until: float) -> float:
 def engine_of(args: argparse.Namespace, **options: Any) -> Engine:
     """An engine of the asked shape at the asked bits."""
     own = {"load_format": "dummy", "quantization": args.quantization}
-    return Engine(
+    return start_engine(
         flat_config(model=str(write_config(args.shape, args.work.absolute() / args.shape)), **(own | options))
     )
 

@@ -23,7 +23,7 @@ from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.scheduler import Scheduler
@@ -71,7 +71,7 @@ class FakeEngine:
     ) -> None:
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, watcher=self.tiers)
         self.prefix = PrefixCache(self.pool, block_size, self.secret) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
         self.scheduler = Scheduler(config, BlockTables(self.pool, self.prefix, self.sizes, self.tiers), max_model_len)
@@ -120,7 +120,7 @@ class FakeEngine:
         assert plan.chunks or not alone or len(self.scheduler.recall), (
             "nobody runs, and who waits is neither admitted nor refused"
         )
-        assert self._unwiped <= set(plan.scrub), "a block of a request that failed is not wiped"
+        assert self._unwiped <= set(plan.blocks.wipes), "a block of a request that failed is not wiped"
         self._unwiped.clear()
         self._check_writers(plan)
         tables = [[list(table) for table in chunk.seq.kv.blocks] for chunk in plan.chunks]
@@ -134,8 +134,8 @@ class FakeEngine:
         """Guess tokens for some sequences, some of them right, after writing to their slots as a draft model would."""
         seqs = undrafted(self.scheduler)
         limits, before = room_for_drafts(self.scheduler, [(seq, rng.randint(0, 5)) for seq in seqs])
-        self._unwiped -= set(before.scrub)
-        self._prepare(before)
+        self._unwiped -= set(before.blocks.wipes)
+        self._prepare(before.blocks)
         for seq, room in zip(seqs, limits, strict=True):
             branches = rng.random() < 0.5
             for node in range(rng.randint(0, room)):
@@ -156,15 +156,15 @@ class FakeEngine:
                 assert self.pool.writable(block), f"{seq} would draft into a block that others read"
                 self.cache[block * self.block_size + position % self.block_size] = (-1,)
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare(self, work: BlockWork) -> None:
         size = self.block_size
-        for slot, place, _ in plan.moves:
+        for slot, place, _ in work.moves:
             self.cache[place] = self.cache[slot]
             self.moved += 1
-        for block in plan.scrub:
+        for block in work.wipes:
             for offset in range(size):
                 self.cache.pop(block * size + offset, None)
-        for source, destination in plan.copies:
+        for source, destination in work.copies:
             for offset in range(size):
                 value = self.cache.get(source * size + offset)
                 if value is not None:
@@ -173,7 +173,7 @@ class FakeEngine:
     def run(self, plan: StepPlan, tables: list[list[list[int]]], known: list[list[int]]) -> list[ChunkResult]:
         """Write and read slots as the kernels would; a token the host did not know is what the last step drew."""
         drawn, self._drawn, results = self._drawn, {}, []
-        self._prepare(plan)
+        self._prepare(plan.blocks)
         for chunk, own, tokens in zip(plan.chunks, tables, known, strict=True):
             if chunk.start + chunk.count > len(tokens):
                 tokens.append(drawn[chunk.seq])
@@ -280,7 +280,7 @@ class FakeEngine:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
         size, owed = self.block_size, {place for _, place, _ in self.scheduler.upkeep.moves}
         proved, self._proved = self._proved, {}
-        fills = [*(self._launched[0].fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
+        fills = [*(self._launched[0].blocks.fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
         filled = {block for block, _ in fills}  # before the rows of their plan run
         for key, block in self.pool._by_key.items():
             if block in filled or owed & set(range(block * size, (block + 1) * size)):

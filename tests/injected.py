@@ -158,7 +158,7 @@ def running(kind: str, home: Path) -> Iterator[Running]:
         more["speculative_config"] = json.dumps({"method": kind, "num_speculative_tokens": 4, "adaptive": False})
     engine = LocalEngine(flat_config(**more))
     if kind == "classes":
-        engine.engine.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
+        engine.engine.executor.model = replace(engine.engine.model, classifier=np.ones((3, 32), np.float32))
     yield Running(engine, folder)
     engine.close()
 
@@ -234,7 +234,7 @@ SITES: tuple[Site, ...] = (
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
     Site("plain", "grammar", "quire.sched.admission.Admission", "check", _second, "admission"),
     Site("plain", "grammar", "quire.sched.scheduler.Scheduler", "add", _request, "admission"),
-    Site("classes", "pooled", "quire.engine.loop.pooled", "_classes",
+    Site("classes", "pooled", "quire.engine.loop.intake", "_classes",
          lambda matrix, output: output.request_id == "victim", "pooling"),
     Site("lora", "adapter", "quire.model.load.adapters.Adapters", "slot", lambda _, name: name == "two", "adapter"),
     Site("pictures", "picture", "vision", "__call__", lambda picture: picture.pixels[0] >= FIRST, "pictures"),

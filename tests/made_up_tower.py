@@ -109,7 +109,7 @@ def sighted(folder: Path | str, sight: Sight, **options: Any) -> Iterator[tuple[
         return replace(model, vision=tower, spec=replace(model.spec, sight=sight))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("quire.engine.engine.load_model", load)
+        patched.setattr("quire.engine.start.load_model", load)
         config = {"model": str(folder), "dtype": "float32", "device": "cpu", "num_blocks": 128, "block_size": 4}
         engine = LocalEngine(flat_config(**(config | options)))
         yield engine, tower

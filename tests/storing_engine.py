@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_runner import NAN, FakeEngine
 from quire.cache.tiers import Reading, Store, Tiers, Wanted
-from quire.core.plan import StepPlan
+from quire.core.plan import BlockWork
 from quire.core.request import Output
 
 
@@ -50,24 +50,24 @@ class StoringEngine(FakeEngine):
         self.behind.tick()
         return super().step()
 
-    def _prepare(self, plan: StepPlan) -> None:
+    def _prepare(self, work: BlockWork) -> None:
         """Moves, saves, wipes, fills, block copies."""
         size = self.block_size
-        super()._prepare(replace(plan, scrub=(), copies=()))
-        for save in plan.saves:
+        super()._prepare(replace(work, wipes=(), copies=()))
+        for save in work.saves:
             held = [self.cache.get(save.block * size + offset, NAN) for offset in range(size)]
             assert NAN not in held and [value[-1] for value in held] == list(save.tokens), "a block is saved too late"
             self.behind.store.put(save.key, save.tokens, held)
-        super()._prepare(replace(plan, moves=(), copies=()))
-        for block, data in plan.fills:
+        super()._prepare(replace(work, moves=(), copies=()))
+        for block, data in work.fills:
             for offset, value in enumerate(data):
                 self.cache[block * size + offset] = value
-        super()._prepare(replace(plan, moves=(), scrub=()))
+        super()._prepare(replace(work, moves=(), wipes=()))
 
     def keep_all(self) -> None:
         """As at an engine's end: all that can be found goes to the store."""
         assert self._launched is None
         saves = self.behind.behind(self.pool.num_blocks)
-        scrub, moves, evicted, fills = self.scheduler.upkeep.take()
-        self._unwiped -= set(scrub)
-        self._prepare(StepPlan((), (), (), scrub, moves, (*evicted, *saves), fills))
+        work = self.scheduler.upkeep.take(more=saves)
+        self._unwiped -= set(work.wipes)
+        self._prepare(work)

@@ -21,8 +21,9 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
-from quire.engine import engine as engine_module
+from quire.engine import start as start_module
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.arrays import Fetched
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
@@ -102,8 +103,8 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, eager: str = "", **opti
     limits = {"max_num_batched_tokens": 16, "max_num_seqs": 6, "block_size": 4, "device": "reference"}
     config = flat_config(**(OPTIONS | {"model": str(folder)} | limits | options))
     if eager:
-        monkeypatch.setattr(engine_module, "select", lambda _: LateOps(FakeRuntime(eager)))
-    engine = Engine(config)
+        monkeypatch.setattr(start_module, "select", lambda _: LateOps(FakeRuntime(eager)))
+    engine = start_engine(config)
     monkeypatch.undo()
     engine.model.decoder.embed.table[BROKEN] = torch.nan  # type: ignore[attr-defined]
     return engine

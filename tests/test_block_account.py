@@ -126,7 +126,6 @@ class Idle:
 
     def __init__(self, count: int) -> None:
         self.pool = BlockPool(count)
-        self.account = self
         self.unchecked, self.parts, self.turns = True, 0, 0
 
     def check(self, part: bool = False) -> None:

@@ -22,7 +22,9 @@ from quire.core.parallel import SPLIT
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.run.division import FEW_ROWS, Paged, Seen, divide
+from quire.run.led import LedExecutor
 from test_lora import TARGETS, write_adapter
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -40,7 +42,7 @@ BRANCHING = '{"method": "ngram", "topk": 2}'
 @contextmanager
 def engine_of(folder: Path, ranks: int, **options: Any) -> Iterator[Engine]:
     given = {"max_model_len": 2048, "threads": 1, "device": "cpu", "cache_packed": "off"} | options
-    with closing(Engine(flat_config(model=str(folder), context_parallel_size=ranks, **given))) as engine:
+    with closing(start_engine(flat_config(model=str(folder), context_parallel_size=ranks, **given))) as engine:
         yield engine
 
 
@@ -197,8 +199,8 @@ def test_what_cannot_be_spread_is_refused_with_the_reason() -> None:
 @native
 def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(folder: Callable[[str], Path]) -> None:
     with engine_of(folder("dense"), 2) as engine:
-        assert engine.ranks is not None
-        others = engine.ranks.others
+        assert isinstance(engine.executor, LedExecutor)
+        others = engine.executor.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(), lambda: os.kill(others[0].pid, signal.SIGKILL))
     assert all(other.ended() is not None for other in others)

@@ -24,9 +24,9 @@ from quire.core.exclusions.exclusion import DIFFERS, Exclusion, Known
 from quire.core.exclusions.table import TABLE
 from quire.core.machine import memory_file
 from quire.core.pooling import Pooling
-from quire.engine.engine import Engine
 from quire.engine.local import LocalEngine
 from quire.engine.loop.facts import pooling_of
+from quire.engine.start import start_engine
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
 from quire.model.offload.shards import Shards
@@ -150,7 +150,7 @@ def start(row: Exclusion, folder: str) -> object:
     if row.b is f.IN_PROCESS and row.a is not f.FULLY_SHARD:
         return LocalEngine(config)
     shares = row.a is f.FULLY_SHARD and row.b is not f.IN_PROCESS
-    return Engine(config, None, Shards(memory_file()) if shares else None)
+    return start_engine(config, None, Shards(memory_file()) if shares else None)
 
 
 def says(row: Exclusion, error: QuireError) -> bool:

@@ -18,6 +18,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.machine import memory_file
 from quire.core.rebuilt import parts_of
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.model.offload.away import PAGE
 from quire.model.offload.shards import Shards
 from quire.ops.weights import Packed
@@ -43,10 +44,10 @@ def addresses(engine: Engine) -> list[int]:
 def test_replicas_with_one_copy_say_what_one_alone_says(options: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, "llama", num_hidden_layers=4)
     config = OPTIONS | options | {"model": str(tmp_path)}
-    want, file = answers(Engine(flat_config(**config))), memory_file()
-    first = Engine(flat_config(**config | SHARDED), shards=Shards(file))
+    want, file = answers(start_engine(flat_config(**config))), memory_file()
+    first = start_engine(flat_config(**config | SHARDED), shards=Shards(file))
     size = os.fstat(file).st_blocks * 512
-    second = Engine(flat_config(**config | SHARDED), shards=Shards(file))
+    second = start_engine(flat_config(**config | SHARDED), shards=Shards(file))
     assert answers(first) == want == answers(second)
     assert os.fstat(file).st_blocks * 512 == size > 0, "the second added nothing"
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:quire" in line]
@@ -61,9 +62,9 @@ def test_weights_of_other_files_are_found_out(tmp_path: Path) -> None:
     for seed in (0, 1):
         write(tmp_path / str(seed), "llama", seed=seed)
     config = OPTIONS | SHARDED
-    Engine(flat_config(model=str(tmp_path / "0"), **config), shards=Shards(file))
+    start_engine(flat_config(model=str(tmp_path / "0"), **config), shards=Shards(file))
     with pytest.raises(ModelError, match="layer 0 is not what another replica made"):
-        Engine(flat_config(model=str(tmp_path / "1"), **config), shards=Shards(file))
+        start_engine(flat_config(model=str(tmp_path / "1"), **config), shards=Shards(file))
     os.close(file)
 
 
@@ -86,12 +87,12 @@ def test_who_waits_for_a_replica_that_dies_writes_in_its_place(tmp_path: Path) -
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
         with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(Engine, flat_config(**config), None, Shards(file))
+            loading = pool.submit(start_engine, flat_config(**config), None, Shards(file))
             with pytest.raises(TimeoutError):
                 loading.result(timeout=1.5)
             other.stdin.close()
             engine = loading.result(timeout=60)
-    assert answers(engine) == answers(Engine(flat_config(**OPTIONS | {"model": str(tmp_path)})))
+    assert answers(engine) == answers(start_engine(flat_config(**OPTIONS | {"model": str(tmp_path)})))
     os.close(file)
 
 
@@ -112,7 +113,7 @@ def test_what_it_cannot_be_combined_with_is_refused(options: dict[str, Any], why
 def test_an_engine_of_this_process_has_nobody_to_share_with(tmp_path: Path) -> None:
     write(tmp_path, "llama")
     with pytest.raises(ConfigError, match="use quire serve"):
-        Engine(flat_config(model=str(tmp_path), **OPTIONS | SHARDED))
+        start_engine(flat_config(model=str(tmp_path), **OPTIONS | SHARDED))
 
 
 class Host:
@@ -129,7 +130,7 @@ class Host:
     def engine(self, node: int, hosts: Sequence[Host], **options: Any) -> Engine:
         """One of this host's replicas."""
         far = tuple(None if host is self else Far(host.listener.address, self.secret) for host in hosts)
-        return Engine(flat_config(**OPTIONS | SHARDED | options), shards=Shards(self.file, node, far))
+        return start_engine(flat_config(**OPTIONS | SHARDED | options), shards=Shards(self.file, node, far))
 
     def close(self) -> None:
         """The file stays: links may still be served from it."""
@@ -141,7 +142,7 @@ class Host:
 def test_hosts_gather_what_each_has_a_share_of(count: int, options: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, "llama", num_hidden_layers=5)
     options = options | {"model": str(tmp_path)}
-    want, secret = answers(Engine(flat_config(**OPTIONS | options))), os.urandom(32)
+    want, secret = answers(start_engine(flat_config(**OPTIONS | options))), os.urandom(32)
     hosts = [Host(secret) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         engines = list(pool.map(lambda i: hosts[i].engine(i, hosts, **options), range(count)))

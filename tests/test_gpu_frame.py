@@ -17,16 +17,16 @@ from quire.core.dtypes import F16
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.engine import Engine
 from quire.engine.llm import LLM
+from quire.engine.start import start_engine
 from quire.ops.choice import OPS
 from quire.ops.op import REGISTRY
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.run.budget import gpu_cache_bytes
 from quire.run.device_arrays import DeviceArrays
+from quire.run.device_step import warm_device
 from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes
-from quire.run.warm import warm_device
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import working
@@ -201,7 +201,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
     write(folder, "llama", dtype=torch.float16)
     found, numbers = [], []
     for options in ({"device": "reference", "dtype": "float32"}, {"device": "cuda", "ops": MISSING} | SMALL):
-        engine = Engine(flat_config(model=str(folder), num_blocks=64, enforce_eager=True, **options))
+        engine = start_engine(flat_config(model=str(folder), num_blocks=64, enforce_eager=True, **options))
         found.append(engine.model)
         engine.submit(request(0, (5, 6, 7, 8, 9), logprobs=3))
         tops = []
@@ -222,7 +222,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
     answers = []
     for more in ({}, {"enforce_eager": True}):
         options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | more
-        engine = Engine(flat_config(**options))
+        engine = start_engine(flat_config(**options))
         assert (engine.runner.step.graph_sizes == ()) == bool(more)
         for i, prompt in enumerate(((5, 6, 7), (9,) * 20, (8, 4))):
             engine.submit(request(i, prompt))
@@ -244,7 +244,7 @@ def test_logits_of_prompts_in_pieces_change_no_bit(folder: Path, monkeypatch: py
     for rows in (256, 1):
         monkeypatch.setattr("quire.run.step.LOGITS", rows)
         options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | {"enforce_eager": True}
-        engine = Engine(flat_config(**options))
+        engine = start_engine(flat_config(**options))
         assert engine.ahead and engine.runner.step.most_logits == (16 if rows > 16 else 4)
         params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, prompt_logprobs=2)
         engine.submit(request(0, (9, 8)))
@@ -260,7 +260,7 @@ def test_logits_of_prompts_in_pieces_change_no_bit(folder: Path, monkeypatch: py
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"device": "cuda", "ops": MISSING, "max_num_batched_tokens": 5, "max_num_seqs": 2, "enforce_eager": True}
-    step = Engine(flat_config(model=str(folder), **(OPTIONS | options))).runner.step
+    step = start_engine(flat_config(model=str(folder), **(OPTIONS | options))).runner.step
     called: list[str] = []
 
     def watched(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,7 +281,7 @@ def request(index: int, prompt: tuple[int, ...], logprobs: int | None = None) ->
 
 
 def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:
-    engine = Engine(flat_config(**(OPTIONS | {"model": str(folder), "enable_lora": True})))
+    engine = start_engine(flat_config(**(OPTIONS | {"model": str(folder), "enable_lora": True})))
     decoder = engine.model.decoder
     moved = ops_on(FakeRuntime(), "meta").place(decoder)
 

@@ -13,7 +13,7 @@ from oracle import write
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops import gpu
 from quire.ops.select import select
 from quire.run.ranks import of_a_rank
@@ -28,7 +28,7 @@ GPU: dict[str, Any] = {"device": "cuda", "ops": MISSING, "max_model_len": 64, "e
 
 def found(options: dict[str, Any], asked: list[Request]) -> tuple[dict[str, list[int]], list[float]]:
     """Tokens of each request, and their log-probabilities in order of the requests."""
-    engine = Engine(flat_config(**options))
+    engine = start_engine(flat_config(**options))
     for each in asked:
         engine.submit(each)
     tokens: dict[str, list[int]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 from quire.core.config import ModelConfig
@@ -15,7 +14,7 @@ from shaped import VOCAB, tokenizer
 
 
 def made() -> Guiding:
-    found = Guiding(ModelConfig(), "", VOCAB, SimpleNamespace(readying=SimpleNamespace(make=None)))  # type: ignore[arg-type]
+    found = Guiding(ModelConfig(), "", VOCAB)
     found.__dict__["_vocabulary"] = vocabulary_of(tokenizer(), VOCAB)
     return found
 

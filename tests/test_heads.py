@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.core.speculation import Speculation
 from quire.engine.engine import Engine
 from quire.model.net.tapped import Taps
 from quire.ops.arrays import to_torch
+from quire.run.executor import LocalExecutor
+from quire.run.runner import Runner
 from quire.speculate.medusa import MedusaDrafter
 from test_bit_equality import engine_of
 from test_speculation import PYDOC
@@ -60,11 +64,10 @@ def relative(found: Tensor, want: Tensor) -> float:
 def test_hidden_rows_are_those_of_the_definition(layers: tuple[int, ...], every: bool) -> None:
     if layers and not every:
         pytest.skip("nothing asks for it")
-    from quire.engine import engine as module
-
     engine = engine_of(dtype="float32").engine
-    taps = Taps(layers, every)
-    runner = module.Runner(engine.model, engine.ops, engine.kv, engine.scheduler.config, True, (), taps)
+    tapped = SimpleNamespace(asked=Speculation(), taps=Taps(layers, every), model=None, beside=())
+    executor = LocalExecutor(engine.config, engine.model, engine.ops, tapped)  # type: ignore[arg-type]
+    runner = Runner(executor.allocate(engine.kv, engine.scheduler.config))
     runner.caches.own[:] = engine.runner.caches.own
     runner.caches.of_layer[:] = engine.runner.caches.of_layer
     runner.step.caches.of_layer[:] = engine.runner.step.caches.of_layer

@@ -22,6 +22,7 @@ from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
+from quire.run.led import LedExecutor
 from test_ahead import build
 from test_bit_equality import Answer, engine_of, make_requests
 from test_lora import TARGETS, write_adapter
@@ -117,8 +118,8 @@ def test_parts_of_blocks_that_ranks_have_come_back(form: str, tmp_path: Path) ->
 def test_a_rank_that_has_ended_keeps_no_engine_from_its_end(tmp_path: Path) -> None:
     engine = engine_of(kv_store=str(tmp_path), tensor_parallel_size=2)
     run(engine, make_requests(4, 6144))
-    ranks = engine.engine.ranks
-    assert ranks is not None
+    assert isinstance(engine.engine.executor, LedExecutor)
+    ranks = engine.engine.executor.ranks
     ranks.others[0].end()
     for _ in turns(lambda: ranks.others[0].ended() is None):
         time.sleep(0.01)

@@ -90,7 +90,7 @@ def answered(proposer: Suffix, seq: Sequence, output: list[int]) -> None:
     """`seq` puts out these, a step at a time, and ends."""
     seq.status = Status.RUNNING
     for token in output:
-        proposer.computed(StepPlan((Chunk(seq, len(seq.tokens) - 1, 1, 1),)), follow=False)
+        proposer.computed(StepPlan(chunks=(Chunk(seq, len(seq.tokens) - 1, 1, 1),)), follow=False)
         seq.tokens.append(token)
     seq.status = Status.FINISHED
 
@@ -151,7 +151,7 @@ def test_whatever_comes_a_draft_is_of_tokens_that_were_there() -> None:
     for step in range(600):
         if len(live) < 4 and rng.random() < 0.3:
             live.append(sequence(f"r{step}", [rng.randrange(3) for _ in range(6)], rng.choice("ab")))
-        proposer.computed(StepPlan(tuple(Chunk(seq, len(seq.tokens) - 1, 1, 1) for seq in live)), follow=False)
+        proposer.computed(StepPlan(chunks=tuple(Chunk(seq, len(seq.tokens) - 1, 1, 1) for seq in live)), follow=False)
         proposer.propose(live, [4] * len(live))
         for seq in list(live):
             assert len(seq.draft.tokens) <= 4 and set(seq.draft.tokens) <= {0, 1, 2}

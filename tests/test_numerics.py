@@ -25,7 +25,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
-from quire.run.runner import Underway
+from quire.run.runner import LaunchedStep
 from test_bit_equality import FORMATS, Answer, engine_of
 from turns import reports
 
@@ -41,13 +41,13 @@ class Fault:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.plan = StepPlan(())
+        self.plan = StepPlan()
         self.rng, self.value = random.Random(), 0.0
         self.step, self.call, self.calls = -1, -1, 0
         self.op, self.hit = "", ""
         forward = engine.runner.forward
 
-        def watched(plan: StepPlan) -> Underway:
+        def watched(plan: StepPlan) -> LaunchedStep:
             self.plan, self.calls = plan, 0
             self.step -= 1
             return forward(plan)

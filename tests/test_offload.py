@@ -17,6 +17,7 @@ from quire.core.offload import OffloadConfig
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
@@ -67,7 +68,7 @@ def answers(engine: Engine, adapter: str = "") -> dict[str, tuple[list[int], lis
 def least_gib(folder: Path, **options: Any) -> float:
     """The least that --weight-memory-gib may be, as it says itself."""
     with pytest.raises(ConfigError, match="give at least") as refused:
-        Engine(flat_config(model=str(folder), weight_memory_gib=1e-6, **OPTIONS | options))
+        start_engine(flat_config(model=str(folder), weight_memory_gib=1e-6, **OPTIONS | options))
     assert refused.value.param == "weight_memory_gib"
     needed = int(refused.value.message.split(" take ")[1].split(" bytes")[0].replace(",", ""))
     return (needed + 1) / 2**30
@@ -75,12 +76,12 @@ def least_gib(folder: Path, **options: Any) -> float:
 
 def offloaded(folder: Path, room: Path, gib: float, kind: str = "disk", **options: Any) -> Engine:
     more = {"weight_offload": kind, "weight_memory_gib": gib, "weight_offload_folder": str(room)}
-    return Engine(flat_config(model=str(folder), **OPTIONS | more | options))
+    return start_engine(flat_config(model=str(folder), **OPTIONS | more | options))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_from_a_file_give_the_bits_of_those_in_memory(form: str, folder: Path, tmp_path: Path) -> None:
-    want = answers(Engine(flat_config(model=str(folder), **OPTIONS | FORMS[form])))
+    want = answers(start_engine(flat_config(model=str(folder), **OPTIONS | FORMS[form])))
     least = least_gib(folder, weight_offload="disk", weight_offload_folder=str(tmp_path), **FORMS[form])
     for gib, some in ((least, False), (1.7 * least, True)):
         engine = offloaded(folder, tmp_path, gib, **FORMS[form])
@@ -99,8 +100,8 @@ def test_adapters_stay_beside_layers_that_come(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "a", oracle, TARGETS["llama"], 1)
     lora = {"dtype": "float32", "enable_lora": True, "lora_modules": (f"one={adapter}",)}
     options = OPTIONS | lora | {"model": str(tmp_path / "m")}
-    want = answers(Engine(flat_config(**options)), "one")
-    assert want != answers(Engine(flat_config(**options)))
+    want = answers(start_engine(flat_config(**options)), "one")
+    assert want != answers(start_engine(flat_config(**options)))
     least = least_gib(tmp_path / "m", weight_offload="disk", **lora)
     engine = offloaded(tmp_path / "m", tmp_path, least, **lora)
     assert isinstance(engine.model.decoder.source, Streamed)  # type: ignore[attr-defined]
@@ -109,7 +110,7 @@ def test_adapters_stay_beside_layers_that_come(tmp_path: Path) -> None:
 
 def test_each_rank_reads_its_own_share(folder: Path, tmp_path: Path) -> None:
     ranks = {"tensor_parallel_size": 2, "dtype": "float32", "threads": 1}
-    want = answers(Engine(flat_config(model=str(folder), **OPTIONS | ranks)))
+    want = answers(start_engine(flat_config(model=str(folder), **OPTIONS | ranks)))
     alone = least_gib(folder, weight_offload="disk", dtype="float32")
     engine = offloaded(folder, tmp_path, 2 * alone, **ranks)
     assert isinstance(engine.model.decoder.source, Streamed)  # type: ignore[attr-defined]
@@ -117,7 +118,7 @@ def test_each_rank_reads_its_own_share(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_fits_is_not_streamed(folder: Path, tmp_path: Path) -> None:
-    plain = Engine(flat_config(model=str(folder), dtype="float32", **OPTIONS))
+    plain = start_engine(flat_config(model=str(folder), dtype="float32", **OPTIONS))
     exact = (plain.model.weight_bytes + 8 * PAGE) / 2**30
     want = answers(plain)
     for gib in (exact, 1.0):
@@ -128,7 +129,7 @@ def test_a_model_that_fits_is_not_streamed(folder: Path, tmp_path: Path) -> None
 
 def test_layers_that_stay_are_spread_over_the_model(folder: Path, tmp_path: Path) -> None:
     least = least_gib(folder, weight_offload="disk", dtype="float32")
-    plain = Engine(flat_config(model=str(folder), dtype="float32", **OPTIONS)).model.weight_bytes / 2**30
+    plain = start_engine(flat_config(model=str(folder), dtype="float32", **OPTIONS)).model.weight_bytes / 2**30
     engine = offloaded(folder, tmp_path, least + 0.5 * (plain - least), dtype="float32")
     stay = [i for i in range(7) if i not in engine.model.decoder.source._turn]  # type: ignore[attr-defined]
     assert 2 <= len(stay) <= 4 and max(b - a for a, b in zip(stay, [*stay[1:], 7], strict=True)) <= 4, stay
@@ -218,13 +219,13 @@ LOADS: dict[str, Callable[[Path], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", LOADS)
 def test_what_cannot_be_is_refused_at_the_start(name: str, folder: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        Engine(flat_config(model=str(folder), **OPTIONS | LOADS[name](folder)))
+        start_engine(flat_config(model=str(folder), **OPTIONS | LOADS[name](folder)))
     assert refused.value.param == name, refused.value.message
 
 
 def test_the_reference_reads_weights_of_its_own(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the torch reference reads weights of its own"):
-        Engine(flat_config(model=str(folder), device="reference", weight_offload="disk"))
+        start_engine(flat_config(model=str(folder), device="reference", weight_offload="disk"))
 
 
 def test_nothing_is_asked_unless_it_is() -> None:

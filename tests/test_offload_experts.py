@@ -10,7 +10,7 @@ import pytest
 
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
@@ -42,7 +42,7 @@ def test_experts_from_a_file_give_the_bits_of_those_in_memory(name: str, kind: s
     family, facts, options = MODELS[name]
     folder, room = tmp_path / "model", tmp_path / "room"
     write(folder, family, **facts)
-    plain = Engine(flat_config(model=str(folder), **OPTIONS | options))
+    plain = start_engine(flat_config(model=str(folder), **OPTIONS | options))
     whole, want = plain.model.weight_bytes / 2**30, answers(plain)
     least = least_gib(folder, weight_offload=kind, weight_offload_folder=str(room), **options)
     for gib in (least, (least + whole) / 2):

@@ -12,7 +12,7 @@ from fake_gpu import FakeRuntime
 from oracle import write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.host import CopiedAhead
 from quire.ops.reference.backend import ReferenceOps
@@ -53,7 +53,7 @@ def test_the_engine_gives_the_same_bits(quantization: str | None, tmp_path: Path
     options: dict[str, Any] = device | {"model": str(tmp_path), "quantization": quantization}
     found = []
     for more in ({}, {"cpu_offload_gb": 1.0}):
-        engine = Engine(flat_config(**options | more))
+        engine = start_engine(flat_config(**options | more))
         assert isinstance(engine.model.decoder.source, CopiedAhead if more else Resident)  # type: ignore[attr-defined]
         assert bool(engine.runner.step.graph_sizes) == (not more), "steps are not captured"
         for i, prompt in enumerate(((5, 6, 7), (9,) * 20)):
@@ -70,5 +70,5 @@ def test_the_engine_gives_the_same_bits(quantization: str | None, tmp_path: Path
 def test_an_amount_that_spares_nothing_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "llama", num_hidden_layers=2)
     with pytest.raises(ConfigError, match="spares no memory") as refused:
-        Engine(flat_config(model=str(tmp_path), device="cuda", ops=MISSING, cpu_offload_gb=0.001, **SMALL))
+        start_engine(flat_config(model=str(tmp_path), device="cuda", ops=MISSING, cpu_offload_gb=0.001, **SMALL))
     assert refused.value.param == "cpu_offload_gb"

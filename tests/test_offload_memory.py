@@ -38,7 +38,7 @@ group, folder, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.select import select
 
 def memory(field):
@@ -51,7 +51,7 @@ before = memory("VmRSS")
 if group:
     Path(group, "tasks").write_text(str(os.getpid()))
     Path(group, "memory.limit_in_bytes").write_text(str(288 << 20))
-engine = Engine(config)
+engine = start_engine(config)
 peak = memory("VmHWM") - before
 engine.submit(Request(id="r", prompt=(5, 6, 7), params=SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
                       seed=0, arrival=0.0))

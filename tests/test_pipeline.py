@@ -21,6 +21,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.engine import Engine
 from quire.engine.life.process import ProcessEngine
+from quire.engine.start import start_engine
 from quire.model.build import Model, load_model
 from quire.model.load.stages import cut
 from quire.model.net.decoder import Decoder
@@ -30,6 +31,7 @@ from quire.ops.native import load_native
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
+from quire.run.led import LedExecutor
 from test_bit_equality import engine_of as local_engine_of
 from test_bit_equality import make_requests
 from test_bit_equality import run as run_local
@@ -145,7 +147,7 @@ def test_ranges_are_even_by_cost() -> None:
 @contextmanager
 def engine_of(**options: Any) -> Iterator[Engine]:
     fixed = {"model": PYDOC, "dtype": "float32", "max_model_len": 256, "device": "cpu", "threads": 1}
-    with closing(Engine(flat_config(**fixed | options))) as engine:
+    with closing(start_engine(flat_config(**fixed | options))) as engine:
         yield engine
 
 
@@ -187,7 +189,7 @@ def run(
         for out in engine.step() if engine.has_work else ():
             found.setdefault((out.request_id, out.index), []).append(out)
         most = max(most, len(engine.under_way))
-    assert engine.pool.num_used == 0 and (engine.ranks is None or most >= beside)
+    assert engine.pool.num_used == 0 and (engine.config.parallel.ranks == 1 or most >= beside)
     return {key: (
         [t for o in outs for t in o.tokens], [lp for o in outs for lp in o.logprobs],
         [lp for o in outs for lp in o.prompt_logprobs or ()], outs[-1].finish_reason, outs[-1].error,
@@ -253,11 +255,7 @@ def test_stages_of_shares_have_the_bits_of_shares() -> None:
 
 def run_alone(engine: Engine, requests: list[Request]) -> Answers:
     """`run` of an engine that has one step under way."""
-    ranks, engine.ranks = engine.ranks, None
-    try:
-        return run(engine, requests)
-    finally:
-        engine.ranks = ranks
+    return run(engine, requests, beside=0)
 
 
 def test_aborted_while_steps_are_under_way() -> None:
@@ -275,8 +273,8 @@ def test_aborted_while_steps_are_under_way() -> None:
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stage_that_dies_ends_the_engine(stage: int) -> None:
     with engine_of(pipeline_parallel_size=3) as engine:
-        assert engine.ranks is not None
-        others = engine.ranks.others
+        assert isinstance(engine.executor, LedExecutor)
+        others = engine.executor.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(12), lambda turn: os.kill(others[stage - 1].pid, signal.SIGKILL))
     assert all(other.ended() is not None for other in others)

@@ -18,8 +18,8 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
-from quire.engine.engine import Engine as RealEngine
 from quire.engine.life.kept import Kept
+from quire.engine.start import start_engine
 from test_chaos import Load, bodies
 from test_replay import requests, texts_of
 from test_replicas import Edge
@@ -109,7 +109,7 @@ def test_a_request_may_leave_once_others_find_its_prompt(tmp_path: Path) -> None
     """And not before; one with a prompt of less than a block at its first token."""
     options: dict[str, Any] = {"data_parallel_size": 2, "prefill_replicas": 1, "kv_store": str(tmp_path / "kv")}
     config = flat_config(max_model_len=256, **options)
-    real = RealEngine(config)
+    real = start_engine(config)
     found: dict[str, int] = {}
     asked = [replace(each, params=replace(each.params, max_tokens=120)) for each in requests()]
     for each in asked:

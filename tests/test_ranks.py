@@ -22,8 +22,10 @@ from quire.core.errors import ConfigError, EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
 from quire.run.builder import Shape
+from quire.run.led import LedExecutor
 from quire.run.ranks import Ranks
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -94,7 +96,9 @@ def test_nobody_waits_for_a_rank_that_has_left() -> None:
 
 @contextmanager
 def engine_of(world: int, **options: Any) -> Iterator[Engine]:
-    engine = Engine(flat_config(model=PYDOC, dtype="float32", max_model_len=256, tensor_parallel_size=world, **options))
+    engine = start_engine(
+        flat_config(model=PYDOC, dtype="float32", max_model_len=256, tensor_parallel_size=world, **options)
+    )
     with closing(engine):
         yield engine
 
@@ -154,8 +158,8 @@ def test_what_ranks_cannot_do_is_said() -> None:
 @pytest.mark.parametrize("waited_for", [False, True])
 def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(waited_for: bool) -> None:
     with engine_of(2, device="cpu") as engine:
-        assert engine.ranks is not None
-        others = engine.ranks.others
+        assert isinstance(engine.executor, LedExecutor)
+        others = engine.executor.ranks.others
 
         def kill() -> None:
             if waited_for:

@@ -191,7 +191,7 @@ def paced(pace: Pace, row: float, prompt: int, steps: int) -> list[float]:
         prompt -= count
         chunks = (*decodes, Chunk(waits, 0, count, 0)) if count else tuple(decodes)
         found.append(0.03 + row * count)
-        pace.learn(StepPlan(chunks), found[-1])
+        pace.learn(StepPlan(chunks=chunks), found[-1])
     return found
 
 

@@ -14,7 +14,7 @@ from often import one_of
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.core.speculation import HEADS
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from test_ahead import BROKEN, ROOMY, SHORT, Answers, build, folder, joined, make_requests, run
 from test_gpu_frame import MISSING, SMALL, request
 from tiny_model import OPTIONS
@@ -124,7 +124,7 @@ def test_drafts_by_the_kernels_of_a_gpu_give_the_same_tokens(folder: Path, way: 
     answers = []
     for more in ({}, {"speculative_config": asked(way, folder)}):
         options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder), "dtype": dtype} | SMALL | more
-        engine = Engine(flat_config(**options))
+        engine = start_engine(flat_config(**options))
         requests: list[Request] = [request(i, p) for i, p in enumerate(((5, 6, 7, 5, 6, 7), (9,) * 20, (8, 4)))]
         for each in requests:
             engine.submit(each)

@@ -185,8 +185,9 @@ def test_a_tree_keeps_more_than_its_first_branch(monkeypatch: pytest.MonkeyPatch
     """The same model at fewer bits, where tokens are drawn: kept tokens of other branches are moved."""
     asked = {"method": "self", "quantization": "int4", "topk": 3, "num_speculative_tokens": 4, "adaptive": False}
     engine, moved = engine_of(model=PYDOC, speculative_config=json.dumps(asked)), []
-    prepare = engine.engine.runner.caches.prepare
-    monkeypatch.setattr(engine.engine.runner.caches, "prepare", lambda plan: moved.append(plan.moves) or prepare(plan))
+    blocks = engine.engine.runner.caches
+    move = blocks.move
+    monkeypatch.setattr(blocks, "move", lambda moves: moved.append(moves) or move(moves))
     params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)
     for i in range(4):
         engine.submit(Request(id=f"r{i}", prompt=(5, 9, 40 + i), params=params, seed=i, arrival=0.0))

@@ -12,6 +12,7 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.op import REGISTRY
 from triton_ops import TRITON_OPS, needs_triton
 from turns import working
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, prompts: tuple[tuple[int, ...], ...] = PROMPTS, **options: Any) -> tuple[Answers, Engine]:
     """Tokens and their log-probabilities by request."""
     sizes = {"max_model_len": 18, "block_size": 2, "dtype": "float32"}
-    engine = Engine(flat_config(model=str(folder), **(sizes | options)))
+    engine = start_engine(flat_config(model=str(folder), **(sizes | options)))
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=0)
     for tokens in prompts:
         engine.submit(Request(id=str(tokens[0]), prompt=tokens, params=params, seed=0, arrival=0.0))

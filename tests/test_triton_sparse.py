@@ -18,7 +18,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.engine import Engine
+from quire.engine.start import start_engine
 from quire.ops.backend import Ops
 from quire.ops.op import REGISTRY
 from quire.ops.select import select
@@ -120,7 +120,7 @@ def test_a_model_says_what_it_says_with_its_zeros(tmp_path: Path) -> None:
     asked = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     for sparse in ("off", "on"):
         small = {"num_blocks": 32, "enforce_eager": True, "device": "cuda", "ops": missing}
-        engine = Engine(flat_config(model=str(tmp_path), sparse=sparse, **small))
+        engine = start_engine(flat_config(model=str(tmp_path), sparse=sparse, **small))
         engine.submit(Request(id="0", prompt=(5, 6, 7), params=asked, seed=0, arrival=0.0))
         found.append([t for _ in working(engine) for out in engine.step() for t in out.tokens])
         sizes.append(engine.model.weight_bytes)

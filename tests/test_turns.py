@@ -29,7 +29,7 @@ def test_a_loop_that_never_ends_fails() -> None:
 def test_a_scheduler_that_plans_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
     engine.submit(request("r", [1, 2], 3))
-    monkeypatch.setattr(engine.scheduler, "plan", lambda: StepPlan(()))
+    monkeypatch.setattr(engine.scheduler, "plan", lambda: StepPlan())
     with pytest.raises(AssertionError):
         engine.drain()
 

@@ -25,7 +25,7 @@ from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
 from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.local import LocalEngine
-from quire.engine.loop.pictures import picture_bytes
+from quire.engine.loop.planning import picture_bytes
 from quire.engine.requests import with_grammar
 from quire.plan.predict import Machine, Planner
 from test_bit_equality import Answer, run

@@ -46,8 +46,10 @@ class BlockPool:
     Block i is of lane i % `lanes` (`Lanes`), a list of free blocks for each; `free` says how many are left.
     """
 
-    def __init__(self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED) -> None:
-        """`remembered`: keys of evicted content, 0 where no miss is explained."""
+    def __init__(
+        self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED, watcher: Watcher | None = None
+    ) -> None:
+        """`remembered`: keys of evicted content, 0 where no miss is explained; `watcher` is told what becomes of it."""
         self.num_blocks, self.lanes, self._remembered = num_blocks, lanes, remembered
         self.refs = array("i", bytes(4 * num_blocks))
         self._key: list[bytes | None] = [None] * num_blocks
@@ -63,7 +65,7 @@ class BlockPool:
         self._place = array("q", [LAST]) * (num_blocks + lanes)
         self._first = self._last = 0
         self.free = [0] * lanes
-        self.watcher: Watcher | None = None
+        self.watcher = watcher
         self._checked = 0
         for block in range(num_blocks):
             self._link(block, at_head=False)

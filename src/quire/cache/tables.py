@@ -25,9 +25,9 @@ class BlockTables:
     def __init__(
         self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes, tiers: Tiers | None = None
     ) -> None:
-        """`tiers`: what is behind the pool, and is told what becomes of its content."""
+        """`tiers`: what is behind the pool, whose watcher it is."""
+        assert pool.watcher is tiers, "what is behind a pool is told what becomes of its content"
         self.pool, self.tiers = pool, tiers
-        pool.watcher = tiers
         self.prefix = prefix
         self.sizes = sizes
         self.block_size, self.lanes = sizes.block_size, sizes.lanes

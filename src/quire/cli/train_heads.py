@@ -114,11 +114,11 @@ def _measure(config: EngineConfig, method: str, out: Path, held: list[list[int]]
     from quire.core.config import SpeculationConfig
     from quire.core.params import SamplingParams
     from quire.core.request import Request
-    from quire.engine.engine import Engine
+    from quire.engine.start import start_engine
 
     asked = {"method": method, "model": str(out), "num_speculative_tokens": heads, "adaptive": False}
     speculation = SpeculationConfig(speculative_config=json.dumps(asked))
-    engine = Engine(replace(config, speculation=speculation))
+    engine = start_engine(replace(config, speculation=speculation))
     for i, row in enumerate(held[:64]):
         params = SamplingParams(max_tokens=MORE, temperature=0.0, ignore_eos=True)
         engine.submit(Request(id=str(i), prompt=tuple(row[:PROMPT]), params=params, seed=0, arrival=0.0))

@@ -51,23 +51,41 @@ class Save(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockWork:
+    """What is done with blocks of the cache beside computing rows, in the order of the fields.
+
+    `moves`: slots (source, destination, table), of tokens that were kept of drafts that branched; `saves` are copied to
+    a store; `wipes` are zeroed; `fills`: blocks and the bytes that came back from a store; `copies`: blocks (source,
+    destination) of copy-on-write.
+    """
+
+    moves: tuple[tuple[int, int, int], ...] = ()
+    saves: tuple[Save, ...] = ()
+    wipes: tuple[int, ...] = ()
+    fills: tuple[tuple[int, Any], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is to be done."""
+        return bool(self.moves or self.saves or self.wipes or self.fills or self.copies)
+
+
+NO_WORK = BlockWork()
+"""Nothing is to be done with blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """All chunks of a step, after moving slots (source, destination, table), copying `saves` to a store, wiping
-    `scrub`, filling blocks with what came back from a store, and the block copies (source, destination) of
-    copy-on-write, in this order. What is moved are the kept tokens of drafts that branched.
+    """All chunks of a step, before whose rows `blocks` is done.
 
     Of pictures, the features under the keys `drops` are forgotten and those of `encodes` are made before the rows.
 
     Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
     """
 
-    chunks: tuple[Chunk, ...]
-    copies: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    blocks: BlockWork = NO_WORK
     preempted: tuple[Sequence, ...] = ()
-    scrub: tuple[int, ...] = ()
-    moves: tuple[tuple[int, int, int], ...] = ()
-    saves: tuple[Save, ...] = ()
-    fills: tuple[tuple[int, Any], ...] = ()
     encodes: tuple[Picture, ...] = ()
     drops: tuple[bytes, ...] = ()
 

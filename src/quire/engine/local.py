@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
 import time
@@ -18,7 +19,8 @@ from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
-from quire.engine.engine import Engine
+from quire.engine.start import arranged, rearranged, start_engine
+from quire.run.executor import Executor
 from quire.text.structured.refused import REFUSED
 
 P = ParamSpec("P")
@@ -79,7 +81,7 @@ class LocalEngine:
     @finished_before_the_end
     def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
         check_known(config.features, Known(frozenset({IN_PROCESS})))
-        self.engine = Engine(config, progress)
+        self.engine = start_engine(config, progress)
         self._info = self.engine.info()
         self._refused: list[Output] = []
         self._changes: list[AdapterChanged] = []
@@ -112,8 +114,22 @@ class LocalEngine:
 
     @finished_before_the_end
     def rearrange(self, config: EngineConfig) -> None:
-        """The same weights under other options of cache, steps and look-ups, while nothing runs: as `Engine` says."""
-        self.engine.rearrange(config)
+        """Go on with the same weights under other options of cache, steps and look-ups that draft, while nothing runs.
+
+        `ConfigError` where the weights would be others, or requests run; where a start would refuse the options, too,
+        and then this engine is closed.
+        """
+        if self.engine.has_work:
+            raise ConfigError("rearrange: the engine runs requests")
+        loaded = rearranged(self.engine.executor, config)
+        del self.engine
+        gc.collect()  # the old cache goes before the new one is sized
+        try:
+            self.engine = arranged(loaded)
+        except BaseException:
+            self._closed = True
+            _end(loaded.executor)
+            raise
         self._info = self.engine.info()
 
     def restart(self) -> None:
@@ -187,7 +203,13 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing outlives the object: a packed cache that is being written is finished first."""
-        self._closed = True
-        self.engine.close()
-        if self.engine.model.writing is not None:
-            self.engine.model.writing.finish()
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
+            _end(self.engine.executor)
+
+
+def _end(executor: Executor) -> None:
+    executor.close()
+    if executor.model.writing is not None:
+        executor.model.writing.finish()

@@ -43,6 +43,9 @@ class Arrays:
     part, which lies in the blocks of the last of the tables; 1 where the host says nothing.
     """
 
+    keeps_drawn = False
+    """Whether what a step draws is known to the device before it is to the host."""
+
     def __init__(self, sizes: Sizes, ops: Ops, own: Mapping[str, Array] = NO_ARRAYS) -> None:
         """`own`: arrays that lie elsewhere, where the decoder's adapters read them."""
         self.max_seqs, self.max_blocks = sizes.seqs, sizes.blocks
@@ -76,7 +79,7 @@ class Arrays:
         """The ops may read from here on: the arrays and the first `blocks` columns of `seqs` rows of the tables."""
 
     def keep_drawn(self, tokens: Sequence[Found]) -> None:
-        """What a step drew, int32 [n] each, for the next one. The host, where nothing is ahead, knows it by then."""
+        """What a step drew, int32 [n] each, for the next one, where that `keeps_drawn`."""
 
     def complete(self, tokens: int) -> None:
         """The first part of a step of so many: look up what the host did not know, or left to the device."""

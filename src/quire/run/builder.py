@@ -11,6 +11,7 @@ from quire.core.blame import Failed, fail
 from quire.core.pictures import grid_positions, grid_shift, pieces
 from quire.core.plan import Chunk
 from quire.core.sequence import Sequence
+from quire.model.build import Model
 from quire.model.load.adapters import Adapters
 from quire.model.net.lora import NONE
 from quire.run.arrays import Arrays
@@ -49,10 +50,6 @@ class Turns(NamedTuple):
         return self.longest if seq.request.reach(self.longest) <= self.short else 0
 
 
-ALIKE = Turns(0, 0)
-"""All sequences turn alike."""
-
-
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
     seen: list[int] = []
@@ -68,12 +65,10 @@ class BatchBuilder:
     part of that failed; their rows are any.
     """
 
-    def __init__(
-        self, arrays: Arrays, block_size: int, adapters: Adapters | None, grids: bool = False, turns: Turns = ALIKE
-    ) -> None:
-        """`grids`: positions follow the grids of pictures."""
-        self._arrays, self._block_size, self._adapters, self.turns = arrays, block_size, adapters, turns
-        self._grids, self.seen = grids, list[Seen]()
+    def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
+        self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
+        self.turns = Turns(model.short_reach, model.max_model_len)
+        self._grids, self.seen = bool(model.spec.sight.sections), list[Seen]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
@@ -85,8 +80,10 @@ class BatchBuilder:
         """
         arrays, adapters, at = self._arrays, self._adapters, 0
         rows: list[LogitRow] = []
-        tree = any(chunk.seq.draft.parents and chunk.seq.draft.tokens for chunk in chunks)
-        extended = False
+        tree = extended = False
+        for chunk in chunks:
+            tree = tree or bool(chunk.seq.draft.parents and chunk.seq.draft.tokens)
+        blocks = 0
         self.seen, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
@@ -122,9 +119,8 @@ class BatchBuilder:
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
             if self.turns.short:
                 arrays.positions[at:stop] += self.turns.shift(seq)
-            at = stop
+            at, blocks = stop, max(blocks, len(seq.kv.blocks[0]))
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        blocks = max(len(chunk.seq.kv.blocks[0]) for chunk in chunks)
         return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
 
     def _slot(self, adapters: Adapters, seq: Sequence) -> int:
@@ -205,4 +201,9 @@ class BatchBuilder:
 
     def drew(self, rows: list[LogitRow]) -> None:
         """The tokens after `rows` are drawn: the next step may name them by their places."""
-        self._places = {row.seq: i for i, row in enumerate(row for row in rows if row.target is None)}
+        self._places = places = dict[Sequence, int]()
+        count = 0
+        for row in rows:
+            if row.target is None:
+                places[row.seq] = count
+                count += 1

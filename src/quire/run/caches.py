@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from quire.core.dtypes import U8
-from quire.core.plan import Save, StepPlan
 from quire.model.build import Model
 from quire.model.mixers.mixer import CachePart
 from quire.model.mixers.table import kept_parts
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache, KVLayout, carved
-from quire.run.block_bytes import BlockBytes, Bytes, Later, WholeBlocks
 from quire.run.budget import KVPlan
-
-Keep = Callable[[Save, Bytes], None]
-"""Takes the content of a block to a store."""
 
 
 def parts_of(models: Iterable[Model]) -> dict[int, CachePart]:
@@ -56,7 +51,7 @@ class Caches:
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
     takes what rows that pad a step write. Where ranks share sequences, block i lies on rank i % ranks along that axis;
     whatever names a block here names it among those of all. `through` [blocks + 1] says up to which of its slots a
-    block holds what the draft model keeps; its last entry is of no block. `keep` is who gets what a plan saves.
+    block holds what the draft model keeps; its last entry is of no block.
     """
 
     def __init__(self, models: Sequence[Model], ops: Ops, kv: KVPlan) -> None:
@@ -80,14 +75,6 @@ class Caches:
         self.of_layer = [kept[home] for home, _ in homes]
         self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
-        self.bytes: WholeBlocks | None = None
-        self.keep: Keep | None = None
-        self._coming: list[tuple[Save, Later]] = []
-
-    def save_to(self, keep: Keep) -> int:
-        """From now on plans may save and fill blocks; the bytes of one."""
-        self.keep, self.bytes = keep, BlockBytes(self.own, self.through, self._ops)
-        return self.bytes.nbytes
 
     def part(self, index: int, layers: int | None = None) -> Caches:
         """The caches as the model of that index sees them, or its first `layers`."""
@@ -100,30 +87,6 @@ class Caches:
     def blocks(self) -> int:
         """How many are in this process, that of a GPU's padding included."""
         return len(self.own[0].keys)
-
-    def prepare(self, plan: StepPlan) -> None:
-        """Move, save, wipe, fill and copy what `plan` says, before its rows are computed."""
-        if plan.moves:
-            self.move(plan.moves)
-        self.save(plan.saves)
-        if plan.scrub:
-            self.zero(plan.scrub)
-        for block, data in plan.fills:
-            assert self.bytes is not None, "what comes back was saved before"
-            self.bytes.fill(block, data)
-        if plan.copies:
-            self.copy(plan.copies)
-
-    def save(self, saves: Sequence[Save]) -> None:
-        """Copy what these blocks hold now, and hand over what was copied: on a GPU that is what earlier plans saved,
-        for these copies are queued, and nobody waits for them."""
-        if self.bytes is None:
-            return
-        copied = [(save, self.bytes.copy(save.block)) for save in saves]
-        ready, self._coming = (self._coming, copied) if self._ops.queues else (copied, [])
-        for save, data in ready:
-            assert self.keep is not None
-            self.keep(save, data())
 
     def move(self, moves: tuple[tuple[int, int, int], ...]) -> None:
         """Move slots, (source, destination, table that has them), in every layer of that table."""

@@ -41,6 +41,8 @@ class DeviceArrays(Arrays):
     may still be under way; it waits for a set that the device has not read yet.
     """
 
+    keeps_drawn = True
+
     def __init__(self, sizes: Sizes, ops: Ops, own: Mapping[str, Tensor]) -> None:
         super().__init__(sizes, ops)
         self._runtime = ops.runtime

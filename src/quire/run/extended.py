@@ -40,7 +40,7 @@ class ExtendedStep:
         batches = arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
         self._extensions.look_up(batches[0])
         if given is None:
-            logits = self._logits(shape, lambda: self._decode(batches, self._decoder), capture and not ops.pads)
+            logits = self._logits(shape, lambda: self._decode(batches, self._decoder), capture)
         else:
             seen = with_pictures(self._decoder, self._sight, given, batches[0])
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)

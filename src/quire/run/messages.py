@@ -93,41 +93,23 @@ class Encode(msgspec.Struct, frozen=True, tag=True):
     slots: bytes
 
 
-class Zero(msgspec.Struct, frozen=True, tag=True):
-    """Wipe blocks."""
-
-    blocks: tuple[int, ...]
-
-
-class Copy(msgspec.Struct, frozen=True, tag=True):
-    """Copy blocks, (source, destination)."""
-
-    pairs: tuple[tuple[int, int], ...]
-
-
-class Move(msgspec.Struct, frozen=True, tag=True):
-    """Move slots, (source, destination, table)."""
+class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Do what `BlockWork` says: what `saves` hold is sent to rank 0, and `fills` come from there."""
 
     moves: tuple[tuple[int, int, int], ...]
-
-
-class Send(msgspec.Struct, frozen=True, tag=True):
-    """Send what a block holds to rank 0."""
-
-    block: int
-
-
-class Receive(msgspec.Struct, frozen=True, tag=True):
-    """Make a block hold what rank 0 sends."""
-
-    block: int
+    saves: tuple[int, ...]
+    wipes: tuple[int, ...]
+    fills: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
 
 
 class Adapter(msgspec.Struct, frozen=True, tag=True):
-    """Load the adapter in `folder` under `name`, in the place of one of that name; unload it without a folder."""
+    """Load the adapter in `folder` under `name`, in the place of one of that name (`replaces`); unload it without a
+    folder."""
 
     name: str
     folder: str
+    replaces: bool
 
 
-Message = Allocate | Profile | Forward | Encode | Zero | Copy | Move | Send | Receive | Adapter
+Message = Allocate | Profile | Forward | Encode | MoveBlocks | Adapter

@@ -1,121 +1,106 @@
-"""Runs plans: the cache, the builder of batches, the step, and sampling, which is a call of its own."""
+"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Sequence as Rows
 
 import numpy as np
 
 from quire.core.blame import Failed
-from quire.core.config import SchedulerConfig
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
-from quire.model.build import Model
 from quire.model.net.multimodal import Given
-from quire.model.net.tapped import Taps, picked
+from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, Fetched
-from quire.ops.backend import Ops
-from quire.run.budget import KVPlan
-from quire.run.builder import BatchBuilder, Shape, Turns
-from quire.run.caches import Caches
+from quire.run.blocks import Keep
+from quire.run.builder import BatchBuilder, Shape
+from quire.run.executor import Allocated
 from quire.run.features import Features
-from quire.run.ranks import Ranks
-from quire.run.step import Step
 from quire.sample.constrained import Masks
 from quire.sample.rows import LogitRow
-from quire.sample.sampler import NUMERICS, Drawn, Sampler
+from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
-class Underway:
+class LaunchedStep:
     """A step whose forward pass was launched; `drawn` is there once it is sampled. `logits` and `drawn` in pieces.
 
     `hidden`: what the head would read of the rows `pooled`, which get no logits, [n, width] f32 on its way to the host.
     `failed`: its sequences that end with an error of their own, whatever their rows gave.
     """
 
-    def __init__(self, plan: StepPlan, rows: list[LogitRow], logits: Iterable[Array]) -> None:
-        self.plan, self.rows, self.logits = plan, rows, logits
-        self.drawn: list[Drawn] = []
-        self.pooled: list[LogitRow] = []
-        self.hidden: Fetched | None = None
-        self.sampled = False
-        self.failed: Failed = {}
+    def __init__(
+        self,
+        plan: StepPlan,
+        rows: list[LogitRow],
+        logits: Iterable[Array],
+        failed: Failed,
+        pooled: Rows[LogitRow] = (),
+        hidden: Fetched | None = None,
+    ) -> None:
+        self.plan, self.rows, self.logits, self.failed = plan, rows, logits, failed
+        self.pooled, self.hidden = pooled, hidden
+        self.drawn, self.sampled = list[Drawn](), False
 
 
 class Runner:
-    """Owns what a step needs beside the model: one plan is `forward`, `sample`, `results`, in this order.
+    """Runs plans on what an executor allocated: one plan is `forward`, `sample`, `results`, in this order.
 
-    `kv`: blocks of the cache, layers that share them, the longest sequence; `limits`: bounds of a step; `capture`:
-    replay small steps. On a GPU the first two only tell it what to do, and `results` waits. So the forward pass of the
-    next plan may be launched before the results of this one are known; it is sampled when they are, because the edits
-    of logits (penalties, masks) are made from all tokens.
+    On a GPU the first two only tell it what to do, and `results` waits. So the forward pass of the next plan may be
+    launched before the results of this one are known; it is sampled when they are, because the edits of logits
+    (penalties, masks) are made from all tokens.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        ops: Ops,
-        kv: KVPlan,
-        limits: SchedulerConfig,
-        capture: bool,
-        beside: tuple[Model, ...] = (),
-        taps: Taps | None = None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        """`beside`: models that keep keys and values in the same blocks; `taps`: hidden rows that each step leaves;
-        `ranks`: those that have the other shares of the model.
-        """
-        made, caches = (Step, Caches) if ranks is None else (ranks.step, ranks.caches)
-        self.caches = caches((model, *beside), ops, kv)
-        self.step = made(model, ops, kv, limits, self.caches.part(0), capture, taps)
-        grids = bool(model.spec.sight.sections)
-        turns = Turns(model.short_reach, model.max_model_len)
-        self.builder = BatchBuilder(self.step.arrays, self.caches.block_size, model.adapters, grids, turns)
+    def __init__(self, allocated: Allocated, keep: Keep | None = None) -> None:
+        """`keep` gets what plans save."""
+        self.caches, self.step = allocated.caches, allocated.step
+        self._blocks, self._keep = allocated.blocks, keep
+        model, ops = self.step.model, self.step.ops
+        self.builder = BatchBuilder(self.step.arrays, model, self.caches.block_size)
         self.features = None if model.vision is None else Features(model.vision, model.spec.sight)
-        self.sampler = Sampler(ops, model.spec.vocab_size)
-        self.sampler.masks = self._masks = Masks(model.spec.vocab_size)
+        self._masks = Masks(model.spec.vocab_size)
+        self.sampler = Sampler(ops, model.spec.vocab_size, self._masks)
         self.numeric_errors = 0
         self._fetch = ops.fetch
 
-    def forward(self, plan: StepPlan) -> Underway:
-        """Wipe, copy and compute what `plan` says. Tokens that are not known yet are those that the last step draws."""
-        self.caches.prepare(plan)
+    def move_blocks(self, work: BlockWork) -> None:
+        """Do what is to be done with whole blocks, of a plan or beside any."""
+        self._blocks.apply(work, self._keep)
+
+    def forward(self, plan: StepPlan) -> LaunchedStep:
+        """Do what `plan` says, but for drawing. Tokens that are not known yet are those that the last step draws."""
+        if plan.blocks is not NO_WORK or self._blocks.coming:
+            self.move_blocks(plan.blocks)
         if not plan.chunks:
-            return Underway(plan, [], ())
+            return LaunchedStep(plan, [], (), {})
         for chunk in plan.chunks:
             if chunk.start < chunk.seq.encoder.tokens:
                 self.step.encode(*self.builder.encoded(chunk.seq))
         if self.features is not None:
             self.features.follow(plan)
-        shape, rows = self.builder.fill(plan.chunks)
-        given = self._given(shape)
-        if any(row.seq.request.pooling is not None for row in rows):
-            step = self._with_pooled(plan, rows, shape, given)
-        else:
-            if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
-                self._masks.begin(rows)
-            step = Underway(plan, rows, self.step.pieces(shape, given))
-        step.failed = self.builder.failed
-        return step
+        (shape, rows), given, pooled = self.builder.fill(plan.chunks), None, False
+        if self.features is not None and self.builder.seen:
+            given = self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
+        for row in rows:
+            pooled = pooled or row.seq.request.pooling is not None
+        if pooled:
+            return self._with_pooled(plan, rows, shape, given)
+        if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
+            self._masks.begin(rows)
+        return LaunchedStep(plan, rows, self.step.pieces(shape, given), self.builder.failed)
 
-    def _given(self, shape: Shape) -> Given | None:
-        """Rows of the step whose arrays were filled that are given instead of looked up."""
-        if self.features is None or not self.builder.seen:
-            return None
-        return self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
-
-    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> Underway:
+    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> LaunchedStep:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
         whole, others = self.step.head_rows(shape, given), list[int]()
         pooled: list[int] = []
         for i, row in enumerate(rows):
             (others if row.seq.request.pooling is None else pooled).append(i)
-        step = Underway(plan, [rows[i] for i in others], self.step.scores(whole, others) if others else ())
-        step.pooled, step.hidden = [rows[i] for i in pooled], self._fetch([picked(whole.h, pooled)])
-        return step
+        scores = self.step.scores(whole, others) if others else ()
+        hidden = self._fetch([picked(whole.h, pooled)])
+        drawn = [rows[i] for i in others]
+        return LaunchedStep(plan, drawn, scores, self.builder.failed, [rows[i] for i in pooled], hidden)
 
-    def sample(self, step: Underway) -> Underway:
+    def sample(self, step: LaunchedStep) -> LaunchedStep:
         """Edit the logits of `step` and draw its tokens; those of all steps before it were committed. Returns it."""
         if step.sampled:
             return step
@@ -125,15 +110,16 @@ class Runner:
                 whole = len(logits) == len(step.rows)
                 step.drawn.append(self.sampler(logits, step.rows if whole else step.rows[at : at + len(logits)]))
                 at += len(logits)
-        self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
+        if self.step.arrays.keeps_drawn:
+            self.step.arrays.keep_drawn([piece.tokens for piece in step.drawn if piece.tokens is not None])
         self.builder.drew(step.rows)
         return step
 
-    def alone(self, step: Underway) -> bool:
+    def alone(self, step: LaunchedStep) -> bool:
         """Whether nothing may be launched behind `step`: its logits are made as they are asked for."""
         return len(step.rows) > self.step.most_logits
 
-    def results(self, step: Underway) -> list[ChunkResult]:
+    def results(self, step: LaunchedStep) -> list[ChunkResult]:
         """What a sampled step found, a result per chunk in order, once the device has it."""
         found = self._collect(step.plan.chunks, step.rows, step.drawn)
         if step.hidden is not None:
@@ -147,7 +133,7 @@ class Runner:
         return found
 
     def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: list[LogitRow], hidden: Fetched, found: list[ChunkResult]
+        self, chunks: tuple[Chunk, ...], rows: Rows[LogitRow], hidden: Fetched, found: list[ChunkResult]
     ) -> None:
         """Give each pooled request its rows, which are checked as logits are."""
         values, at = hidden()[0], 0
@@ -164,9 +150,13 @@ class Runner:
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
         """The rows' tokens, those after a draft as long as they are what the draft said."""
-        results = {id(c.seq): ChunkResult([], [], []) for c in chunks}
+        results, given = dict[int, ChunkResult](), list[RowResult]()
+        for chunk in chunks:
+            results[id(chunk.seq)] = ChunkResult([], [], [])
+        for piece in drawn:
+            given += piece.results()
         ends: dict[Sequence, int | None] = {}  # the node that the last token is, -1 before the first, None after others
-        for row, found in zip(rows, chain.from_iterable(piece.results() for piece in drawn), strict=True):
+        for row, found in zip(rows, given, strict=True):
             result = results[id(row.seq)]
             if found.error is not None and row.seq.draft.tokens:
                 result.again = True

@@ -23,7 +23,7 @@ from quire.ops.backend import Ops, Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from quire.run.step import Step
+    from quire.run.host_step import HostStep
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
@@ -49,7 +49,7 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
     return f"{cpu}, {isa}, {threads} threads, quire {VERSION}, {weights} g{config.model.group_size}"
 
 
-def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
+def tune(step: HostStep, config: EngineConfig, weight_bytes: int) -> None:
     """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
     ops = step.ops
     if not ops.timed:
@@ -73,7 +73,7 @@ def tune(step: Step, config: EngineConfig, weight_bytes: int) -> None:
 class Trial:
     """Stands where the recording of a decode of one row will be, until every setting had `TURNS` of the real ones."""
 
-    def __init__(self, step: Step, chosen: Callable[[Tuning], None]) -> None:
+    def __init__(self, step: HostStep, chosen: Callable[[Tuning], None]) -> None:
         """`chosen` is told the outcome."""
         self._step, self._chosen = step, chosen
         self._seconds: dict[Tuning, list[float]] = {
@@ -102,7 +102,7 @@ class Trial:
         return self.output
 
 
-def _measure(step: Step) -> Tuning:
+def _measure(step: HostStep) -> Tuning:
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
     best = measured_tuning(step.ops, step.made_up_decode, room)
     step.forget_made_up()

@@ -158,12 +158,13 @@ class Sampler:
     Log-probabilities are of the model's own logits, before penalties and temperature (vLLM's `raw_logprobs`).
     """
 
-    def __init__(self, ops: SamplingOps, vocab_size: int) -> None:
+    def __init__(self, ops: SamplingOps, vocab_size: int, masks: Masks | None = None) -> None:
+        """`masks`: of rows whose tokens follow a grammar."""
         self._ops = ops
         self._vocab_size = vocab_size
         self._histories: dict[Sequence, History] = {}
         self._history_limit = 64
-        self.masks: Masks | None = None
+        self.masks = masks
         self._reserve(64)
 
     def _reserve(self, rows: int) -> None:

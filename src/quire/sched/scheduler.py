@@ -29,7 +29,8 @@ from quire.sched.waiting_room import WaitingRoom
 
 
 class Scheduler:
-    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute."""
+    """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute;
+    `encoding`: of pictures, where the model takes any; `make_guide`: of a sequence that has a grammar."""
 
     def __init__(
         self,
@@ -40,7 +41,6 @@ class Scheduler:
         encoding: Encoding | None = None,
         make_guide: Make | None = None,
     ) -> None:
-        """`encoding`: of pictures, where the model takes any; `make_guide`: of sequences that have a grammar."""
         self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
         self._portions = portions or Portions()
@@ -60,9 +60,8 @@ class Scheduler:
         """Queue a request; BadRequest if it could never run."""
         if request.id in self.requests:
             raise BadRequest(f"request id {request.id!r} is in use", param="request_id")
-        first = Sequence(request, 0, self.max_model_len)
+        first, self._tickets = Sequence(request, 0, self.max_model_len), self._tickets + 1
         self._admission.check(first, self.max_model_len)
-        self._tickets += 1
         siblings = [first, *(Sequence(request, i, self.max_model_len) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
@@ -141,7 +140,8 @@ class Scheduler:
             carried |= planned(chunks)
         if len(chunks) > 1:
             chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
-        return StepPlan(tuple(chunks), tuple(copies), tuple(preempted), *self.upkeep.take(), **carried)
+        blocks = self.upkeep.take(copies)
+        return StepPlan(chunks=tuple(chunks), blocks=blocks, preempted=tuple(preempted), **carried)
 
     def _shares(self) -> tuple[dict[Sequence, int], list[Sequence], int]:
         """Rows of each that runs in the next step, who gets none for want of a picture, and how many it has at most."""
@@ -207,8 +207,8 @@ class Scheduler:
             self._ended.append(ended(seq))
             return
         self._admission.closed = True
-        self.room.preempt(seq)
         self.preemptions += 1
+        self.room.preempt(seq)
 
     def _finish(self, seq: Sequence, reason: FinishReason) -> None:
         if seq in self.running:  # a static batch takes no more once the first has left
@@ -236,7 +236,7 @@ class Scheduler:
             if seq.status is Status.FINISHED:
                 continue
             if result.again:
-                self.upkeep.scrub += self.tables.unpublished(seq)
+                self.upkeep.wipes += self.tables.unpublished(seq)
                 seq.draft.enabled, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
@@ -264,14 +264,14 @@ class Scheduler:
             if output.tokens or output.finish_reason:
                 outputs.append(output)
         self._take_back(planning=False)
-        told, self._ended = self._ended, []
-        return told + outputs
+        outputs, self._ended = self._ended + outputs, []
+        return outputs
 
     def fail(self, seq: Sequence, error: QuireError) -> None:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
         for fails in self.features.fails:
             fails(seq, error)
-        self.upkeep.scrub += self.tables.unpublished(seq)
+        self.upkeep.wipes += self.tables.unpublished(seq)
         for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")
             self._ended.append(ended(each, error))

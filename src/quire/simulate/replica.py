@@ -92,10 +92,11 @@ class Replica:
     def _fill(self) -> None:
         """As an engine that was just started."""
         setup = self.setup
-        self.pool = BlockPool(setup.blocks, remembered=0)
+        tiers = None if self._tiers is None else self._tiers()
+        self.pool = BlockPool(setup.blocks, remembered=0, watcher=tiers)
         self.prefix = PrefixCache(self.pool, setup.block_size, SECRET) if setup.prefix_caching else None
         sizes = TableSizes(setup.block_size, setup.scheduler.rows(setup.max_model_len), setup.windows)
-        tables = BlockTables(self.pool, self.prefix, sizes, None if self._tiers is None else self._tiers())
+        tables = BlockTables(self.pool, self.prefix, sizes, tiers)
         self.scheduler = Scheduler(setup.limits, tables, setup.max_model_len)
         self.scheduler.clock = self._clock
         self._plan: StepPlan | None = None

@@ -113,7 +113,7 @@ def advance(scheduler: Scheduler, steps: int, end: float) -> list[Output]:
             seq.stats.last_token = end
         else:
             seq.in_flight = seq.steps = 1
-    plan = StepPlan(tuple(Chunk(seq, seq.computed - 1, 1, 1) for seq in lasts))
+    plan = StepPlan(chunks=tuple(Chunk(seq, seq.computed - 1, 1, 1) for seq in lasts))
     return scheduler.commit(plan, [ChunkResult([seq.request.seed], [], [], finite=True) for seq in lasts])
 
 

@@ -17,7 +17,7 @@ from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.ops.arrays import Array
-from quire.run.builder import BatchBuilder, Turns
+from quire.run.builder import BatchBuilder
 from quire.run.step import Step
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
@@ -40,9 +40,7 @@ class Drafter:
         self._step, self._vocab_size, self.weight_bytes = step, vocab_size, weight_bytes
         self._sampler = Sampler(step.ops, vocab_size)
         self.longest = step.model.max_model_len
-        grids = bool(step.model.spec.sight.sections)
-        turns = Turns(step.model.short_reach, step.model.max_model_len)
-        self._builder = BatchBuilder(step.arrays, step.caches.block_size, step.model.adapters, grids, turns)
+        self._builder = BatchBuilder(step.arrays, step.model, step.caches.block_size)
 
     def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
         """One pass a token, of those that still want one; or a depth of their trees, whose rows are computed again."""
@@ -136,7 +134,7 @@ class ModelDrafter(Drafter):
 
     def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
-        for source, copy in plan.copies:
+        for source, copy in plan.blocks.copies:
             self._through[copy] = self._through[source]
         for chunk in plan.chunks:
             first = self._stale(chunk)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from quire.core.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculationConfig
+from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
@@ -24,11 +24,8 @@ from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.place import ALONE, Place
-from quire.run.budget import KVPlan
 from quire.run.caches import Caches
-from quire.run.ranks import Ranks
 from quire.run.step import Step
-from quire.run.warm import warm_up
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
@@ -85,17 +82,6 @@ class Drafting:
     def alone(self) -> bool:
         """Whether a part of the blocks is the first rank's alone."""
         return self.keeps and not self.everywhere
-
-    def step(
-        self, of: tuple[Ops, KVPlan, SchedulerConfig], caches: Caches, capture: bool, ranks: Ranks | None
-    ) -> Step | None:
-        """The step of the model, if any, warmed up. `of`, `caches` (of all models) and `capture` as of `Step`."""
-        if self.model is None:
-            return None
-        made = ranks.drafting_step if ranks is not None and self.everywhere else Step
-        step = made(self.model, *of, self.part(caches), capture)
-        warm_up(step, self.asked.tree is not None)
-        return step
 
     def part(self, caches: Caches) -> Caches:
         """The model's caches among all there are."""

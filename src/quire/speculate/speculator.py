@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from quire.core.blame import Failed, fail
-from quire.core.plan import ChunkResult, StepPlan
+from quire.core.plan import BlockWork, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
-from quire.run.caches import Caches
 from quire.sched.scheduler import Scheduler
 from quire.speculate.cost import CostModel
 from quire.speculate.limits import cut, forced, room_for_drafts, undrafted
 from quire.speculate.proposer import Proposer
+
+MoveBlocks = Callable[[BlockWork], None]
+"""Does what is to be done with whole blocks."""
 
 
 @dataclass
@@ -32,10 +35,10 @@ class Speculator:
     rows of a chunk, and the runner keeps a drafted token as long as it is the one that plain decoding draws."""
 
     def __init__(
-        self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, caches: Caches, vocab_size: int
+        self, asked: Speculation, proposer: Proposer, scheduler: Scheduler, move_blocks: MoveBlocks, vocab_size: int
     ) -> None:
         self.proposer, self.totals, self._vocab_size = proposer, Drafts(), vocab_size
-        self._asked, self._scheduler, self._caches = asked, scheduler, caches
+        self._asked, self._scheduler, self._move_blocks = asked, scheduler, move_blocks
         self._cost = CostModel(proposer.passes, asked.tokens, asked.nodes)
 
     @property
@@ -64,7 +67,7 @@ class Speculator:
             return
         wanted = [(seq, min(most, proposer.longest - len(seq.tokens))) for seq in seqs]
         limits, before = room_for_drafts(scheduler, wanted)
-        self._caches.prepare(before)
+        self._move_blocks(before.blocks)
         proposer.computed(before, follow=False)
         failed: Failed = {}
         known = {} if proposer.passes else forced(seqs, limits, failed)

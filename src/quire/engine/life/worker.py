@@ -132,7 +132,7 @@ class Worker:
         more = False
         while True:
             idle = not engine.has_work
-            self.inbox.poll((BEHIND_WAIT_MS if more or engine.account.unchecked else IDLE_WAIT_MS) if idle else 0)
+            self.inbox.poll((BEHIND_WAIT_MS if more or engine.unchecked else IDLE_WAIT_MS) if idle else 0)
             with self._turn:
                 if self._left:
                     break
@@ -152,7 +152,7 @@ class Worker:
         Then freed memory goes back to the system: what steps of many shapes leave varies by 20 MiB.
         """
         engine.check(part=True)
-        while engine.account.unchecked and not self._left and not self.inbox.poll(0):
+        while engine.unchecked and not self._left and not self.inbox.poll(0):
             engine.check(part=True)
         if time.monotonic() - self._trimmed >= TRIM_EVERY:
             trim_heap()
@@ -211,22 +211,21 @@ def main() -> int:
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
-            from quire.engine.engine import Engine
             from quire.engine.hosts.sharing import shards_of
+            from quire.engine.start import start_engine
 
             shared = shards_of(config, int(shards)) if shards else None
-            engine = Engine(config, worker.progress, shared)
+            engine = start_engine(config, worker.progress, shared)
         worker.send(Ready(engine.info()))
         worker.loop(engine)
     except QuireError as error:
-        killed = party(error) is Party.RANK and engine is not None and engine.ranks is not None and engine.ranks.killed
+        killed = party(error) is Party.RANK and engine is not None and engine.executor.killed
         worker.send(Failed(error.message, RANK_KILLED if killed else error.kind, error.exit_code))
         return error.exit_code
     except Exception as error:
         if shared is not None and shared.lost:
             return LOST
-        ranks = None if engine is None else engine.ranks
-        kind = RANK_KILLED if ranks is not None and ranks.killed else "engine_error"
+        kind = RANK_KILLED if engine is not None and engine.executor.killed else "engine_error"
         if kind != RANK_KILLED:  # where this one noticed says nothing
             traceback.print_exc()
         worker.send(Failed(f"the engine failed: {type(error).__name__}: {error}", kind, 1))

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.client import AdapterChanged, ChangeAdapter
-from quire.model.load.adapters import Adapters
+from quire.engine.loop.block_store import BlockStore
+from quire.run.executor import Executor
+from quire.sched.scheduler import Scheduler
 from quire.text.files import read_json
 
 log = logging.getLogger(__name__)
 
 
 class Adapting:
-    """Changes an engine's `room` for adapters (None: there is none), and counts what a name has been.
+    """Changes the adapters that `executor` has room for, if it has any, and counts what a name has been.
 
-    `users`: how many requests use an adapter; `told`: what is done beside it (name, folder or ""), on other ranks;
-    `known`: who is told which adapter is read from where, and since when (seconds of the epoch).
+    `store` keeps blocks by what is in adapters' files, not by their names.
     """
 
-    def __init__(
-        self,
-        room: Adapters | None,
-        users: Callable[[str], int],
-        told: Callable[[str, str], None] | None,
-        known: Callable[[str, Path, float], None] | None = None,
-    ) -> None:
-        self._room, self._users, self._told, self._known = room, users, told, known
+    def __init__(self, executor: Executor, scheduler: Scheduler, store: BlockStore | None) -> None:
+        self._executor, self._scheduler, self._store = executor, scheduler, store
+        self._room = executor.model.adapters
         self._unloads: dict[str, int] = {}
 
     @property
@@ -42,10 +37,9 @@ class Adapting:
         if self._room is None:
             raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
         fresh, begin, path = name not in self.names, time.time(), Path(folder).expanduser()
-        self._room.load(name, path)
-        if fresh and self._known is not None:
-            self._known(name, path, begin)
-        self._tell(name, folder)
+        self._executor.change_adapter(name, folder)
+        if fresh and self._store is not None:
+            self._store.know(name, path, begin)
 
     def change(self, change: ChangeAdapter) -> AdapterChanged:
         """Load, replace or unload one; what a request still uses stays. It never raises."""
@@ -72,28 +66,21 @@ class Adapting:
         if self._room is None:
             raise ConfigError("there are no LoRA adapters: set enable_lora", param="enable_lora")
         self._check_unused(name)
-        self._room.unload(name)
+        self._executor.change_adapter(name, "")
         self._unloads[name] = self.times(name) + 1
-        self._tell(name, "")
 
     def _replace(self, name: str, folder: str) -> None:
-        assert self._room is not None
         self._check_unused(name)
         begin, path = time.time(), Path(folder).expanduser()
-        self._room.replace(name, path)
-        if self._known is not None:
-            self._known(name, path, begin)
+        self._executor.change_adapter(name, folder, replaces=True)
+        if self._store is not None:
+            self._store.know(name, path, begin)
         self._unloads[name] = self.times(name) + 1
-        self._tell(name, folder)
 
     def _check_unused(self, name: str) -> None:
-        using = self._users(name)
+        using = sum(first.request.adapter == name for first, *_ in self._scheduler.requests.values())
         if using:
             raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
-
-    def _tell(self, name: str, folder: str) -> None:
-        if self._told is not None:
-            self._told(name, folder)
 
 
 def _told(folder: str, reason: str) -> str:

@@ -14,7 +14,6 @@ from quire.core.machine import trim_heap
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.model.disk.tokenizer import tokenizer_folder
-from quire.sched.scheduler import Scheduler
 from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
@@ -31,25 +30,16 @@ RETURN_EVERY = 16
 class Guiding:
     """One thread that compiles grammars; the model's tokenizer is read with the first."""
 
-    def __init__(self, config: ModelConfig, folder: str, vocab_size: int, scheduler: Scheduler) -> None:
+    def __init__(self, config: ModelConfig, folder: str, vocab_size: int) -> None:
         self._config, self._folder, self._vocab_size = config, folder, vocab_size
-        self._readying = scheduler.readying
-        self._scheduler = scheduler
         self._thread: ThreadPoolExecutor | None = None
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._alive: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._made = 0
-        self._readying.make = self._begin
 
-    def wait(self) -> None:
-        """Where nothing else is to be done than to wait for a grammar."""
-        scheduler = self._scheduler
-        if len(self._readying) and not scheduler.running and not len(scheduler.waiting) and not len(scheduler.recall):
-            self._readying.wait(0.02)
-
-    def _begin(self, seq: Sequence) -> Future[AnyGuide]:
-        """Whatever fails here is the future's error: it is of `seq` alone."""
+    def begin(self, seq: Sequence) -> Future[AnyGuide]:
+        """The guide of `seq`, once it is made. Whatever fails here is the future's error: it is of `seq` alone."""
         try:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, "grammars")

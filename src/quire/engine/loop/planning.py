@@ -10,41 +10,32 @@ from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, Specul
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
 from quire.core.speculation import LOOK_UPS
-from quire.engine.loop.pictures import picture_bytes
 from quire.model.build import Model
-from quire.ops.backend import Ops
-from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, gpu_cache_bytes, plan_kv, shape_kv
+from quire.run.activations import feature_bytes
+from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
 from quire.run.caches import parts_of
-from quire.run.ranks import Ranks
-from quire.run.runner import Runner
-from quire.run.shapes import graph_bytes
+from quire.run.executor import Executor
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The KV cache, the bounds of a step, whether small steps are captured, and bytes of a token in all layers."""
+    """The KV cache, the bounds of a step, and bytes of a token in all layers."""
 
     kv: KVPlan
     limits: SchedulerConfig
-    capture: bool
     bytes_per_token: int
 
 
-def make_plan(
-    config: EngineConfig, model: Model, ops: Ops, beside: tuple[Model, ...] = (), ranks: Ranks | None = None
-) -> Plan:
-    """For a loaded model; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be.
-
-    `beside`: models that keep keys and values in the same blocks; `ranks`: the others, each with a GPU of its own.
-    """
-    parts = parts_of((model, *beside))
-    capture = not config.device.enforce_eager
+def make_plan(executor: Executor) -> Plan:
+    """For loaded models; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
+    config, model, ops = executor.config, executor.model, executor.ops
+    parts = parts_of(executor.models)
     shape = shape_kv(config, parts, model.max_model_len)
     check_asked(config, shape.block_bytes, ops.free_memory(config.wholes))
-    kv = plan_kv(config, shape, _cache_bytes(config, model, ops, shape, beside, ranks))
+    kv = plan_kv(config, shape, _cache_bytes(executor, shape))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
-    return Plan(kv, limits, capture, sum(part.bytes_per_token for part in parts.values()))
+    return Plan(kv, limits, sum(part.bytes_per_token for part in parts.values()))
 
 
 def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
@@ -81,24 +72,20 @@ def check_limits(limits: SchedulerConfig, length: int) -> None:
         )
 
 
-def _cache_bytes(
-    config: EngineConfig, model: Model, ops: Ops, shape: KVPlan, beside: tuple[Model, ...], ranks: Ranks | None
-) -> int | None:
-    """What each GPU has left for the KV cache; None on the host."""
-    cache = config.cache
+def _cache_bytes(executor: Executor, shape: KVPlan) -> int | None:
+    """What each GPU has left for the KV cache; None on the host, but beside pictures, whose memory is kept."""
+    config, model = executor.config, executor.model
     limits = _limits(config.scheduler, model, shape.max_model_len)
-    pictures = picture_bytes(limits, model, shape.max_model_len)
-    if cache.kv_cache_memory_bytes or cache.num_blocks or not (ops.queues or pictures):
+    pictures, on_host = picture_bytes(limits, model, shape.max_model_len), not executor.ops.queues
+    if config.cache.kv_cache_memory_bytes or config.cache.num_blocks or (on_host and not pictures):
         return None
-    if not ops.queues:
+    if on_host:
         return int(max(0, available_memory() - pictures) * FREE_MEMORY_SHARE) // config.wholes
-    step = Runner(model, ops, shape, limits, not config.device.enforce_eager, beside).step
-    if ranks is not None:
-        ranks.profile(shape.max_model_len, limits)
-    kept = pictures + graph_bytes(step.graph_sizes, model.spec.vocab_size)
-    if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
-        kept += ops.runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
-    if model.adapters is not None:
-        kept += model.adapters.extensions.left  # adapters may come while the engine runs
-    left = gpu_cache_bytes(ops.runtime, cache.gpu_memory_utilization, step.profile) - kept
-    return left if ranks is None else ranks.least(left, ops)
+    return executor.profile(shape, limits, pictures)
+
+
+def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
+    """Of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
+    if model.vision is None:
+        return 0
+    return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))

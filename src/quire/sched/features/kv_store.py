@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Sequence as Rows
+from typing import ClassVar
 
 from quire.cache.tables import BlockTables
 from quire.cache.tiers import Reading, Tiers, Wanted
 from quire.core.errors import QuireError
-from quire.core.plan import Save
+from quire.core.plan import NO_WORK, BlockWork, Save
 from quire.core.sequence import Sequence, Status
-
-Taken = tuple[tuple[int, ...], tuple[tuple[int, int, int], ...], tuple[Save, ...], tuple[tuple[int, Any], ...]]
 
 
 class Recall:
@@ -85,11 +84,13 @@ class Upkeep:
 
     def __init__(self, tiers: Tiers | None) -> None:
         self._tiers = tiers
-        self.scrub: list[int] = []
+        self.wipes: list[int] = []
         self.moves: list[tuple[int, int, int]] = []
 
-    def take(self) -> Taken:
-        """The last fields of a plan, in their order."""
-        (scrub, self.scrub), (moves, self.moves) = (tuple(self.scrub), []), (tuple(self.moves), [])
+    def take(self, copies: Rows[tuple[int, int]] = (), more: Rows[Save] = ()) -> BlockWork:
+        """What was gathered since the last call, the block copies of a plan, and `more` blocks to be saved."""
         saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
-        return scrub, moves, saves, fills
+        if not (self.wipes or self.moves or saves or fills or copies or more):
+            return NO_WORK
+        (wipes, self.wipes), (moves, self.moves) = (self.wipes, []), (self.moves, [])
+        return BlockWork(tuple(moves), (*saves, *more), tuple(wipes), fills, tuple(copies))

@@ -25,9 +25,9 @@ from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
 from quire.ops.select import select
 from quire.run.budget import plan_kv, shape_kv
-from quire.run.builder import BatchBuilder, Turns
+from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches, parts_of
-from quire.run.step import Step
+from quire.run.executor import local_step
 
 
 class Target:
@@ -48,9 +48,8 @@ class Target:
         groups = len(shape.sizes.windows)
         kv = plan_kv(replace(config, cache=replace(config.cache, num_blocks=2 + blocks * groups)), shape)
         caches = Caches((self.model,), ops, kv)
-        self._step = Step(self.model, ops, kv, limits, caches.part(0), False, taps(self.spec))
-        turns = Turns(self.model.short_reach, self.model.max_model_len)
-        self._builder = BatchBuilder(self._step.arrays, caches.block_size, None, turns=turns)
+        self._step = local_step(ops)(self.model, ops, kv, limits, caches.part(0), False, taps(self.spec))
+        self._builder = BatchBuilder(self._step.arrays, self.model, caches.block_size)
         self._blocks = [list(range(g * blocks, (g + 1) * blocks)) for g in range(groups)]
         self._config = config
 

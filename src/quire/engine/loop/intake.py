@@ -1,35 +1,27 @@
-"""Pictures as an engine takes them: what is planned and counted, and what no prompt may ask."""
+"""What requests an engine takes, by the kind of its model, and what it makes of vectors."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
-from quire.core.config import EngineConfig, SchedulerConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.blame import of_request
 from quire.core.errors import BadRequest
-from quire.core.request import Request
+from quire.core.pooling import Pooling
+from quire.core.request import Output, Request
 from quire.model.build import Model
-from quire.run.activations import feature_bytes
-from quire.sched.features.images import Encoding, Limits
+from quire.ops.arrays import Host
+from quire.sched.features.images import Encoding
 
 
-def with_sight(config: EngineConfig, model: Model) -> Model:
-    """`model`, without what reads pictures where only its text is wanted."""
-    return replace(model, vision=None) if config.model.language_model_only else model
-
-
-def encoding_of(limits: SchedulerConfig, model: Model) -> Encoding | None:
-    """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
-    if model.vision is None:
-        return None
-    mutual = model.spec.sight.mutual
-    return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))
-
-
-def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
-    """Of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
-    if model.vision is None:
-        return 0
-    return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))
+def check_kind(pooling: Pooling, request: Request) -> None:
+    """`BadRequest` for a vector that cannot be had of this engine, or a text of a model that makes vectors only."""
+    if request.pooling is None and not pooling.generates:
+        raise BadRequest("this model has no head over its vocabulary: it makes vectors (/v1/embeddings, LLM.embed)")
+    if request.pooling is not None and pooling.refused:
+        raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 
 
 def check_pictures(model: Model, encoding: Encoding | None, request: Request) -> None:
@@ -55,3 +47,19 @@ def check_pictures(model: Model, encoding: Encoding | None, request: Request) ->
     if sum(token >= first for token in prompt) != sum(picture.rows for picture in request.pictures):
         raise BadRequest("image: the prompt has rows of other pictures than it came with", param="image")
     encoding.check(request.pictures)
+
+
+def classify(classifier: Host, outputs: Sequence[Output]) -> None:
+    """Make logits of classes of the vectors in `outputs`, by the matrix [labels, hidden] f32, summed in f64."""
+    matrix = classifier.astype(np.float64)
+    for output in outputs:
+        if output.pooled:
+            try:
+                output.pooled = _classes(matrix, output)
+            except BaseException as error:
+                output.fail(of_request(error, "pooling"))
+
+
+def _classes(matrix: NDArray[np.float64], output: Output) -> bytes:
+    row = np.frombuffer(output.pooled, np.float32).astype(np.float64)
+    return bytes((matrix * row).sum(1).astype(np.float32).tobytes())

@@ -1,0 +1,169 @@
+"""The one start of an engine, in this process or another: models are loaded, memory is planned, and parts are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from quire.cache.blocks import BlockPool
+from quire.cache.prefix import PrefixCache
+from quire.cache.tables import BlockTables
+from quire.core.config import EngineConfig, SchedulerConfig
+from quire.core.errors import ConfigError, ModelError
+from quire.core.exclusions.table import check_known
+from quire.core.progress import LoadProgress
+from quire.core.request import Opening
+from quire.engine.engine import Engine, UnderWay
+from quire.engine.loop.adapting import Adapting
+from quire.engine.loop.block_store import BlockStore
+from quire.engine.loop.experts import expert_counts
+from quire.engine.loop.facts import pooling_of
+from quire.engine.loop.guiding import Guiding
+from quire.engine.loop.planning import make_plan, same_weights
+from quire.engine.loop.tiering import Portable, Tiering
+from quire.model.build import Model, check_start, load_model
+from quire.model.offload.shards import Shards
+from quire.model.timing import with_stages
+from quire.ops.select import select
+from quire.parallel.place import ALONE
+from quire.run.budget import KVPlan
+from quire.run.executor import Allocated, Executor, LocalExecutor
+from quire.run.led import LedExecutor
+from quire.run.ranks import ended_on_error, lead, of_a_rank
+from quire.run.runner import Runner
+from quire.sched.features.images import Encoding, Limits
+from quire.sched.scheduler import Scheduler
+from quire.sched.shares import Portions
+from quire.speculate.load import Drafting, load_drafting
+from quire.speculate.speculator import Speculator
+
+NO_MEMORY = "can't allocate memory"
+"""In the message of the RuntimeError that torch raises instead of MemoryError."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What computes with loaded models. `since`: when the start began (seconds of the epoch, and of the clock)."""
+
+    executor: Executor
+    drafting: Drafting | None
+    since: tuple[float, float]
+
+
+def start_engine(config: EngineConfig, progress: LoadProgress | None = None, shards: Shards | None = None) -> Engine:
+    """The engine that `config` says, with all other ranks; `shards`: memory that replicas keep weights in together.
+
+    `ConfigError` or `ModelError` for what cannot be, with the reason; then nothing of it is left.
+    """
+    config.validate()
+    since = time.time(), time.monotonic()
+    config = of_a_rank(config)
+    ops = select(config.device)
+    if config.parallel.ranks > 1:  # before others are started, which takes seconds
+        with _told_plainly(config.model.model):
+            check_start(config, ops)
+    config = with_stages(config, ops)
+    ranks = lead(config)
+    with ended_on_error(ranks), _told_plainly(config.model.model):
+        place = ALONE if ranks is None else ranks.place
+        model = load_model(config, ops, progress, place, shards)
+        if config.model.language_model_only:
+            model = replace(model, vision=None)
+        drafting = load_drafting(config, model, ops, progress, place)
+        own = LocalExecutor(config, model, ops, drafting)
+        return arranged(Loaded(own if ranks is None else LedExecutor(own, ranks), drafting, since))
+
+
+def rearranged(executor: Executor, config: EngineConfig) -> Loaded:
+    """The same weights under other options of the cache, of steps and of look-ups that draft, yet without a cache.
+
+    `ConfigError` where weights would be others (`same_weights`), or a start would refuse the options.
+    """
+    config.validate()
+    model, ops, since = executor.model, executor.ops, (time.time(), time.monotonic())
+    check_known(config.features, model.known)
+    if not same_weights(executor.config, config):
+        raise ConfigError("rearrange: these options need other weights; start another engine")
+    drafting = load_drafting(config, model, ops, None)
+    return Loaded(LocalExecutor(config, model, ops, drafting), drafting, since)
+
+
+def arranged(loaded: Loaded) -> Engine:
+    """Decide on the cache and on the bounds of steps, take that memory, and make everything that depends on them."""
+    executor, drafting = loaded.executor, loaded.drafting
+    config, model, parallel = executor.config, executor.model, executor.config.parallel
+    pooling, plan = pooling_of(config, model), make_plan(executor)
+    allocated = executor.allocate(plan.kv, plan.limits)
+    stored = allocated.blocks.stored
+    store = None if stored is None else BlockStore(executor, plan.kv, stored.nbytes, loaded.since[0])
+    guiding = Guiding(config.model, str(model.folder), model.spec.vocab_size)
+    scheduler = Scheduler(
+        plan.limits,
+        _tables(executor, plan.kv, store),
+        plan.kv.max_model_len,
+        Portions(parallel.pipeline_parallel_size, parallel.steps_under_way),
+        _encoding(plan.limits, model),
+        guiding.begin,
+    )
+    runner = Runner(allocated, None if store is None else store.keep)
+    speculator = None if drafting is None else _speculator(drafting, allocated, scheduler, runner)
+    ahead = executor.ops.queues and plan.limits.async_scheduling is not False
+    most, staged = max(1 + ahead, parallel.steps_under_way), parallel.pipeline_parallel_size > 1
+    return Engine(
+        executor=executor,
+        plan=plan,
+        runner=runner,
+        scheduler=scheduler,
+        speculator=speculator,
+        under_way=UnderWay(runner, scheduler, speculator, most, staged),
+        ahead=ahead,
+        adapting=Adapting(executor, scheduler, store),
+        tiering=None if store is None else Tiering(store, scheduler, runner),
+        moving=Portable(scheduler, store.tiers.store) if store is not None and parallel.prefill_replicas else None,
+        experts=expert_counts(model.decoder, parallel, model.place.experts),
+        pooling=pooling,
+        opening=None if model.encoder is None else Opening(config.cache.block_size, model.decoder_start),
+        load_seconds=time.monotonic() - loaded.since[1],
+    )
+
+
+def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTables:
+    """Of the pool of all blocks. With an encoder no prefix is shared: every token of a prompt changes all keys."""
+    cache, tiers = executor.config.cache, None if store is None else store.tiers
+    pool = BlockPool(kv.blocks, kv.sizes.holders, watcher=tiers)
+    known = () if store is None else (store.secret, store.identity)
+    shares = cache.enable_prefix_caching and executor.model.encoder is None
+    prefix = PrefixCache(pool, cache.block_size, *known) if shares else None
+    return BlockTables(pool, prefix, kv.sizes, tiers)
+
+
+def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:
+    proposer = drafting.proposer(allocated.drafts, allocated.step)
+    return Speculator(drafting.asked, proposer, scheduler, runner.move_blocks, allocated.step.model.spec.vocab_size)
+
+
+def _encoding(limits: SchedulerConfig, model: Model) -> Encoding | None:
+    """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
+    if model.vision is None:
+        return None
+    mutual = model.spec.sight.mutual
+    return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))
+
+
+@contextmanager
+def _told_plainly(model: str) -> Iterator[None]:
+    """`ModelError` for a file that cannot be opened, read or mapped, `ConfigError` where memory runs out."""
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or f"a file of {model or 'the embedded model'}"
+        raise ModelError(f"{what} cannot be read: {error.strerror or error}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and NO_MEMORY not in str(error):
+            raise
+        raise ConfigError(
+            f"memory ran out while {model or 'the embedded model'} was loaded; use a smaller model, quantize it "
+            "(--quantization int4), or lower --kv-cache-memory-bytes"
+        ) from error

@@ -1,0 +1,167 @@
+"""Whole blocks of the KV cache in all layers: moved, saved, wiped, filled and copied, here and on all ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.dtypes import U8
+from quire.core.plan import BlockWork, Save
+from quire.ops.arrays import view_as
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache
+from quire.parallel.comm import Comm
+from quire.run.caches import Caches
+
+Bytes = NDArray[np.uint8]
+Later = Callable[[], Bytes]
+"""Waits for a copy, and returns it."""
+Keep = Callable[[Save, Bytes], None]
+"""Takes the content of a block to a store."""
+NOTE_BYTES = 4
+
+
+class BlockBytes(Protocol):
+    """The bytes of whole blocks, wherever their parts are: out of the KV cache for a store, and back."""
+
+    nbytes: int
+
+    def copy(self, block: int) -> Later:
+        """What `block` holds now, uint8 [nbytes]."""
+        ...
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what `copy` gave, as anything with a buffer of `nbytes` bytes."""
+        ...
+
+
+class Blocks:
+    """The one door to what is done with whole blocks, whoever asks: steps, drafts, and a store while nothing runs."""
+
+    def __init__(self, caches: Caches, ops: Ops, stored: BlockBytes | None = None) -> None:
+        """`stored`: the bytes of blocks, where a store keeps any; `coming`: copies that are under way."""
+        self.stored, self._caches, self._queues = stored, caches, ops.queues
+        self.coming: list[tuple[Save, Later]] = []
+
+    def apply(self, work: BlockWork, keep: Keep | None = None) -> None:
+        """Do `work`; `keep` gets what is saved.
+
+        On a GPU that is what earlier calls saved, for copies are queued and nobody waits for them: call it once more
+        with no work at the end.
+        """
+        caches = self._caches
+        if work.moves:
+            caches.move(work.moves)
+        if self.stored is not None:
+            self._save(self.stored, work.saves, keep)
+        if work.wipes:
+            caches.zero(work.wipes)
+        for block, data in work.fills:
+            assert self.stored is not None, "what comes back was saved before"
+            self.stored.fill(block, data)
+        if work.copies:
+            caches.copy(work.copies)
+
+    def _save(self, stored: BlockBytes, saves: Sequence[Save], keep: Keep | None) -> None:
+        copied = [(save, stored.copy(save.block)) for save in saves]
+        ready, self.coming = (self.coming, copied) if self._queues else (copied, [])
+        for save, data in ready:
+            found = data()
+            if keep is not None:
+                keep(save, found)
+
+
+class OwnBytes:
+    """Copies blocks of `own`, which are in this process, to and from rows of bytes: each layer's keys and values, and
+    `through` of the block.
+
+    A row's layout is that of the device's memory: it means nothing to another layout. On a device copies are queued
+    where the steps are: a block is copied as it is once what is queued now is done, and filled for what comes later.
+    """
+
+    def __init__(self, own: Sequence[KVCache], through: NDArray[np.int32], ops: Ops) -> None:
+        arrays = [array for cache in own for array in (cache.keys, cache.values)]
+        self._parts = [view_as(array, U8).reshape(len(array), -1) for array in arrays]
+        self._through, self._ops = through, ops
+        self.nbytes: int = sum(part.shape[1] for part in self._parts) + NOTE_BYTES
+
+    def copy(self, block: int) -> Later:
+        """What `block` holds."""
+        note = self._through[block : block + 1].view(np.uint8)
+        return self._ops.gather([part[block] for part in self._parts], note)
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what `copy` gave."""
+        row = np.frombuffer(data, np.uint8)
+        self._ops.scatter([part[block] for part in self._parts], row[:-NOTE_BYTES])
+        self._through[block : block + 1] = row[-NOTE_BYTES:].copy().view(np.int32)
+
+
+class JoinedBytes:
+    """Rank 0's, where each rank has a part of a block: a row has its own, and behind it the others' in their order.
+
+    The others are told of the same work, and have `SharedBytes`.
+    """
+
+    def __init__(self, own: BlockBytes, others: Sequence[int], comm: Comm, ops: Ops) -> None:
+        """`others`: bytes of a block on each of the other ranks."""
+        self._own, self._others, self._comm, self._ops = own, others, comm, ops
+        self.nbytes = own.nbytes + sum(others)
+
+    def copy(self, block: int) -> Later:
+        """What `block` holds now on all ranks."""
+        parts = [self._own.copy(block)()]
+        for rank, nbytes in enumerate(self._others, 1):
+            parts.append(received(self._comm, self._ops, nbytes, rank))
+        data = np.concatenate(parts)
+        return lambda: data
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what `copy` gave."""
+        row, at = np.frombuffer(data, np.uint8), self._own.nbytes
+        for rank, nbytes in enumerate(self._others, 1):
+            sent(self._comm, self._ops, row[at : at + nbytes], rank)
+            at += nbytes
+        self._own.fill(block, row[: self._own.nbytes])
+
+
+class SharedBytes:
+    """Another rank's part of blocks, which goes to rank 0 and comes from there."""
+
+    def __init__(self, own: BlockBytes, comm: Comm, ops: Ops) -> None:
+        self._own, self._comm, self._ops, self.nbytes = own, comm, ops, own.nbytes
+
+    def copy(self, block: int) -> Later:
+        """Send what `block` holds now."""
+        data = self._own.copy(block)()
+        sent(self._comm, self._ops, data, 0)
+        return lambda: data
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make `block` hold what rank 0 sends."""
+        self._own.fill(block, received(self._comm, self._ops, self.nbytes, 0))
+
+
+def say_size(stored: BlockBytes, comm: Comm, ops: Ops) -> None:
+    """Tell rank 0 this rank's bytes of a block."""
+    sent(comm, ops, np.array([stored.nbytes], np.int64).view(np.uint8), 0)
+
+
+def heard_sizes(comm: Comm, ops: Ops) -> tuple[int, ...]:
+    """What each of the others says by `say_size`."""
+    return tuple(int(received(comm, ops, 8, rank).view(np.int64)[0]) for rank in range(1, comm.world))
+
+
+def sent(comm: Comm, ops: Ops, data: Bytes, to: int) -> None:
+    """Send bytes to a rank; `data` may be changed on return."""
+    comm.send(ops, ops.share(data if data.flags.writeable else data.copy()), to)
+
+
+def received(comm: Comm, ops: Ops, nbytes: int, source: int) -> Bytes:
+    """So many bytes from a rank."""
+    out: Bytes = np.empty(nbytes, np.uint8)
+    comm.recv(ops, ops.share(out), source)
+    return out
