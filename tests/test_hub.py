@@ -15,7 +15,8 @@ from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED, resolve
 from quire.model.disk.hub import Hub, hub_beside, hub_of
-from quire.model.disk.tokenizer import tokenizer_folder
+from quire.model.disk.tokenizer import model_template, tokenizer_folder
+from quire.text.tokenizer import Tokenizer
 from tiny_model import OPTIONS, write_tiny
 
 FOLDER = (
@@ -121,3 +122,11 @@ def test_a_tokenizer_is_the_models_unless_another_is_named(tmp_path: Path) -> No
     assert tokenizer_folder(ModelConfig(tokenizer=named), "/model") == Path(named)
     with pytest.raises(ModelError, match="neither a folder nor a hub name"):
         tokenizer_folder(ModelConfig(tokenizer=str(tmp_path / "none")), "/model")
+
+
+def test_a_chat_template_lies_with_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(EMBEDDED)
+    assert model_template(ModelConfig(), tmp_path, tokenizer, 64) is None
+    assert model_template(ModelConfig(), EMBEDDED, tokenizer, 64) is not None
+    assert model_template(ModelConfig(tokenizer=str(EMBEDDED)), tmp_path, tokenizer, 64) is not None
+    assert model_template(ModelConfig(tokenizer=str(tmp_path)), EMBEDDED, tokenizer, 64) is None
