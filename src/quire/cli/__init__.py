@@ -8,7 +8,7 @@ import os
 import sys
 
 from quire.core.errors import QuireError
-from quire.parallel.ahead import start_ahead
+from quire.parallel.ahead import drop_waiting, start_ahead
 
 
 def main() -> None:
@@ -42,6 +42,8 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        drop_waiting()
 
 
 def _read_and_write_utf8() -> None:

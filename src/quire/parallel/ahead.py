@@ -5,7 +5,6 @@ It imports what it needs beside the imports of whoever tells it. So this file im
 
 from __future__ import annotations
 
-import atexit
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ _waiting: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def start_ahead(module: str) -> None:
-    """Start a process of `module`, which the first `started` that asks for one gets."""
+    """Start a process of `module`, which the first `started` that asks for one gets, unless `drop_waiting` ends it."""
     _waiting[module] = _start(module, ())
 
 
@@ -33,7 +32,6 @@ def started(module: str, files: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     return found
 
 
-@atexit.register
 def drop_waiting() -> None:
     """End what was started ahead: nobody will tell it anything."""
     while _waiting:
