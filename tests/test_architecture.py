@@ -234,19 +234,15 @@ def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def test_every_module_says_what_it_is() -> None:
-    missing = [
-        str(p.relative_to(ROOT))
-        for p in FILES
-        if p.read_text().strip() and not ast.get_docstring(tree(p))
-    ]
+    missing = [str(p.relative_to(ROOT)) for p in FILES if p.read_text().strip() and not ast.get_docstring(tree(p))]
     assert not missing, missing
 
 
 def test_public_names_have_docstrings() -> None:
     missing = []
     for path in SOURCE.rglob("*.py"):
-        tree = tree(path)
-        scopes: list[ast.Module | ast.ClassDef] = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]
+        module = tree(path)
+        scopes: list[ast.Module | ast.ClassDef] = [module, *(n for n in module.body if isinstance(n, ast.ClassDef))]
         for scope in scopes:
             for node in scope.body:
                 private = scope.name[0] == "_" if isinstance(scope, ast.ClassDef) else False
