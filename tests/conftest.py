@@ -4,10 +4,12 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 
 import pytest
 import torch
 
+from quire.core.machine import uncollected
 from quire.model.load import packed_folder
 
 # Triton reads it when a kernel is defined: kernels then run as Python, on CPU tensors. `make gpu-check` sets it to 0.
@@ -25,6 +27,13 @@ packed_folder.FREE_SHARE = 1 << 60
 
 LONG = {"slow": 4 * 3600.0, "nightly": 24 * 3600.0}
 """Seconds that tests with these marks may take; others have the `timeout` of pyproject.toml."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import all files and make all tests without looking for garbage, and look through none of it afterwards."""
+    with uncollected(forever=True):
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

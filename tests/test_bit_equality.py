@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 import pytest
@@ -91,35 +93,41 @@ VARIANTS: dict[str, dict[str, object]] = {
     "eager": {"enforce_eager": True},
     "one_thread": {"threads": 1},
 }
-COUNTS = {"bf16": 200, "int8": 200, "int4": 40, "f32": 40, "kv_int8": 40, "kv_fp8": 40}
+FEW, MANY = 40, 200
+
+Golden = Callable[[str, int], tuple[list[Request], dict[str, Answer]]]
 
 
 @pytest.fixture(scope="module")
-def golden() -> dict[str, tuple[list[Request], dict[str, Answer]]]:
-    """Each request alone, in a fresh batch of one and without a prefix cache."""
-    table = {}
-    for name, options in FORMATS.items():
-        engine = engine_of(enable_prefix_caching=False, **options)
-        requests = make_requests(COUNTS[name], engine.info.vocab_size)
-        table[name] = requests, {r.id: run(engine, [r])[r.id] for r in requests}
-    return table
+def golden() -> Golden:
+    """So many requests, each alone in a fresh batch of one and without a prefix cache."""
+
+    @cache
+    def of(fmt: str, count: int) -> tuple[list[Request], dict[str, Answer]]:
+        engine = engine_of(enable_prefix_caching=False, **FORMATS[fmt])
+        requests = make_requests(count, engine.info.vocab_size)
+        return requests, {r.id: run(engine, [r])[r.id] for r in requests}
+
+    return of
 
 
-# Every run tries each format in a third of the ways, spread evenly; the slow one all.
+# Every run tries each format in a third of the ways, spread evenly; the slow one all, and some with more requests.
 PAIRS = [
     pytest.param(
-        fmt, variant, id=f"{fmt}-{variant}", marks=[pytest.mark.slow] if variant != "batch" and (i + j) % 3 else []
+        fmt, variant, FEW, id=f"{fmt}-{variant}", marks=[pytest.mark.slow] if variant != "batch" and (i + j) % 3 else []
     )
     for i, fmt in enumerate(FORMATS)
     for j, variant in enumerate(VARIANTS)
+] + [
+    pytest.param(fmt, variant, MANY, id=f"{fmt}-{variant}-many", marks=pytest.mark.slow)
+    for fmt in ("bf16", "int8")
+    for variant in VARIANTS
 ]
 
 
-@pytest.mark.parametrize(("fmt", "variant"), PAIRS)
-def test_same_request_same_bits(
-    golden: dict[str, tuple[list[Request], dict[str, Answer]]], fmt: str, variant: str
-) -> None:
-    requests, want = golden[fmt]
+@pytest.mark.parametrize(("fmt", "variant", "count"), PAIRS)
+def test_same_request_same_bits(golden: Golden, fmt: str, variant: str, count: int) -> None:
+    requests, want = golden(fmt, count)
     engine = engine_of(**(FORMATS[fmt] | VARIANTS[variant]))
     got = run(engine, requests, random.Random(variant))
     differing = [r.id for r in requests if got[r.id].bits() != want[r.id].bits()]
@@ -138,14 +146,20 @@ def replace_id(request: Request, prefix: str) -> Request:
     return msgspec.structs.replace(request, id=f"{prefix}-{request.id}")
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 8, 32, 128])
-def test_block_size_only_moves_memory(block_size: int) -> None:
-    requests = make_requests(30, 6144)
-    tokens = []
-    for size in (16, block_size):
-        engine = engine_of(block_size=size, num_blocks=16384 // size, dtype="float32")
-        tokens.append({k: a.tokens for k, a in run(engine, requests).items()})
-    assert tokens[0] == tokens[1]
+def tokens_of_blocks(size: int) -> dict[str, list[int]]:
+    """What 30 requests give with blocks of `size` tokens."""
+    engine = engine_of(block_size=size, num_blocks=16384 // size, dtype="float32")
+    return {k: a.tokens for k, a in run(engine, make_requests(30, 6144)).items()}
+
+
+@pytest.fixture(scope="module")
+def of_blocks_of_16() -> dict[str, list[int]]:
+    return tokens_of_blocks(16)
+
+
+@pytest.mark.parametrize("block_size", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8, 32)), 128])
+def test_block_size_only_moves_memory(block_size: int, of_blocks_of_16: dict[str, list[int]]) -> None:
+    assert tokens_of_blocks(block_size) == of_blocks_of_16
 
 
 def test_siblings_share_their_prompt_and_differ_from_each_other() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -38,5 +39,12 @@ class StoringMachine(Machine):
         self.engine.keep_all()
 
 
-StoringMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, **COMMON)
+StoringMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, **COMMON)
 TestStoringMachine = StoringMachine.TestCase
+
+
+@pytest.mark.slow
+class TestStoringMachineLong(StoringMachine.TestCase):  # type: ignore[name-defined,misc]
+    """The same machine over more histories."""
+
+    settings = settings(max_examples=1000, stateful_step_count=60, **COMMON)

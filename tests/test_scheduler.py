@@ -339,7 +339,7 @@ class Machine(RuleBasedStateMachine):
 
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "report_multiple_bugs": False}
-Machine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, **COMMON)
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, **COMMON)
 TestMachine = Machine.TestCase
 
 

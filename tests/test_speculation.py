@@ -189,12 +189,13 @@ def golden(folders: dict[str, str]) -> dict[str, dict[str, list[Answer]]]:
 
 
 def in_every_run(feature: str, method: str, adaptive: bool) -> bool:
-    """Whether the pair is of those that every run tries, spread evenly: each feature beside a fifth of the trees and
-    a third of the methods with one branch, in turns pinned and adaptive. The slow run tries them all."""
+    """Whether the pair is of those that every run tries: all methods alone, and of the fifteen one beside each
+    feature, of methods and trees in turns; two beside other models. The slow run tries them all."""
     place = [*FEATURES].index(feature) + [*METHODS].index(method)
     if feature == "plain":
         return adaptive == bool(place % 2)
-    return not (adaptive or place % 5) if method.endswith("_tree") else place % 6 == 3 * adaptive
+    chosen = (3, 10) if "model" in FEATURES[feature] else (3,)
+    return place % len(METHODS) in chosen and adaptive == (feature in ("preempted", "experts"))
 
 
 CASES = [

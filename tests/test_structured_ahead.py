@@ -46,8 +46,12 @@ def requests(folder: Path, count: int, seed: int) -> list[Request]:
     return made
 
 
-@pytest.mark.parametrize("eager", ["side", "main"])
-@pytest.mark.parametrize("room", [SHORT, ROOMY], ids=["short", "roomy"])
+@pytest.mark.parametrize(("room", "eager"), [
+    pytest.param(SHORT, "main", id="short-main"),
+    pytest.param(ROOMY, "side", id="roomy-side"),
+    pytest.param(SHORT, "side", id="short-side", marks=pytest.mark.slow),
+    pytest.param(ROOMY, "main", id="roomy-main", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_one_step_ahead_gives_the_same_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, room: dict[str, int], eager: str
 ) -> None:

@@ -85,6 +85,6 @@ def test_offsets_of_an_encoded_text(kind: str, tmp_path: Path) -> None:
         assert all(0 <= place <= len(text) for place in places)
         if kind in ("byte-level", "converted SentencePiece", "Metaspace never", "GGUF llama"):
             said = [tokenizer.decode(ids[:i]) for i in range(len(ids))]
-            for i, place in enumerate(places):
-                if tokenizer.decode(ids) == text and not said[i].endswith("\ufffd"):
+            for i, place in enumerate(places if tokenizer.decode(ids) == text else ()):
+                if not said[i].endswith("\ufffd"):
                     assert text[:place] == said[i], (text, i)
