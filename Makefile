@@ -1,5 +1,7 @@
 # Every target sets up what it needs; a second run starts at once. CI runs `make lint` and `make test`.
 PYTHON ?= python3
+export PYTHONDONTWRITEBYTECODE :=
+# Where it is set, each of the thousand processes that tests start compiles 600 modules anew.
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.inc csrc/*.cmake csrc/units/*.cpp csrc/units/*.h)
