@@ -229,8 +229,8 @@ SITES: tuple[Site, ...] = (
     *(Site("plain", sort, SAMPLER, "_scored", lambda query, *_: query.k == SCORES, "logprobs")
       for sort in ("edits", "scores")),
     Site("plain", "scores", SAMPLER, "Query", lambda *args: args[3] == SCORES, "sampling"),
-    *(Site("plain", "pooled", GROWTH, name, lambda chunk, *_: chunk.seq.request.id == "victim", "pooling")
-      for name in ("gather", "_pooled")),
+    *(Site("plain", "pooled", module, name, lambda chunk, *_: chunk.seq.request.id == "victim", "pooling")
+      for module, name in (("quire.sched.features.pooling", "gather"), (GROWTH, "finish"))),
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
     Site("plain", "grammar", "quire.sched.admission.Admission", "check", _second, "admission"),
     Site("plain", "grammar", "quire.sched.scheduler.Scheduler", "add", _request, "admission"),

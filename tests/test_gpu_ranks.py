@@ -14,8 +14,8 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.start import start_engine
-from quire.ops import gpu
 from quire.ops.select import select
+from quire.ops.triton import gpu
 from quire.run.ranks import of_a_rank
 from test_gloo import each as on_each
 from test_gpu_frame import MISSING, SMALL, request

@@ -37,7 +37,7 @@ from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.ops.arrays import to_torch
-from quire.run.step import Step
+from quire.run.step import LocalStep
 from quire.text.tokenizer import Tokenizer
 from stub_engine import StubEngine, stub_info
 from tiny_model import OPTIONS, write_tiny
@@ -57,15 +57,15 @@ def served(**options: Any) -> EngineConfig:
 def served_rows(ids: list[int], **options: Any) -> torch.Tensor:
     """Log-probabilities [n - 1, V] f64 that an engine computes for a prompt, in chunks of 16 rows."""
     seen: list[torch.Tensor] = []
-    forward = Step.forward
+    forward = LocalStep.forward
 
-    def spied(self: Step, *given: Any) -> np.ndarray:
+    def spied(self: LocalStep, *given: Any) -> np.ndarray:
         found = forward(self, *given)
         seen.append(to_torch(found).clone())
         return found
 
     with pytest.MonkeyPatch.context() as patch, LLM(device="cpu", num_blocks=64, **options) as llm:
-        patch.setattr(Step, "forward", spied)
+        patch.setattr(LocalStep, "forward", spied)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True, detokenize=False)
         llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
     return torch.cat(seen)[: len(ids) - 1].double().log_softmax(-1)

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 WALL_CLOCK = {
     "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",
     "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
-    "cache/disk.py", "engine/loop/adapting.py", "engine/engine.py", "server/api/vectors.py", "server/api/ollama.py",
+    "cache/disk.py", "engine/loop/adapting.py", "engine/start.py", "server/api/vectors.py", "server/api/ollama.py",
     "server/api/responses_answer.py", "server/several/state.py",
     "server/http/seen.py",  # when an incident was, as a page shows it
     "compress/measure.py",  # the date of a passport

@@ -131,6 +131,7 @@ def test_calls_are_forced_of_a_model_without_a_format(server: LiveServer, choice
         assert told["message"]["content"] is None
     else:
         chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        assert all("choices" in c for c in chunks), reply.text
         parts = [part for c in chunks for e in c["choices"] for part in e["delta"].get("tool_calls", ())]
         assert not any(e["delta"].get("content") for c in chunks for e in c["choices"])
         arguments = "".join(part["function"]["arguments"] for part in parts if part["index"] == 0)

@@ -284,7 +284,7 @@ def test_the_same_answers_whatever_runs_beside(
         return future
 
     if name == "preempted":  # too few run beside each other where they wait for the thread that makes guides
-        monkeypatch.setattr(guiding.Guiding, "_begin", at_once)
+        monkeypatch.setattr(guiding.Guiding, "begin", at_once)
     engine = engine_of(**OPTIONS[name])
     same(golden, engine, shaped_requests(10))
     assert name != "preempted" or engine.engine.scheduler.preemptions > 0
