@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -100,3 +103,33 @@ def test_an_idle_engine_takes_no_processor_time() -> None:
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1
+
+
+HEAPS = """
+import ctypes, threading
+from quire.core.machine import share_heaps
+{call}
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+together = threading.Barrier(8)
+def work():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has heaps of its own")
+def test_threads_share_two_heaps() -> None:
+    def heaps(call: str) -> int:
+        done = subprocess.run([sys.executable, "-c", HEAPS.format(call=call)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.count("<heap nr=")
+
+    assert heaps("share_heaps()") <= 2 < heaps("")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.core.machine import raise_file_limit, uncollected
+from quire.core.machine import raise_file_limit, share_heaps, uncollected
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
@@ -90,6 +90,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     The server is imported, and the model's tokenizer and templates are read, while the engine's process loads it.
     """
+    share_heaps()
     prepare(options)
     _check_files(options)
     check_texts(config)

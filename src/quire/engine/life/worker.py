@@ -27,7 +27,7 @@ import zmq
 from quire.core.blame import Party, party
 from quire.core.config import EngineConfig
 from quire.core.errors import PartFailure, QuireError
-from quire.core.machine import raise_file_limit, trim_heap, uncollected
+from quire.core.machine import raise_file_limit, share_heaps, trim_heap, uncollected
 from quire.core.request import Output
 from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.engine")
 
-ENGINE = "quire.engine.engine"
+ENGINE = "quire.engine.start"
 """Imported while the parent still imports what it needs to say what to load."""
 IDLE_WAIT_MS = 1000
 BEHIND_WAIT_MS = 5
@@ -195,6 +195,7 @@ def main() -> int:
     for sig in (signal.SIGTERM, signal.SIGHUP):  # systemd sends them to us too, while the parent still drains
         signal.signal(sig, signal.SIG_IGN)
     raise_file_limit()
+    share_heaps()
     gc.disable()  # as `uncollected`
     threading.Thread(target=importlib.import_module, args=(ENGINE,), daemon=True).start()
     line = sys.stdin.buffer.readline()
