@@ -53,8 +53,8 @@ class Forward(Protocol):
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all rows are written to `caches`."""
         ...
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
-        """Touch the memory that a step like `batch` needs; may write to `caches` what `batch` says."""
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+        """Touch the memory that a step like `batch` needs; returns those of `caches` that it wrote to."""
         ...
 
 

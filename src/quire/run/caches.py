@@ -107,6 +107,9 @@ class Caches:
         own = (block // self._lanes for block in blocks if block % self._lanes == self._lane)
         self._ops.zero_blocks(self.own, tuple(own))
 
-    def forget(self, count: int) -> None:
-        """Wipe the first `count` blocks of each rank, of which `blocks` are here."""
-        self.zero(tuple(range(count * self._lanes)))
+    def forget(self, count: int, written: Sequence[KVCache] = ()) -> None:
+        """Wipe the first `count` blocks of each rank, of which `blocks` are here, of the layers with the caches
+        `written`, of all without: memory that was never written is not there yet, and stays so."""
+        alone = written and self._kept is None
+        self._ops.zero_blocks(list({id(cache): cache for cache in written}.values()) if alone else self.own,
+                              tuple(range(count)))  # fmt: skip

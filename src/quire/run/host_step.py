@@ -48,7 +48,7 @@ class HostStep(LocalStep):
     def warm_up(self, trees: bool = False) -> None:
         """Fault in what the first step touches: the decoder warms up on one prompt of made-up tokens.
 
-        What that wrote is zeroed again, in every layer.
+        What that wrote is zeroed again.
         """
         arrays, size = self.arrays, self.caches.block_size
         blocks = min(self.caches.blocks, arrays.max_blocks, len(arrays.tokens) // size)
@@ -59,8 +59,8 @@ class HostStep(LocalStep):
         arrays.block_tables[:, 0, :blocks] = np.arange(blocks)
         arrays.context[0] = arrays.cu_q[1] = tokens
         self.ops.begin_step()
-        self.model.decoder.warm_up(arrays.batches(tokens, 1, 1)[0], self.caches.of_layer)
-        self.caches.forget(blocks)
+        written = self.model.decoder.warm_up(arrays.batches(tokens, 1, 1)[0], self.caches.of_layer)
+        self.caches.forget(blocks, written)
 
     def made_up_decode(self, rows: int) -> Callable[[], object]:
         """A decode step of `rows` sequences of one made-up token, to be timed; `forget_made_up` wipes its traces."""

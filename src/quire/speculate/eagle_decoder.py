@@ -74,6 +74,7 @@ class EagleDecoder:
         logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
         """All of it: it has one layer."""
         self(batch, caches)
+        return caches

@@ -46,9 +46,10 @@ class BorrowedDecoder:
             torch.set_num_threads(threads)
             self.bridge.begin(None)
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
         """One step whose logits nobody wants."""
         self(batch, caches)
+        return caches
 
 
 def load_borrowed(

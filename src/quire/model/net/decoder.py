@@ -280,11 +280,13 @@ class Decoder:
         rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)
         return self.final_norm(ops, ops.take_rows(*rows))
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
         """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
         x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
-        for i in sorted({0, last}):
+        ends = sorted({0, last})
+        for i in ends:
             seen = wanted if i == last else None
             x, delta = self.walk(x, delta, (batch,) * len(caches), caches, range(i, i + 1), seen)
         assert delta is not None, "a decoder has layers"
         self.leave(x, delta, batch, wanted)
+        return [caches[i] for i in ends]

@@ -86,10 +86,11 @@ class PipelineStage(Decoder):
         """The first stage's columns of the logits of what the head reads, h [R, width]."""
         return super().score(h, batch)
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> None:
+    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
         """As of `Decoder`, by itself."""
         x = Decoder.enter(self, batch) if self.first else self.ops.zeros((len(batch.tokens), self.hidden))
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))
         x, delta = self.walk(x, None, (batch,) * len(caches), caches, layers, wanted)
         if self.ends:
             super().score(super().last(x, delta, batch, wanted), batch)
+        return [caches[i] for i in layers]
