@@ -31,10 +31,13 @@ def piece(path: str, name: str) -> str:
 
 
 def document(name: str, moved: dict[str, str]) -> str:
-    """A document that lies beside README.md, its links to what is a page here led to that; `moved`: link -> page."""
+    """A document that lies beside README.md, its links to what is a page here led to that.
+
+    `moved`: link, or how links begin -> the same of pages.
+    """
     text = (ROOT / name).read_text()
     for link, page in moved.items():
-        text = text.replace(f"]({link})", f"]({page})")
+        text = text.replace(f"]({link}", f"]({page}")
     return text
 
 

@@ -154,8 +154,8 @@ class Guide(Protocol):
 class Sequence:
     """One of a request's `n` rows of tokens.
 
-    One rule moves it: every step brings `computed` closer to `len(tokens) + len(draft.tokens)`. Prefill, chunked
-    prefill, prefix hits, decode, speculation, preemption and replay are all that rule; there is no phase flag.
+    One rule moves it: every step brings `computed` closer to `target`. Prefill, chunked prefill, prefix hits, decode,
+    speculation, preemption and replay are all that rule; there is no phase flag.
 
     `limit`: tokens that it may have. `order`: its place among all, by the policy.
 
@@ -215,7 +215,7 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """The length `computed` is moving toward."""
+        """The length that `computed` moves toward: tokens that are there, tokens in flight, and the draft's."""
         return len(self.tokens) + self.in_flight + len(self.draft.tokens)
 
     @property

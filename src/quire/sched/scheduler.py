@@ -1,7 +1,7 @@
 """Continuous batching with one rule: every step moves `computed` toward `target`, decodes first, under a token budget.
 
-There is no prefill or decode phase (the rule of vLLM's v1 scheduler); chunked prefill that rides along with decodes is
-SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022). No tensors here.
+There is no phase flag (as in vLLM's v1 scheduler): `shares.decodes` derives it from `computed` and `target`. Chunked
+prefill beside decodes is SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022). No tensors.
 """
 
 from __future__ import annotations
