@@ -81,7 +81,7 @@ def test_a_late_urgent_sequence_is_never_the_victim_of_less_urgent_ones() -> Non
     for _ in turns(lambda: ("urgent", 0) not in engine.ends):
         engine.step()
         urgent = engine.scheduler.requests.get("urgent", [])
-        assert all(not seq.stats.preemptions for seq in urgent)
+        assert all(not seq.times.preemptions for seq in urgent)
     assert engine.scheduler.preemptions and len(engine.ends) == 1
 
 

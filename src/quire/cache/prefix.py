@@ -101,7 +101,7 @@ class PrefixCache:
         """Record a lookup that hit, or after which the sequence began without; one that waits looks at every step."""
         self.queries += len(seq.tokens)
         self.hits += hit_tokens
-        if seq.request.explain != "no" and not seq.stats.preemptions:
+        if seq.request.explain != "no" and not seq.times.preemptions:
             seq.kv.miss = self._explain(seq, hit_tokens, windows)
         who = seq.request.adapter, seq.request.cache_salt
         self._roots[who] = None

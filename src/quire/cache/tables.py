@@ -122,7 +122,7 @@ class BlockTables:
             seq.kv.published = count
             seq.computed = min(count * self.block_size, len(seq.tokens) - 1)
             prefix.count(seq, seq.computed, self.sizes.windows)
-        if seq.stats.preemptions == 0:
+        if seq.times.preemptions == 0:
             seq.kv.cached_tokens = seq.computed
 
     def _overfull(self, seq: Sequence, found: list[list[int]]) -> bool:

@@ -121,7 +121,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class SequenceStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SequenceReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the engine says of a sequence beside its tokens: with each `Output`, or in all so far.
 
     `drafted`: tokens that were guessed ahead for the sequence so far, of which `accepted` were kept; `preemptions` of
@@ -138,7 +138,7 @@ class SequenceStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     miss: Miss | None = None
     timing: Timing | None = None
 
-    def note(self, later: SequenceStats) -> None:
+    def note(self, later: SequenceReport) -> None:
         """Take up what was said later of the same sequence."""
         self.finish_reason = later.finish_reason
         if later.cached_tokens > self.cached_tokens:
@@ -154,7 +154,7 @@ class SequenceStats(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.timing = later.timing
 
 
-class Output(SequenceStats, kw_only=True, omit_defaults=True):
+class Output(SequenceReport, kw_only=True, omit_defaults=True):
     """New tokens of one of a request's `n` sequences since the last `Output`; the last one has a `finish_reason`.
 
     `complete`: what ended it is that its grammar has no more; the last token is part of the text then, and no end.
@@ -210,7 +210,7 @@ class Span(NamedTuple):
     last_token: float
 
 
-def span(sequences: Iterable[SequenceStats]) -> Span:
+def span(sequences: Iterable[SequenceReport]) -> Span:
     """When sequences that were received together began and ended."""
     told = [each.timing for each in sequences if each.timing is not None]
     return Span(

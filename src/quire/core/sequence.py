@@ -105,7 +105,7 @@ class Draft:
         self.tokens = [self.tokens[node] for node in nodes]
 
 
-class SequenceStats:
+class SequenceTimes:
     """When what happened to a sequence (seconds of `time.monotonic`, 0: not yet), and how often it was preempted."""
 
     __slots__ = ("first_scheduled", "first_token", "last_token", "preemptions")
@@ -162,7 +162,7 @@ class Sequence:
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
     many of them have a part of it.
 
-    One slot for each subject beside: `kv`, `draft`, `stats`, `encoder`; `guide` of a request with a grammar, once it is
+    One slot for each subject beside: `kv`, `draft`, `times`, `encoder`; `guide` of a request with a grammar, once it is
     ready (until then the sequence does not enter the queue); `pooled`: what is kept of a pooled request's hidden rows.
     """
 
@@ -181,10 +181,10 @@ class Sequence:
         "prompt_len",
         "prompt_logprobs",
         "request",
-        "stats",
         "status",
         "steps",
         "stop_token",
+        "times",
         "tokens",
     )
 
@@ -209,7 +209,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.kv, self.draft, self.stats = KVBlocks(), Draft(), SequenceStats()
+        self.kv, self.draft, self.times = KVBlocks(), Draft(), SequenceTimes()
         self.guide: Guide | None = None
         self.pooled: object = None
 
@@ -221,7 +221,7 @@ class Sequence:
     @property
     def timing(self) -> Timing:
         """When what happened to it."""
-        return self.stats.timing(self.request.arrival)
+        return self.times.timing(self.request.arrival)
 
     def prompt_tokens(self, start: int, end: int) -> int:
         """How many tokens from `start` to before `end` are of the request's prompt."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from quire.core.request import Output, Request, SequenceStats, TokenLogprob, span
+from quire.core.request import Output, Request, SequenceReport, TokenLogprob, span
 from quire.text.detokenizer import Growth, OutputText
 from quire.text.structured.checker import SchemaError
 from quire.text.structured.checks import NO_CHECKS, Checks
 from quire.text.tokenizer import Tokenizer
 
 
-class Continuation(SequenceStats, eq=False):
+class Continuation(SequenceReport, eq=False):
     """What came of a sequence: `tokens` of its text, which `begin` makes when there is something to read (many wait for
     long), and what the engine says beside. `done`: the text has ended."""
 

@@ -186,12 +186,12 @@ class BatchBuilder:
         A block is replaced only where something is about to be written, so those before the first of the last step
         stand.
         """
-        owner = (seq, seq.stats.preemptions, first)
+        owner = (seq, seq.times.preemptions, first)
         if s == len(self._owners):
             self._owners.append(owner)
             return None
         (known, times, at), self._owners[s] = self._owners[s], owner
-        return min(at, first) if known is seq and times == seq.stats.preemptions else None
+        return min(at, first) if known is seq and times == seq.times.preemptions else None
 
     def encoded(self, seq: Sequence) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The tokens of the encoder's part of `seq`, and where in the cache it lies."""

@@ -49,7 +49,7 @@ def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fi
     reason: FinishReason | None = None
     for token in result.tokens:
         if not output.tokens and len(seq.tokens) == seq.prompt_len:
-            seq.stats.first_token = seq.stats.last_token = now
+            seq.times.first_token = seq.times.last_token = now
             output.timing, output.miss = seq.timing, seq.kv.miss
             if scored:
                 output.prompt_logprobs = seq.prompt_logprobs
@@ -60,10 +60,10 @@ def _append(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fi
             output.complete = reason == "stop" and _complete(seq)
             break
     if output.tokens:
-        seq.stats.last_token = now
+        seq.times.last_token = now
         seq.in_flight -= 1
         output.logprobs = result.logprobs[: len(output.tokens)]
-        output.preemptions = seq.stats.preemptions
+        output.preemptions = seq.times.preemptions
     if draft.tokens:
         draft.drafted += len(draft.tokens)
         draft.accepted += max(0, len(result.tokens) - 1)
@@ -135,7 +135,7 @@ def ended(seq: Sequence, error: QuireError | None = None) -> Output:
         request_id=seq.request.id,
         index=seq.index,
         finish_reason=seq.finish_reason,
-        preemptions=seq.stats.preemptions,
+        preemptions=seq.times.preemptions,
         timing=seq.timing,
     )
     return output if error is None else output.fail(error)

@@ -122,7 +122,7 @@ class Fair(Policy):
 
     def served(self, seq: Sequence, count: int) -> None:
         """Count prompts and outputs; what a preemption computes again is not the tenant's fault."""
-        prompt = max(0, min(seq.computed, seq.prompt_len) - (seq.computed - count)) if not seq.stats.preemptions else 0
+        prompt = max(0, min(seq.computed, seq.prompt_len) - (seq.computed - count)) if not seq.times.preemptions else 0
         cost = prompt + OUTPUT * (seq.computed >= len(seq.tokens))
         self._counters[seq.request.tenant] = self.counter(seq.request.tenant) + cost / seq.request.weight
 

@@ -163,7 +163,7 @@ class Scheduler:
             if not self._reserve(seq, count, copies):
                 return
             self.room.admit()
-            seq.stats.first_scheduled = seq.stats.first_scheduled or self.clock()
+            seq.times.first_scheduled = seq.times.first_scheduled or self.clock()
             if count:
                 chunks.append(self._advance(seq, count))
             else:  # it waits for a picture, and nobody waits behind it

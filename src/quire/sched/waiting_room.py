@@ -109,7 +109,7 @@ class WaitingRoom:
         """Take a sequence out of the batch; it gives up its blocks and waits again."""
         assert not seq.steps, f"{seq} is preempted while a step under way computes a part of it"
         self.leave(seq)
-        seq.stats.preemptions += 1
+        seq.times.preemptions += 1
         self._queue(seq)
 
     def _queue(self, seq: Sequence) -> None:

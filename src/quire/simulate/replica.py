@@ -127,13 +127,13 @@ class Replica:
         if siblings is None:
             return None
         self.abort(request_id)
-        return Left(siblings[0].request, list(siblings[0].output), siblings[0].stats.last_token)
+        return Left(siblings[0].request, list(siblings[0].output), siblings[0].times.last_token)
 
     def die(self) -> list[Left]:
         """Lose everything; returns what there was of each request by now."""
         self._catch_up()
         gone = {what for what, _, _ in self._inbox if isinstance(what, str)}
-        lost = [Left(s.request, list(s.output), s.stats.last_token) for s, *_ in self.scheduler.requests.values()]
+        lost = [Left(s.request, list(s.output), s.times.last_token) for s, *_ in self.scheduler.requests.values()]
         lost += [Left(what, list(_told(what)), last) for what, _, last in self._inbox if not isinstance(what, str)]
         self._preemptions, (self._queries, self._hits) = self.preemptions, self.lookups
         self._fill()
@@ -148,7 +148,7 @@ class Replica:
             self.scheduler.add(what)
             if what.told:
                 seq = self.scheduler.requests[what.id][0]
-                seq.stats.first_token, seq.stats.last_token = first, last
+                seq.times.first_token, seq.times.last_token = first, last
         self._refused = self._refused and not self._inbox
         self._inbox.clear()
 
@@ -219,7 +219,7 @@ class Replica:
             seq = chunk.seq
             draws = chunk.logits > 0 and chunk.start + chunk.count == len(seq.tokens)
             if draws and len(seq.tokens) > seq.prompt_len:
-                told = tenants.setdefault(now - seq.stats.last_token, {})
+                told = tenants.setdefault(now - seq.times.last_token, {})
                 told[seq.request.tenant] = told.get(seq.request.tenant, 0) + 1
             decoding = decoding and draws and chunk.count == 1
             results.append(ChunkResult([seq.request.seed] if draws else [], [], [], finite=chunk.logits > 0))

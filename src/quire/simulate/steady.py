@@ -26,7 +26,7 @@ def next_decodes(scheduler: Scheduler, now: float, refused: bool) -> int:
     `now`: when the last step ended. `refused`: it did the same, and whoever waits first found no room in it.
     """
     running, tables = scheduler.running, scheduler.tables
-    if not running or any(seq.stats.last_token != now for seq in running):
+    if not running or any(seq.times.last_token != now for seq in running):
         return 0  # prompts, and whoever had no part of the last step
     if scheduler.pace.limits or len(scheduler.recall) or len(scheduler.readying):
         return 0
@@ -110,7 +110,7 @@ def advance(scheduler: Scheduler, steps: int, end: float) -> list[Output]:
     for seq, start in zip(order, starts, strict=True):
         seq.computed = start + steps
         if seq not in ends:
-            seq.stats.last_token = end
+            seq.times.last_token = end
         else:
             seq.in_flight = seq.steps = 1
     plan = StepPlan(chunks=tuple(Chunk(seq, seq.computed - 1, 1, 1) for seq in lasts))

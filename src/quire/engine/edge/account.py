@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from quire.core.request import FinishReason, SequenceStats, span
+from quire.core.request import FinishReason, SequenceReport, span
 
 
-class SequenceClock(SequenceStats, eq=False):
+class SequenceClock(SequenceReport, eq=False):
     """When one sequence was received, gave tokens, and how many, beside what the engine says of it; seconds of
     `time.monotonic`. `first`, `last`: when its tokens reached the edge."""
 

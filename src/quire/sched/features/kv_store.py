@@ -32,9 +32,9 @@ class Recall:
     def begin(self, seq: Sequence, siblings: Iterable[Sequence]) -> bool:
         """Whether `seq` is to wait for blocks, rather than to compute what it does not find in the cache."""
         tiers = self._tiers
-        if tiers is None or seq.kv.recalled > seq.stats.preemptions or len(self) >= self._most:
+        if tiers is None or seq.kv.recalled > seq.times.preemptions or len(self) >= self._most:
             return False
-        seq.kv.recalled = seq.stats.preemptions + 1
+        seq.kv.recalled = seq.times.preemptions + 1
         wanted, tokens = self._tables.stored(seq, tiers.store.has)
         if not wanted or not tiers.rates.pays(len(wanted), tokens):
             return False

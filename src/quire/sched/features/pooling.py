@@ -39,9 +39,9 @@ def finish(chunk: Chunk, result: ChunkResult, output: Output, now: float) -> Fin
     output.pooled = b"" if result.hidden is None else gather(chunk, result.hidden)
     if not output.pooled:
         return None
-    seq.stats.first_token = seq.stats.last_token = now
+    seq.times.first_token = seq.times.last_token = now
     seq.in_flight -= 1
-    output.miss, output.preemptions = seq.kv.miss, seq.stats.preemptions
+    output.miss, output.preemptions = seq.kv.miss, seq.times.preemptions
     return "stop"
 
 
