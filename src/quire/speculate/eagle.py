@@ -146,7 +146,7 @@ class _Loader:
         return Layer(
             attn_norm=NoNorm(),
             qkv=self.file.linear({f"{at}.q_proj": q, f"{at}.k_proj": kv, f"{at}.v_proj": kv}, width),
-            qkv_steps=(),
+            qkv_changes=(),
             qk_norms=None,
             eps=spec.norm_eps,
             rope=rope,

@@ -47,7 +47,7 @@ from quire.model.net.parts import (
     RowNorm,
     Scale,
     SoftCap,
-    Step,
+    RowChange,
 )
 from quire.model.net.pipeline_parallel import NoHead
 from quire.ops.attention_spec import AttentionSpec
@@ -70,14 +70,14 @@ def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
     """
     spec, layers, span = reader.opened.spec, list[Layer](), reader.share.span(reader.opened.spec)
     embed: Unplaced | PackedTable = reader.place(np.empty(0, F32))
-    steps: tuple[Step, ...] = ()
+    changes: tuple[RowChange, ...] = ()
     final: Norm = NoNorm()
     head: ToLogits = NoHead()
     with reader.part():
         first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         bias = reader.place(backward_bias(reader))
         if span.start == 0:
-            embed, steps = reader.place((load_table(reader), embed_steps(reader)))
+            embed, changes = reader.place((load_table(reader), embed_changes(reader)))
     for i in span:
         with reader.part(i):
             layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
@@ -89,23 +89,23 @@ def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
             head = reader.place(load_head(reader, embed))
     reader.tell("head", last=True)
     block, narrows = BLOCKS[spec.join], reader.adapters is None
-    kept = reader.keeper.finish(layers, held_bytes((embed, steps, final, head)))
+    kept = reader.keeper.finish(layers, held_bytes((embed, changes, final, head)))
     table = Embedding(embed, first)
-    return Decoder(reader.ops, table, steps, kept.layers, final, head, cap, block, narrows, kept.source)
+    return Decoder(reader.ops, table, changes, kept.layers, final, head, cap, block, narrows, kept.source)
 
 
-def embed_steps(reader: Reader) -> tuple[Step, ...]:
+def embed_changes(reader: Reader) -> tuple[RowChange, ...]:
     """What happens between the look-up of the tokens and the first layer."""
-    spec, steps = reader.opened.spec, list[Step]()
+    spec, changes = reader.opened.spec, list[RowChange]()
     if spec.embed_scale != 1.0:
-        steps.append(Scale(spec.embed_scale))
+        changes.append(Scale(spec.embed_scale))
     if reader.opened.claim.get("project_in"):
-        steps.append(Project(reader.linear(("project_in",), None)))
+        changes.append(Project(reader.linear(("project_in",), None)))
     if reader.opened.claim.get("positions"):
-        steps.append(Positions(reader.table("positions"), spec.position_offset))
+        changes.append(Positions(reader.table("positions"), spec.position_offset))
     if reader.opened.claim.get("embed_norm"):
-        steps.append(Normed(load_norm(reader, "embed_norm")))
-    return tuple(steps)
+        changes.append(Normed(load_norm(reader, "embed_norm")))
+    return tuple(changes)
 
 
 def load_table(reader: Reader) -> Unplaced | PackedTable:
@@ -127,7 +127,7 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
     layer = Layer(
         attn_norm=attn_norm,
         qkv=qkv,
-        qkv_steps=qkv_steps(reader, index),
+        qkv_changes=qkv_changes(reader, index),
         qk_norms=None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm),
         eps=spec.norm_eps,
         rope=rope,
@@ -174,12 +174,12 @@ MIXERS: Mapping[type, Callable[[Reader, int, Unplaced], Mixed]] = {
 """Kind of mixer -> what reads a layer's."""
 
 
-def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
+def qkv_changes(reader: Reader, index: int) -> tuple[RowChange, ...]:
     """What happens to queries, keys and values before rope, per-head norms of one weight aside.
 
     A norm of whole rows is given this rank's columns, which `parallel_decoder` puts beside those of the others.
     """
-    spec, steps = reader.local, list[Step]()
+    spec, changes = reader.local, list[RowChange]()
     d, keys = spec.head_dim, spec.heads * spec.head_dim
     for role, start, span in (
         ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
@@ -191,10 +191,10 @@ def qkv_steps(reader: Reader, index: int) -> tuple[Step, ...]:
                 rows = disk_rows(role[0], role[0], spec, False, spec.rope[index].dim)
                 weight = weight.flatten()[rows]
             kind = RowNorm if role.endswith("row_norm") else NormSpans
-            steps.append(kind(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+            changes.append(kind(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
     if spec.clip_qkv:
-        steps.append(Clip(spec.clip_qkv))
-    return tuple(steps)
+        changes.append(Clip(spec.clip_qkv))
+    return tuple(changes)
 
 
 def load_head(reader: Reader, embed: Unplaced | PackedTable) -> Linear:

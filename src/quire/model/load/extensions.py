@@ -208,8 +208,8 @@ class Extensions:
                 continue
             ops, changed = decoder.ops, cast(Any, logits)
             found = own(ops, ops.pick_rows(self._kept[: len(logits)], ops.put(rows.astype(I32))))
-            for step in decoder.head_steps:
-                found = step(ops, found, batch)
+            for change in decoder.head_changes:
+                found = change(ops, found, batch)
             changed[rows] = cast_to(found, dtype_of(logits))
         return logits
 

@@ -18,7 +18,7 @@ from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
-from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, Step
+from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, RowChange
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.model.net.sequence_parallel import (
     SequenceParallelAttention,
@@ -112,7 +112,7 @@ def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share)
     parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
     first, *others = decoder.layers
     if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
-        parts["embed_steps"] = (Normed(first.attn_norm.norm),)
+        parts["embed_changes"] = (Normed(first.attn_norm.norm),)
         parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
     return PipelineStage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
 
@@ -143,7 +143,7 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
-    normed = [replace(layer, qkv_steps=_steps(layer, decoder.ops, comm)) for layer in decoder.layers]
+    normed = [replace(layer, qkv_changes=_qkv_changes(layer, decoder.ops, comm)) for layer in decoder.layers]
     *before, last = normed
     if scatter and before:
         layers = [_sequence_parallel_layer(layer, comm, first=i == 0) for i, layer in enumerate(before)]
@@ -186,15 +186,15 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
     )
 
 
-def _steps(layer: Layer, ops: Ops, comm: Comm) -> tuple[Step, ...]:
-    return tuple(_step(step, ops, comm) for step in layer.qkv_steps)
+def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
+    return tuple(_gathered_norm(change, ops, comm) for change in layer.qkv_changes)
 
 
-def _step(step: Step, ops: Ops, comm: Comm) -> Step:
+def _gathered_norm(change: RowChange, ops: Ops, comm: Comm) -> RowChange:
     """A norm of all heads of a row needs those of all ranks, and its weight of all."""
-    if not isinstance(step, RowNorm):
-        return step
-    widths = (step.span,) * comm.world
+    if not isinstance(change, RowNorm):
+        return change
+    widths = (change.span,) * comm.world
     ops.begin_step()
-    weight = cast_to(comm.gather_columns(ops, step.weight[None], widths)[0], F32, copy=True)
-    return TensorParallelNorm(weight, step.start, widths, step.centered, step.eps, comm)
+    weight = cast_to(comm.gather_columns(ops, change.weight[None], widths)[0], F32, copy=True)
+    return TensorParallelNorm(weight, change.start, widths, change.centered, change.eps, comm)

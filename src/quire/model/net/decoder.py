@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.model.batch import Batch
-from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product, Step
+from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product, RowChange
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
@@ -50,13 +50,13 @@ class Resident:
 class Layer:
     """One layer's weights and facts.
 
-    `qkv_steps` change the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with `eps`.
+    `qkv_changes` change the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with `eps`.
     The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an encoder.
     """
 
     attn_norm: Norm
     qkv: Linear
-    qkv_steps: tuple[Step, ...]
+    qkv_changes: tuple[RowChange, ...]
     qk_norms: tuple[Array, Array] | None
     eps: float
     rope: Array
@@ -115,8 +115,8 @@ def reading_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVC
 def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
     """h [T, hidden] -> what attention reads of the rows; their keys and values are written to `cache`."""
     qkv = layer.qkv(ops, h)
-    for step in layer.qkv_steps:
-        qkv = step(ops, qkv, batch)
+    for change in layer.qkv_changes:
+        qkv = change(ops, qkv, batch)
     rotated: Array = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
     return rotated
 
@@ -124,8 +124,8 @@ def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> 
 def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
     """Like `own_rows` with queries only."""
     q = layer.qkv(ops, h)
-    for step in layer.qkv_steps:
-        q = step(ops, q, batch)
+    for change in layer.qkv_changes:
+        q = change(ops, q, batch)
     norm = layer.qk_norms[0] if layer.qk_norms else None
     rotated: Array = ops.rope_queries(
         q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
@@ -191,18 +191,18 @@ class Decoder:
 
     `embed` looks tokens up; `block` is chosen at build by how the family joins attention and MLP.
 
-    `embed_steps` change the embedded tokens, `head_steps` the logits. `narrows`: past the last layer's attention only
+    `embed_changes` change the embedded tokens, `head_changes` the logits. `narrows`: past the last layer's attention only
     rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
     adapters, which name a row by its place. `source`: where the weights of layers come from.
     """
 
     ops: Ops
     embed: Embed
-    embed_steps: tuple[Step, ...]
+    embed_changes: tuple[RowChange, ...]
     layers: tuple[Layer, ...]
     final_norm: Norm
     head: ToLogits
-    head_steps: tuple[Step, ...] = ()
+    head_changes: tuple[RowChange, ...] = ()
     block: Block = sequential_block
     narrows: bool = True
     source: LayerSource = field(default_factory=Resident)
@@ -234,8 +234,8 @@ class Decoder:
     def enter(self, batch: Batch) -> Array:
         """The tokens of `batch` as the stream x [T, hidden]."""
         x = self.embed(self.ops, batch.tokens)
-        for step in self.embed_steps:
-            x = step(self.ops, x, batch)
+        for change in self.embed_changes:
+            x = change(self.ops, x, batch)
         return x
 
     def walk(
@@ -270,8 +270,8 @@ class Decoder:
     def score(self, h: Array, batch: Batch) -> Array:
         """Logits f32 [R, V] of what the head reads of the rows `batch.logit_rows`, h [R, hidden]."""
         logits: Array = self.head(self.ops, h)
-        for step in self.head_steps:
-            logits = step(self.ops, logits, batch)
+        for change in self.head_changes:
+            logits = change(self.ops, logits, batch)
         return logits
 
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:

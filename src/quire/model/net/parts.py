@@ -35,7 +35,7 @@ class Linear:
         return y
 
 
-Step = Callable[[Ops, Array, Batch], Array]
+RowChange = Callable[[Ops, Array, Batch], Array]
 """A change to rows [T, d] f32 of one step, in place or not; the result is returned."""
 
 Mlp = Callable[[Ops, Array], Array]

@@ -64,8 +64,8 @@ class PipelineStage(Decoder):
         if self.first:
             return super().enter(batch)
         x = self.comm.recv(self.ops, rows_between(self.ops, len(batch.tokens), self.hidden), self.comm.rank - 1)
-        for step in self.embed_steps:
-            x = step(self.ops, x, batch)
+        for change in self.embed_changes:
+            x = change(self.ops, x, batch)
         return x
 
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
