@@ -16,7 +16,7 @@ from quire.run.budget import KVPlan, gpu_cache_bytes
 from quire.run.caches import Caches
 from quire.run.host_step import HostStep
 from quire.run.shapes import graph_bytes
-from quire.run.step import LocalStep, Step
+from quire.run.step import LocalStep, ModelStep
 from quire.run.tune import tune
 
 
@@ -64,8 +64,8 @@ class Allocated:
 
     caches: Caches
     blocks: Blocks
-    step: Step
-    drafts: Step | None
+    step: ModelStep
+    drafts: ModelStep | None
 
 
 class Executor(Protocol):

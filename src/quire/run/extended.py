@@ -30,7 +30,7 @@ class ExtendedStep:
         self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
     def forward(self, shape: Shape, capture: bool, given: Given | None = None) -> Array:
-        """As `Step.forward`; `capture`: small steps are recorded."""
+        """As `ModelStep.forward`; `capture`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
             self._recorded.clear()

@@ -28,7 +28,7 @@ from quire.run.features import told
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
 from quire.run.ranks import Ranks
 from quire.run.replies import Form
-from quire.run.step import HeadRows, Step
+from quire.run.step import HeadRows, ModelStep
 
 
 class LedExecutor:
@@ -86,21 +86,21 @@ class LedExecutor:
 
 
 class LedStep:
-    """A `Step` that other ranks compute their shares of; `drafts`: it is one of the model that drafts."""
+    """A `ModelStep` that other ranks compute their shares of; `drafts`: it is one of the model that drafts."""
 
-    def __init__(self, own: Step, ranks: Ranks, drafts: bool = False) -> None:
+    def __init__(self, own: ModelStep, ranks: Ranks, drafts: bool = False) -> None:
         self.model, self.ops, self.caches, self.arrays = own.model, own.ops, own.caches, own.arrays
         self.hidden, self.most_logits, self.capture = own.hidden, own.most_logits, own.capture
         self._own, self._ranks, self._drafts = own, ranks, drafts
         self._replies = None if drafts else ranks.replies(own.ops, self._form)
 
     def forward(self, shape: Shape, given: Given | None = None) -> Array:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         self._begin(shape, given)
         return self._own.forward(shape, given)
 
     def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
-        """As of `Step`. Of stages, the first is done on return."""
+        """As of `ModelStep`. Of stages, the first is done on return."""
         begin = time.perf_counter()
         self._begin(shape, given)
         own = self._own.pieces(shape, given)
@@ -108,16 +108,16 @@ class LedStep:
         return own if self._replies is None else self._replies.expect(shape.logits)
 
     def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         self._begin(shape, given)
         return self._own.head_rows(shape, given)
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
-        """As of `Step`: rank 0 has the head."""
+        """As of `ModelStep`: rank 0 has the head."""
         return self._own.scores(rows, places)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         self._own.encode(tokens, slots)
 

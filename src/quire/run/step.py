@@ -38,7 +38,7 @@ class HeadRows(NamedTuple):
     batch: Batch
 
 
-class Step(Protocol):
+class ModelStep(Protocol):
     """Computes steps of one model, here or on all ranks, of what was filled into `arrays`.
 
     `hidden` [rows, width] f32, at one address: what `Taps` say of the last step's rows, where there are any.
@@ -83,7 +83,7 @@ class Step(Protocol):
 
 
 class LocalStep(ABC):
-    """A `Step` of this process.
+    """A `ModelStep` of this process.
 
     `graph_sizes`: rows of the graphs that a GPU captures at the start; `records`: of each size that comes a recording
     is made, adapters' own steps among them.
@@ -137,14 +137,14 @@ class LocalStep(ABC):
         return tapped(decoder, taps, self.hidden)
 
     def forward(self, shape: Shape, given: Given | None = None) -> Array:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         if shape.extended and self._extended is not None:
             return self._extended.forward(shape, self.capture and self.records, given)
         found = self._replayed(shape) if given is None and self._fixed else None
         return self._compute(shape, given)[0] if found is None else found
 
     def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         decoder = self._decoder
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
             return (self.forward(shape, given),)
@@ -152,14 +152,14 @@ class LocalStep(ABC):
         return self._scores(decoder, self.ops.keep(h), batch)
 
     def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
         h, batch = self._compute(shape, given, scores=False)
         return HeadRows(decoder, self.ops.keep(h), batch)
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
         return self._scores(rows.decoder, picked(rows.h, places), wanted)
 
@@ -188,7 +188,7 @@ class LocalStep(ABC):
             yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.capture)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-        """As of `Step`."""
+        """As of `ModelStep`."""
         assert self.model.encoder is not None
         self.model.encoder(self.ops.put(tokens), self.ops.put(slots), self.caches.of_layer)
 

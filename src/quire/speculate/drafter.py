@@ -18,7 +18,7 @@ from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.ops.arrays import Array
 from quire.run.builder import BatchBuilder
-from quire.run.step import Step
+from quire.run.step import ModelStep
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.tree import Candidates, grow_trees
@@ -34,7 +34,7 @@ class Drafter:
     passes = True
     seconds = 0.0
 
-    def __init__(self, step: Step, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
+    def __init__(self, step: ModelStep, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
         """`vocab_size`: of the target; `form`: of drafts that branch."""
         self._form = form
         self._step, self._vocab_size, self.weight_bytes = step, vocab_size, weight_bytes
@@ -126,7 +126,7 @@ class ModelDrafter(Drafter):
     batch was too large to draft for) is computed when drafts begin again.
     """
 
-    def __init__(self, step: Step, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
+    def __init__(self, step: ModelStep, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
         super().__init__(step, vocab_size, weight_bytes, form)
         self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
         self._through = step.caches.through

@@ -29,7 +29,7 @@ from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable
-from quire.run.step import Step
+from quire.run.step import ModelStep
 from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
 from quire.speculate.eagle_drafter import EagleDrafter
 from quire.speculate.head_file import HeadFile
@@ -58,7 +58,7 @@ class Eagle:
         """Memory of the weights."""
         return self.model.weight_bytes
 
-    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> EagleDrafter:
+    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> EagleDrafter:
         """Who drafts with it for `target`; `step` runs `model`."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
         return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)

@@ -16,7 +16,7 @@ from quire.model.net.parts import Linear
 from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, concat
 from quire.run.builder import Shape, ancestors
-from quire.run.step import Step
+from quire.run.step import ModelStep
 from quire.sample.rows import LogitRow
 from quire.speculate.drafter import ModelDrafter
 from quire.speculate.eagle_decoder import EagleDecoder
@@ -62,9 +62,9 @@ class EagleDrafter(ModelDrafter):
 
     def __init__(
         self,
-        step: Step,
+        step: ModelStep,
         decoder: EagleDecoder,
-        target: Step,
+        target: ModelStep,
         ends: tuple[Linear | None, Array | None],
         form: TreeForm | None,
     ) -> None:

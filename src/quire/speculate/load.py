@@ -25,7 +25,7 @@ from quire.ops.backend import Ops
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.place import ALONE, Place
 from quire.run.caches import Caches
-from quire.run.step import Step
+from quire.run.step import ModelStep
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
@@ -50,7 +50,7 @@ class Heads(Protocol):
         """Memory of the weights."""
         ...
 
-    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> Proposer:
+    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> Proposer:
         """Who drafts with them; `step` runs them where they have layers of their own, `form` is of trees."""
         ...
 
@@ -87,7 +87,7 @@ class Drafting:
         """The model's caches among all there are."""
         return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
 
-    def proposer(self, step: Step | None, target: Step) -> Proposer:
+    def proposer(self, step: ModelStep | None, target: ModelStep) -> Proposer:
         """`step` runs the model, `target` the target."""
         if self.heads is not None:
             return self.heads.proposer(target, step, self.asked.tree)

@@ -28,7 +28,7 @@ from quire.model.net.parts import Linear
 from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
-from quire.run.step import Step
+from quire.run.step import ModelStep
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
@@ -62,7 +62,7 @@ class Medusa:
         """What the target's own head reads, of rows that want logits."""
         return Taps()
 
-    def proposer(self, target: Step, step: Step | None, form: TreeForm | None) -> MedusaDrafter:
+    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> MedusaDrafter:
         """Who drafts with them for `target`."""
         return MedusaDrafter(self, target, form)
 
@@ -145,7 +145,7 @@ class MedusaDrafter:
     seconds = 0.0
     longest = sys.maxsize
 
-    def __init__(self, medusa: Medusa, target: Step, form: TreeForm | None) -> None:
+    def __init__(self, medusa: Medusa, target: ModelStep, form: TreeForm | None) -> None:
         self._form, self._level = form, 0
         self.weight_bytes = medusa.weight_bytes
         self._medusa, self._hidden, self._ops = medusa, target.hidden, target.ops
