@@ -202,7 +202,8 @@ def _stem(own: Any, *_: Any) -> bool:
 
 
 GUIDE, GROWTH, SAMPLER = "quire.text.structured.guide.Guide", "quire.sched.growth", "quire.sample.sampler"
-HISTORY, FEATURES, SUFFIX = "quire.sample.edits.History", "quire.run.features.Features", "quire.speculate.suffix"
+HISTORY, SUFFIX = "quire.sample.edits.History", "quire.speculate.suffix"
+FEATURES = "quire.run.picture_features.PictureFeatures"
 BUILDER = "quire.run.builder.BatchBuilder"
 SITES: tuple[Site, ...] = (
     *(Site("plain", "grammar", GUIDE, name, _most, "grammar")

@@ -29,7 +29,7 @@ class SeeingEngine(FakeEngine):
         config = self.scheduler.config
         self.limits = Limits(*limits, config.max_num_batched_tokens, config.max_num_seqs)
         self.encoding = Encoding(self.limits)
-        self.scheduler.features.add(self.encoding)
+        self.scheduler.hooks.add(self.encoding)
         self.kept: dict[bytes, int] = {}
         self.encoded: Counter[bytes] = Counter()
 

@@ -12,7 +12,7 @@ work, for which `of_request` stands around it:
 | logprobs | log-probabilities of tokens and of the prompt | `sample.sampler` |
 | drafting | tokens looked up in the sequence and in earlier outputs | `speculate.speculator` |
 | adapter | the place of a LoRA adapter's matrices | `run.builder` |
-| pictures | a picture's features, and its rows of a step | `run.features`, `run.builder` |
+| pictures | a picture's features, and its rows of a step | `run.picture_features`, `run.builder` |
 | pooling | the vector that hidden rows make, and its classes | `sched.growth`, `engine.loop.intake` |
 
 A request whose part fails ends with the error. Its rows of the step are computed as if nothing were the matter and

@@ -24,8 +24,8 @@ from quire.run.budget import KVPlan
 from quire.run.builder import Shape
 from quire.run.caches import Caches, parts_of
 from quire.run.executor import Allocated, LocalExecutor
-from quire.run.features import told
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
+from quire.run.picture_features import told
 from quire.run.ranks import Ranks
 from quire.run.replies import Form
 from quire.run.step import HeadRows, ModelStep

@@ -37,9 +37,9 @@ from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import parts_of
 from quire.run.executor import Allocated, Drafting, LocalExecutor
-from quire.run.features import heard_rows
 from quire.run.meeting import Hearer
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
+from quire.run.picture_features import heard_rows
 from quire.run.reach import joined
 from quire.run.replies import give_back
 

@@ -16,7 +16,7 @@ from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, Shape
 from quire.run.executor import Allocated
-from quire.run.features import Features
+from quire.run.picture_features import PictureFeatures
 from quire.sample.constrained import Masks
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
@@ -57,7 +57,7 @@ class Runner:
         self._blocks, self._keep = allocated.blocks, keep
         model, ops = self.step.model, self.step.ops
         self.builder = BatchBuilder(self.step.arrays, model, self.caches.block_size)
-        self.features = None if model.vision is None else Features(model.vision, model.spec.sight)
+        self.features = None if model.vision is None else PictureFeatures(model.vision, model.spec.sight)
         self._masks = Masks(model.spec.vocab_size)
         self.sampler = Sampler(ops, model.spec.vocab_size, self._masks)
         self.numeric_errors = 0

@@ -20,7 +20,7 @@ from quire.sched.admission import Admission
 from quire.sched.features.images import Encoding
 from quire.sched.features.kv_store import Upkeep
 from quire.sched.features.pooling import Pooled
-from quire.sched.features.protocol import Features
+from quire.sched.features.protocol import PlanHooks
 from quire.sched.features.structured import Make, SlowGuides
 from quire.sched.growth import Scored, append, ended, moves, pending
 from quire.sched.policy import POLICIES
@@ -48,7 +48,7 @@ class Scheduler:
         self.policy = POLICIES[config.scheduling_policy]()
         self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
-        self.features = Features(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
+        self.hooks = PlanHooks(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = self._tickets = 0
         self.upkeep = Upkeep(tables.tiers)
@@ -66,7 +66,7 @@ class Scheduler:
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
         self.policy.joins(request)
-        self.features.joins(request)
+        self.hooks.joins(request)
         self.requests[request.id] = siblings
         self.room.begin(siblings)
 
@@ -136,7 +136,7 @@ class Scheduler:
         if self.room.queued and (urgent or not preempted):
             self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)))
         carried = dict[str, Any]()
-        for planned in self.features.planned:
+        for planned in self.hooks.planned:
             carried |= planned(chunks)
         if len(chunks) > 1:
             chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
@@ -151,14 +151,14 @@ class Scheduler:
             running = self._portions.ready(running)
         budget = budget_of(self.config, self.pace, self._portions, self.running)
         counts = shares(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
-        for limit in self.features.limit:
+        for limit in self.hooks.limit:
             unseeing += limit(counts, self.policy.rank)
         return counts, unseeing, budget
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
         while (found := self._admission.next(budget)) is not None:
             seq, count = found
-            for reach in self.features.reach:
+            for reach in self.hooks.reach:
                 count = reach(seq, count)
             if not self._reserve(seq, count, copies):
                 return
@@ -184,14 +184,14 @@ class Scheduler:
             self.room.sees(seq, picture=True)
         draws = seq.computed + count == seq.target
         logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
-        for wants in self.features.logits:
+        for wants in self.hooks.logits:
             logits = max(logits, wants(seq, count))
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
         seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
         if self.policy.counts:
             self.policy.served(seq, count)
-        for takes in self.features.takes:
+        for takes in self.hooks.takes:
             takes(chunk)
         return chunk
 
@@ -218,7 +218,7 @@ class Scheduler:
         if all(s.status is Status.FINISHED for s in siblings):
             del self.requests[seq.request.id]
             self.policy.leaves(seq.request)
-            self.features.leaves(seq.request)
+            self.hooks.leaves(seq.request)
 
     def _take_back(self, planning: bool) -> None:
         for seq, error in self.room.take_back(planning) if self.room.away else ():
@@ -269,7 +269,7 @@ class Scheduler:
 
     def fail(self, seq: Sequence, error: QuireError) -> None:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
-        for fails in self.features.fails:
+        for fails in self.hooks.fails:
             fails(seq, error)
         self.upkeep.wipes += self.tables.unpublished(seq)
         for each in (seq, *pending(self.requests[seq.request.id])):

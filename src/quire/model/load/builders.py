@@ -44,10 +44,10 @@ from quire.model.net.parts import (
     NormSpans,
     Positions,
     Project,
+    RowChange,
     RowNorm,
     Scale,
     SoftCap,
-    RowChange,
 )
 from quire.model.net.pipeline_parallel import NoHead
 from quire.ops.attention_spec import AttentionSpec

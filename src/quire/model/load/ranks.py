@@ -18,7 +18,7 @@ from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
-from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowNorm, RowChange
+from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.model.net.sequence_parallel import (
     SequenceParallelAttention,

@@ -50,8 +50,9 @@ class Resident:
 class Layer:
     """One layer's weights and facts.
 
-    `qkv_changes` change the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with `eps`.
-    The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an encoder.
+    `qkv_changes` are made to the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with
+    `eps`. The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an
+    encoder.
     """
 
     attn_norm: Norm
@@ -191,9 +192,9 @@ class Decoder:
 
     `embed` looks tokens up; `block` is chosen at build by how the family joins attention and MLP.
 
-    `embed_changes` change the embedded tokens, `head_changes` the logits. `narrows`: past the last layer's attention only
-    rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where rows have
-    adapters, which name a row by its place. `source`: where the weights of layers come from.
+    `embed_changes` are made to the embedded tokens, `head_changes` to the logits. `narrows`: past the last layer's
+    attention only rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where
+    rows have adapters, which name a row by its place. `source`: where the weights of layers come from.
     """
 
     ops: Ops

@@ -49,8 +49,8 @@ class PlanSide(Protocol):
         return
 
 
-class Features:
-    """The features of a scheduler. Hooks of those that concern a request that is not finished, a tuple for each."""
+class PlanHooks:
+    """The hooks of a scheduler's features: of those that concern a request that is not finished, a tuple for each."""
 
     def __init__(self, *features: PlanSide | None) -> None:
         self._all, self._users = tuple(each for each in features if each is not None), Counter[PlanSide]()

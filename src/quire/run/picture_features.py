@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
     ends: Rows
 
 
-class Features:
+class PictureFeatures:
     """What `vision` made, by the keys of pictures; the scheduler says what is kept."""
 
     def __init__(self, vision: Vision, sight: Sight) -> None:
