@@ -206,7 +206,7 @@ def model(scale: Scale, shape: str, quantization: str) -> None:
     engine, spec = loaded.engine, loaded.engine.model.spec
     context = scale(128, 8)
     step = loaded.decode_step(1, context, scale(100, 2))
-    nbytes = loaded.read + context * engine.plan.bytes_per_token
+    nbytes = loaded.read + context * engine.memory_plan.bytes_per_token
     copies, products = copy_rate(scale, engine.ops.gpu.device), matmul_rate(scale, engine.ops.gpu.device)
     tell(decode_tokens_per_s=1 / step, decode_share_of_copy_rate=nbytes / step / copies)
     length = scale(8191, 15)

@@ -137,7 +137,7 @@ def test_nothing_in_flight_is_preempted() -> None:
     engine.submit(request("a", [1, 2, 3], 9))
     engine.launch()
     (seq,) = engine.scheduler.running
-    assert seq.steps == 1
+    assert seq.steps_in_flight == 1
     with pytest.raises(AssertionError, match="preempted while a step under way"):
         engine.scheduler._preempt(seq)
 
@@ -204,7 +204,7 @@ def state(engine: FakeEngine) -> list[Any]:
         at = engine.pool._next[at]
     seqs = [
         (seq.request.id, seq.index, list(seq.tokens), list(seq.draft.tokens), list(seq.draft.parents), seq.computed,
-         seq.in_flight, seq.steps, [list(table) for table in seq.kv.blocks], seq.status, seq.kv.published)
+         seq.in_flight, seq.steps_in_flight, [list(table) for table in seq.kv.blocks], seq.status, seq.kv.published)
         for seq in everybody
     ]  # fmt: skip
     steps = [list(step) for step in scheduler._portions._decoding]

@@ -159,8 +159,8 @@ class Sequence:
 
     `limit`: tokens that it may have. `order`: its place among all, by the policy.
 
-    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too. `steps`: how
-    many of them have a part of it.
+    `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
+    `steps_in_flight`: how many of them have a part of it.
 
     One slot for each subject beside: `kv`, `draft`, `times`, `encoder`; `guide` of a request with a grammar, once it is
     ready (until then the sequence does not enter the queue); `pooled`: what is kept of a pooled request's hidden rows.
@@ -182,7 +182,7 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "status",
-        "steps",
+        "steps_in_flight",
         "stop_token",
         "times",
         "tokens",
@@ -204,7 +204,7 @@ class Sequence:
         self.limit = longest if most is None else min(longest, length + most)
         if request.pooling is not None:  # its only output takes no place behind the prompt
             self.limit = length + 1
-        self.computed = self.in_flight = self.steps = 0
+        self.computed = self.in_flight = self.steps_in_flight = 0
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None

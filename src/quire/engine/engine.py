@@ -21,7 +21,7 @@ from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import ExpertCounts
 from quire.engine.loop.facts import engine_info
 from quire.engine.loop.intake import check_kind, check_pictures, classify
-from quire.engine.loop.planning import Plan
+from quire.engine.loop.planning import MemoryPlan
 from quire.engine.loop.tiering import Portable, Tiering
 from quire.engine.stats import Stats
 from quire.model.build import Model
@@ -81,7 +81,7 @@ class UnderWay:
 
     def _may_go_ahead(self) -> bool:
         """Whether to launch another step before the first is known; a draft by a model begins with its last token."""
-        if any(map(self._runner.alone, self._steps)):
+        if any(map(self._runner.blocks_next, self._steps)):
             return False
         drafts = self._speculator
         expects = drafts is not None and drafts.likely and (drafts.proposer.passes or not self._staged)
@@ -99,7 +99,7 @@ class Engine:
     """
 
     executor: Executor
-    plan: Plan
+    memory_plan: MemoryPlan
     runner: Runner
     scheduler: Scheduler
     speculator: Speculator | None
@@ -138,7 +138,7 @@ class Engine:
     @property
     def kv(self) -> KVPlan:
         """The cache."""
-        return self.plan.kv
+        return self.memory_plan.kv
 
     @property
     def pool(self) -> BlockPool:
@@ -307,7 +307,7 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """Facts the edge needs."""
-        places = self.plan.kv, self.plan.bytes_per_token
+        places = self.memory_plan.kv, self.memory_plan.bytes_per_token
         return engine_info(
             self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening,
             self.scheduler.encoding,

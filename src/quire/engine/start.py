@@ -21,7 +21,7 @@ from quire.engine.loop.block_store import BlockStore
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import pooling_of
 from quire.engine.loop.guiding import Guiding
-from quire.engine.loop.planning import make_plan, same_weights
+from quire.engine.loop.planning import make_memory_plan, same_weights
 from quire.engine.loop.tiering import Portable, Tiering
 from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
@@ -94,7 +94,7 @@ def arranged(loaded: Loaded) -> Engine:
     """Decide on the cache and on the bounds of steps, take that memory, and make everything that depends on them."""
     executor, drafting = loaded.executor, loaded.drafting
     config, model, parallel = executor.config, executor.model, executor.config.parallel
-    pooling, plan = pooling_of(config, model), make_plan(executor)
+    pooling, plan = pooling_of(config, model), make_memory_plan(executor)
     allocated = executor.allocate(plan.kv, plan.limits)
     stored = allocated.blocks.stored
     store = None if stored is None else BlockStore(executor, plan.kv, stored.nbytes, loaded.since[0])
@@ -113,7 +113,7 @@ def arranged(loaded: Loaded) -> Engine:
     most, staged = max(1 + ahead, parallel.steps_under_way), parallel.pipeline_parallel_size > 1
     return Engine(
         executor=executor,
-        plan=plan,
+        memory_plan=plan,
         runner=runner,
         scheduler=scheduler,
         speculator=speculator,

@@ -20,7 +20,7 @@ from quire.run.step import LocalStep, ModelStep
 from quire.run.tune import tune
 
 
-class Drafting(Protocol):
+class DraftingFacts(Protocol):
     """What drafts: `model`, which may keep keys and values `beside` the target's."""
 
     @property
@@ -49,7 +49,7 @@ class Drafting(Protocol):
         ...
 
     @property
-    def alone(self) -> bool:
+    def first_rank_only(self) -> bool:
         """Whether a part of the blocks is the first rank's alone."""
         ...
 
@@ -119,7 +119,7 @@ class LocalExecutor:
     `config`: this rank's; `drafting`: None where nothing drafts, or the first rank alone.
     """
 
-    def __init__(self, config: EngineConfig, model: Model, ops: Ops, drafting: Drafting | None) -> None:
+    def __init__(self, config: EngineConfig, model: Model, ops: Ops, drafting: DraftingFacts | None) -> None:
         self.config, self.model, self.ops, self.drafting = config, model, ops, drafting
         self.models = (model, *(() if drafting is None else drafting.beside))
 

@@ -46,7 +46,7 @@ class LedExecutor:
     def allocate(self, kv: KVPlan, limits: SchedulerConfig) -> Allocated:
         """As of `Executor`: the caches of all ranks are as large, and each computes its part of a step."""
         drafting, ranks = self._own.drafting, self.ranks
-        alone = drafting is not None and drafting.alone
+        alone = drafting is not None and drafting.first_rank_only
         ranks.allocate(kv, limits, alone, [part.window for part in parts_of((self.model,)).values()])
         own = self._own.allocate(kv, limits)
         drafts = own.drafts

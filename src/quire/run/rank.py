@@ -36,7 +36,7 @@ from quire.run.blocks import say_size
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import Shape
 from quire.run.caches import parts_of
-from quire.run.executor import Allocated, Drafting, LocalExecutor
+from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
 from quire.run.meeting import Hearer
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
 from quire.run.picture_features import heard_rows
@@ -46,7 +46,7 @@ from quire.run.replies import give_back
 POLL_MS = 1000
 
 
-LoadDrafting = Callable[[EngineConfig, Model, Ops, Place], Drafting | None]
+LoadDrafting = Callable[[EngineConfig, Model, Ops, Place], DraftingFacts | None]
 
 
 class Rank:

@@ -115,7 +115,7 @@ class Runner:
         self.builder.drew(step.rows)
         return step
 
-    def alone(self, step: LaunchedStep) -> bool:
+    def blocks_next(self, step: LaunchedStep) -> bool:
         """Whether nothing may be launched behind `step`: its logits are made as they are asked for."""
         return len(step.rows) > self.step.most_logits
 

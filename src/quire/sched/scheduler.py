@@ -188,7 +188,7 @@ class Scheduler:
             logits = max(logits, wants(seq, count))
         chunk = Chunk(seq, seq.computed, count, logits)
         seq.computed += count
-        seq.in_flight, seq.steps = seq.in_flight + draws, seq.steps + 1
+        seq.in_flight, seq.steps_in_flight = seq.in_flight + draws, seq.steps_in_flight + 1
         if self.policy.counts:
             self.policy.served(seq, count)
         for takes in self.hooks.takes:
@@ -232,7 +232,7 @@ class Scheduler:
         now, size, outputs = self.clock(), self.tables.block_size, list[Output]()
         for chunk, result in zip(plan.chunks, results, strict=True):
             seq = chunk.seq
-            seq.steps -= 1
+            seq.steps_in_flight -= 1
             if seq.status is Status.FINISHED:
                 continue
             if result.again:

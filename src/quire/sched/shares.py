@@ -39,7 +39,7 @@ def decodes(seq: Advancing) -> bool:
     return seq.target - seq.computed <= 1 + len(seq.draft.tokens)
 
 
-def drew(chunk: Chunk) -> bool:
+def is_decode_chunk(chunk: Chunk) -> bool:
     """Whether a chunk is a token's row, with its draft, and not of a prompt."""
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
 
@@ -64,7 +64,7 @@ class Pace:
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """The step of `plan` took so long."""
-        if not self.limits or not (decodes := sum(chunk.count for chunk in plan.chunks if drew(chunk))):
+        if not self.limits or not (decodes := sum(chunk.count for chunk in plan.chunks if is_decode_chunk(chunk))):
             return
         prompts = plan.num_tokens - decodes
         if not prompts:

@@ -10,7 +10,7 @@ from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
 from quire.sched.features.kv_store import Recall
-from quire.sched.features.protocol import Beside
+from quire.sched.features.protocol import SideQueue
 from quire.sched.features.structured import Make, Readying
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
@@ -39,7 +39,7 @@ class WaitingRoom:
         self.queue, self.running = policy.queue(), list[Sequence]()
         self.queued = self.away = 0
         self.readying, self.recall = Readying(make_guide), Recall(tables, most)
-        self.beside: dict[Status, Beside] = {each.status: each for each in (self.recall, self.readying)}
+        self.beside: dict[Status, SideQueue] = {each.status: each for each in (self.recall, self.readying)}
         self.adapters = Counter[str]()
         self._tables = tables
         self._holders: dict[Sequence, None] = {}
@@ -52,7 +52,7 @@ class WaitingRoom:
     @property
     def in_flight(self) -> bool:
         """Whether a step is under way that any of those that run has a part of."""
-        return any(seq.steps for seq in self.running)
+        return any(seq.steps_in_flight for seq in self.running)
 
     # --------------------------------------------------------------------------------------------------- into the queue
 
@@ -107,13 +107,13 @@ class WaitingRoom:
 
     def preempt(self, seq: Sequence) -> None:
         """Take a sequence out of the batch; it gives up its blocks and waits again."""
-        assert not seq.steps, f"{seq} is preempted while a step under way computes a part of it"
+        assert not seq.steps_in_flight, f"{seq} is preempted while a step under way computes a part of it"
         self.leave(seq)
         seq.times.preemptions += 1
         self._queue(seq)
 
     def _queue(self, seq: Sequence) -> None:
-        assert not seq.steps, f"{seq} waits while a step under way computes a part of it"
+        assert not seq.steps_in_flight, f"{seq} waits while a step under way computes a part of it"
         self._move(seq, Status.WAITING)
         self.queue.push(seq)
         self.holds(seq)

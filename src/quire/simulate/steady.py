@@ -112,7 +112,7 @@ def advance(scheduler: Scheduler, steps: int, end: float) -> list[Output]:
         if seq not in ends:
             seq.times.last_token = end
         else:
-            seq.in_flight = seq.steps = 1
+            seq.in_flight = seq.steps_in_flight = 1
     plan = StepPlan(chunks=tuple(Chunk(seq, seq.computed - 1, 1, 1) for seq in lasts))
     return scheduler.commit(plan, [ChunkResult([seq.request.seed], [], [], finite=True) for seq in lasts])
 

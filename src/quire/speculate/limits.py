@@ -16,7 +16,7 @@ from quire.text.structured.guide import Guide
 
 def undrafted(scheduler: Scheduler) -> list[Sequence]:
     """Sequences whose next row gives a token, all before it being computed and known."""
-    ready = (s for s in scheduler.unfinished() if s.draft.enabled and not s.steps and not s.draft.tokens)
+    ready = (s for s in scheduler.unfinished() if s.draft.enabled and not s.steps_in_flight and not s.draft.tokens)
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 

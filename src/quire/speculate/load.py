@@ -79,7 +79,7 @@ class Drafting:
         return (self.model,) if self.model is not None and self.keeps else ()
 
     @property
-    def alone(self) -> bool:
+    def first_rank_only(self) -> bool:
         """Whether a part of the blocks is the first rank's alone."""
         return self.keeps and not self.everywhere
 

@@ -18,7 +18,7 @@ from quire.run.executor import Executor
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The KV cache, the bounds of a step, and bytes of a token in all layers."""
 
     kv: KVPlan
@@ -26,7 +26,7 @@ class Plan:
     bytes_per_token: int
 
 
-def make_plan(executor: Executor) -> Plan:
+def make_memory_plan(executor: Executor) -> MemoryPlan:
     """For loaded models; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
     config, model, ops = executor.config, executor.model, executor.ops
     parts = parts_of(executor.models)
@@ -35,7 +35,7 @@ def make_plan(executor: Executor) -> Plan:
     kv = plan_kv(config, shape, _cache_bytes(executor, shape))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
-    return Plan(kv, limits, sum(part.bytes_per_token for part in parts.values()))
+    return MemoryPlan(kv, limits, sum(part.bytes_per_token for part in parts.values()))
 
 
 def same_weights(one: EngineConfig, other: EngineConfig) -> bool:

@@ -14,7 +14,7 @@ from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.loop.block_store import BlockStore
 from quire.run.runner import Runner
 from quire.sched.scheduler import Scheduler
-from quire.sched.shares import drew
+from quire.sched.shares import is_decode_chunk
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Tiering:
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """The step of `plan` took so long: what computing costs."""
-        prompts = sum(chunk.count for chunk in plan.chunks if not drew(chunk))
+        prompts = sum(chunk.count for chunk in plan.chunks if not is_decode_chunk(chunk))
         self.tiers.rates.computed(prompts, plan.num_tokens, seconds)
 
     def write_behind(self) -> bool:

@@ -122,7 +122,7 @@ class CpuOps(Ops):
 
     def beside(self) -> Ops:
         """Without the arena, and not recorded."""
-        return Beside(self)
+        return UnrecordedOps(self)
 
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
         """As of `Ops`."""
@@ -224,7 +224,7 @@ def open_ops(device: DeviceConfig) -> CpuOps:
     return CpuOps(Cpu(Native(device.isa, device.threads), device.bf16_bits, device.sparse), device.ops)
 
 
-class Beside(CpuOps):
+class UnrecordedOps(CpuOps):
     """`native` calls and memory that no step knows of; there are no ops."""
 
     def __init__(self, ops: CpuOps) -> None:

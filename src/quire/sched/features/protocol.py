@@ -91,7 +91,7 @@ def _hooks(features: Iterable[PlanSide], name: str) -> tuple[Any, ...]:
     return tuple(getattr(each, name) for each in features if getattr(type(each), name) is not getattr(PlanSide, name))
 
 
-class Beside(Protocol):
+class SideQueue(Protocol):
     """Where sequences wait beside the queue for what a feature makes elsewhere: they hold up nobody."""
 
     status: ClassVar[Status]
