@@ -72,7 +72,7 @@ def test_hidden_rows_are_those_of_the_definition(layers: tuple[int, ...], every:
     runner.caches.of_layer[:] = engine.runner.caches.of_layer
     runner.step.caches.of_layer[:] = engine.runner.step.caches.of_layer
     plain, engine.runner = engine.runner, runner
-    engine.under_way._runner = runner
+    engine.step_queue._runner = runner
     start(engine)
     engine.step()
     states = hidden_states(list(PROMPT))

@@ -188,7 +188,7 @@ def run(
         each(turn)
         for out in engine.step() if engine.has_work else ():
             found.setdefault((out.request_id, out.index), []).append(out)
-        most = max(most, len(engine.under_way))
+        most = max(most, len(engine.step_queue))
     assert engine.pool.num_used == 0 and (engine.config.parallel.ranks == 1 or most >= beside)
     return {key: (
         [t for o in outs for t in o.tokens], [lp for o in outs for lp in o.logprobs],

@@ -34,12 +34,13 @@ from quire.sched.scheduler import Scheduler
 from quire.speculate.speculator import Drafts, Speculator
 
 
-class UnderWay:
-    """Steps that were launched and whose results are not known. They end in the order in which they began.
+class StepQueue:
+    """Steps that were launched and whose results are not known, first in first out.
 
-    On a GPU the next one is planned and its forward pass sent before the wait for the first; it is sampled when that
-    one is known, because the edits of its logits are made from all tokens. Of stages, the first goes on to other
-    sequences, and to further chunks of prompts, before it waits for what the last makes of the first of them.
+    On a CPU without stages: one step, launched, sampled and popped at once. On a GPU the next one is planned and its
+    forward pass sent before the wait for the first; it is sampled when that one is known, because the edits of its
+    logits are made from all tokens. Of stages, the first goes on to other sequences, and to further chunks of prompts,
+    before it waits for what the last makes of the first of them.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class UnderWay:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def launch(self) -> float:
-        """Have as many as can be, one at least; returns the seconds that drafting took."""
+    def fill(self) -> float:
+        """Launch as many steps as may be in flight, one at least; returns the seconds that drafting took."""
         drafting = 0.0
         while not self._steps or (len(self._steps) < self._most and self._may_go_ahead()):
             if self._speculator is not None and (self._staged or not self._steps):
@@ -69,13 +70,13 @@ class UnderWay:
             self._steps.append(step)
         return drafting
 
-    def take(self) -> LaunchedStep:
-        """The first, sampled."""
+    def pop(self) -> LaunchedStep:
+        """Remove the first step and return it, sampled."""
         step = self._steps.popleft()
         return step if step.sampled else self._runner.sample(step)
 
-    def committed(self) -> None:
-        """What was taken is known to the scheduler: draw what its followers on one device give."""
+    def sample_next(self) -> None:
+        """Sample the step behind the popped one, whose results the scheduler has; with stages, `pop` does."""
         if self._steps and not self._staged:
             self._runner.sample(self._steps[0])
 
@@ -103,7 +104,7 @@ class Engine:
     runner: Runner
     scheduler: Scheduler
     speculator: Speculator | None
-    under_way: UnderWay
+    step_queue: StepQueue
     ahead: bool
     adapting: Adapting
     tiering: Tiering | None
@@ -203,16 +204,16 @@ class Engine:
         if not self.scheduler.running:
             self._wait()
         started = time.perf_counter()
-        drafting = self.under_way.launch()
-        step = self.under_way.take()
+        drafting = self.step_queue.fill()
+        step = self.step_queue.pop()
         plan, results = step.plan, self.runner.results(step)
         if self.speculator is not None:
             spent = time.perf_counter() - started - drafting
-            self.speculator.learn(plan, results, spent, fresh=not len(self.under_way))
+            self.speculator.learn(plan, results, spent, fresh=not len(self.step_queue))
         outputs = self.scheduler.commit(plan, results)
         if self.executor.model.classifier is not None:
             classify(self.executor.model.classifier, outputs)
-        self.under_way.committed()
+        self.step_queue.sample_next()
         self.unchecked = True
         self._count(plan, outputs, time.perf_counter() - started)
         if not plan.encodes:  # which say nothing of what rows take

@@ -15,7 +15,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Opening
-from quire.engine.engine import Engine, UnderWay
+from quire.engine.engine import Engine, StepQueue
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.block_store import BlockStore
 from quire.engine.loop.experts import expert_counts
@@ -117,7 +117,7 @@ def arranged(loaded: Loaded) -> Engine:
         runner=runner,
         scheduler=scheduler,
         speculator=speculator,
-        under_way=UnderWay(runner, scheduler, speculator, most, staged),
+        step_queue=StepQueue(runner, scheduler, speculator, most, staged),
         ahead=ahead,
         adapting=Adapting(executor, scheduler, store),
         tiering=None if store is None else Tiering(store, scheduler, runner),
