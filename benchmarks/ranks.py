@@ -71,7 +71,7 @@ def exchange(args: argparse.Namespace) -> dict[str, Any]:
     for rows in (1, 16, 64, 512):
         ops.begin_step()
         x = np.zeros((rows, 2048), np.float32)
-        recorded = ops.capture(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
+        recorded = ops.record(lambda x=x: [comm.all_reduce(ops, x) for _ in range(20)])  # type: ignore[misc]
         found[f"{rows} rows"] = timed(recorded.run, 20)
         found[f"{rows} rows, gloo"] = timed(lambda x=x: gloo.all_reduce(ops, x))  # type: ignore[misc]
     if rank:

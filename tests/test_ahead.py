@@ -29,7 +29,7 @@ from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.runtime import take_drawn
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
-from quire.ops.triton.backend import Captured
+from quire.ops.triton.backend import GraphRecording
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
@@ -51,9 +51,9 @@ class LateOps(ReferenceOps):
             setattr(self, name, lambda *args, fn=fn: runtime.queue(lambda: fn(*args)))
         self.now = {name: vars(self).pop(name) for name in ("penalize", "sample", "top_logprobs")}
 
-    def capture(self, fn: Callable[[], Any]) -> Captured:
+    def record(self, fn: Callable[[], Any]) -> GraphRecording:
         """As a GPU does."""
-        return Captured(self.gpu, fn)
+        return GraphRecording(self.gpu, fn)
 
     def fetch(self, found: Sequence[Any]) -> Fetched:
         """As a GPU does."""

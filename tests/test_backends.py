@@ -66,7 +66,7 @@ class ToyOps(Ops):
     def pack(self, weight, narrow=False):
         return plain_packed(self.place(weight))
 
-    def capture(self, fn):
+    def record(self, fn):
         return Repeat(fn)
 
 

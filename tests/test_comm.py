@@ -48,7 +48,7 @@ def test_a_recording_reads_new_counts() -> None:
             comm.recv(ops, passed, other)
             return found, received
 
-        recorded, seen = ops.capture(step), []
+        recorded, seen = ops.record(step), []
         for i in range(1, 4):
             x.fill(10 * comm.rank + i)
             sends[:] = i % 3, 2 - i % 2

@@ -84,7 +84,7 @@ def test_a_recording_routes_anew(isa: str) -> None:
     assert isinstance(w, Grouped)
     x, logits = cases.normal(g, 3, 64), cases.normal(g, 3, 5)
     # A replay needs every op native; those of `ops_of` are.
-    replay = ops.capture(lambda: mixture(ops, x, logits, w, routing))
+    replay = ops.record(lambda: mixture(ops, x, logits, w, routing))
     for _ in range(4):
         x.copy_(cases.normal(g, 3, 64))
         logits.copy_(cases.normal(g, 3, 5))

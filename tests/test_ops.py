@@ -217,7 +217,7 @@ def test_a_replay_equals_the_eager_step_on_new_inputs(device: str) -> None:
     ops = ops_of("auto") if device == "cpu" else reference()
     w = ops.pack(cases.random_weight(g, "int4", 8 * 32, 64))
     x = cases.normal(g, 2, 64)
-    replay = ops.capture(lambda: small_step(ops, x, case, w))
+    replay = ops.record(lambda: small_step(ops, x, case, w))
     for context in ((100, 30), (7, 21), (90, 1)):
         x.copy_(cases.normal(g, 2, 64))
         case["context"].copy_(torch.tensor(context, dtype=torch.int32))
@@ -233,7 +233,7 @@ def test_a_replay_equals_the_eager_step_on_new_inputs(device: str) -> None:
 def test_a_replay_survives_the_growth_of_the_arena() -> None:
     ops = select(DeviceConfig(device="cpu"))
     x = cases.normal(generator(), 3, 64)
-    replay = ops.capture(lambda: ops.activation(x, "relu"))
+    replay = ops.record(lambda: ops.activation(x, "relu"))
     ops.begin_step()
     big = ops.activation(torch.ones(3000, 1024), "relu")
     assert torch.equal(big, torch.ones(3000, 1024))

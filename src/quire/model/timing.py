@@ -80,7 +80,7 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
             x: Array = ops.zeros((rows, spec.hidden))
             return BLOCKS[spec.join](ops, layer, x, layer.attn_norm(ops, x), batch, cache, None)[1]
 
-        return _least(lambda: ops.capture(run).run) / rows
+        return _least(lambda: ops.record(run).run) / rows
 
     return seconds(PROMPT, _prompt(cache)), seconds(ANSWERS, _answers(cache))
 

@@ -49,7 +49,7 @@ class Recording(Protocol):
     output: Any
 
     def run(self) -> Any:
-        """Repeat the step on what its inputs hold now; returns `output`, which holds the new values."""
+        """Replay the step on what its inputs hold now; returns `output`, which holds the new values."""
         ...
 
 
@@ -278,10 +278,17 @@ class Ops(ABC):
         return
 
     def compute(self, fn: Callable[[], Any], together: bool) -> Any:
-        """fn(), into memory taken back from all outputs; `together`: its native calls in one, where there are such."""
+        """fn(), into memory taken back from all outputs.
+
+        `together`: as by `record`, where a list of native calls is faster than each call by itself.
+        """
         self.begin_step()
         return fn()
 
     @abstractmethod
-    def capture(self, fn: Callable[[], Any]) -> Recording:
-        """Run `fn` once and record its calls; valid while its arrays keep their shapes and addresses."""
+    def record(self, fn: Callable[[], Any]) -> Recording:
+        """The recording of `fn`, computed once; valid while the arrays that `fn` uses keep their shapes and addresses.
+
+        On a CPU the ops of `fn` only allocate outputs and are listed; the list runs when `fn` has returned, so `fn`
+        must read no numbers. A CUDA graph is captured the same way. The reference has no list and calls `fn` anew.
+        """

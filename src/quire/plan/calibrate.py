@@ -69,7 +69,7 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
     timed: dict[Any, Callable[[], object]] = {}
     numbers: dict[Any, float] = {}
     lone, pairs = _copies(ops, linear, far), _copies(ops, mlp, far)
-    tuned = measured_tuning(ops, lambda rows: ops.capture(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
+    tuned = measured_tuning(ops, lambda rows: ops.record(lambda: _mlps(ops, pairs, rows)).run, max(ROWS))
     ops.tune(tuned)
     for place, size in (("near", NEAR), ("far", far)):
         if place == "near":
@@ -77,8 +77,8 @@ def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) ->
         else:
             own, both = lone, pairs
         for rows in ROWS if place == "near" else [rows for rows in ROWS if rows <= FULL]:
-            timed["linear", place, rows] = ops.capture(partial(_linears, ops, own, rows)).run
-            timed["mlp", place, rows] = ops.capture(partial(_mlps, ops, both, rows)).run
+            timed["linear", place, rows] = ops.record(partial(_linears, ops, own, rows)).run
+            timed["mlp", place, rows] = ops.record(partial(_mlps, ops, both, rows)).run
             numbers["linear", place, rows] = sum(w.n * w.k for (w,) in own)
             numbers["mlp", place, rows] = sum(w.n * w.k for pair in both for w in pair)
     spent = timed_in_turns(timed, seconds)
@@ -143,7 +143,7 @@ def call_seconds(ops: Ops) -> float:
     """Of one op that has next to nothing to do, in a recording of many."""
     weight = ops.pack(Weight("bf16", np.zeros((32, 64), BF16)))
     x = np.zeros((1, 64), F32)
-    run = ops.capture(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
+    run = ops.record(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
     return timed_in_turns({"": run})[""] / 200
 
 
@@ -158,7 +158,7 @@ def norm_seconds(ops: Ops) -> dict[int, float]:
             x, h = ops.add_rmsnorm(x, delta, weight, 1e-5)
         return h  # type: ignore[no-any-return]
 
-    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
+    spent = timed_in_turns({rows: ops.record(partial(run, rows)).run for rows in ROWS})
     return {rows: spent[rows] / LAYERS / WIDTH for rows in ROWS}
 
 
@@ -174,7 +174,7 @@ def rope_seconds(ops: Ops) -> dict[int, float]:
             ops.rope_and_cache(qkv, at.astype(I32), table, at, cache, None, 1e-5)
         return qkv
 
-    spent = timed_in_turns({rows: ops.capture(partial(run, rows)).run for rows in ROWS})
+    spent = timed_in_turns({rows: ops.record(partial(run, rows)).run for rows in ROWS})
     return {rows: spent[rows] / LAYERS / wide for rows in ROWS}
 
 
@@ -234,7 +234,7 @@ def _attention(ops: Ops, cache: KVCache, heads: int, case: tuple[int, int, int],
             y = ops.attention(qkv, cache, ends, context, table, spec, None)
         return y  # type: ignore[no-any-return]
 
-    return ops.capture(run).run
+    return ops.record(run).run
 
 
 def non_negative(features: Any, seconds: Any) -> list[float]:

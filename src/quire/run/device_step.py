@@ -39,12 +39,12 @@ class DeviceStep(LocalStep):
         kv: KVPlan,
         limits: SchedulerConfig,
         caches: Caches,
-        capture: bool,
+        record_steps: bool,
         taps: Taps | None = None,
     ) -> None:
-        if capture and model.decoder.recordable:
+        if record_steps and model.decoder.recordable:
             self.graph_sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
-        super().__init__(model, ops, kv, limits, caches, capture, taps)
+        super().__init__(model, ops, kv, limits, caches, record_steps, taps)
         self._logits: Any = None
 
     def _made_arrays(self, sizes: Sizes, own: Mapping[str, Tensor]) -> DeviceArrays:
@@ -65,7 +65,7 @@ class DeviceStep(LocalStep):
         if found is not None:
             return found.run()
         batches, target = self.arrays.batches(size, size, size, tree), self._logits[:size]
-        made = self.recorded[size, size, tree] = self.ops.capture(lambda: target.copy_(self._decode(batches)))
+        made = self.recorded[size, size, tree] = self.ops.record(lambda: target.copy_(self._decode(batches)))
         return made.output
 
     def _pad(self, tokens: int, seqs: int, logits: int, size: int) -> None:

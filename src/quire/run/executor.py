@@ -128,7 +128,7 @@ class LocalExecutor:
         from quire.run.device_step import DeviceStep
 
         runtime, model, caches = self.ops.runtime, self.model, Caches(self.models, self.ops, shape)
-        step = DeviceStep(model, self.ops, shape, limits, caches.part(0), self._captures)
+        step = DeviceStep(model, self.ops, shape, limits, caches.part(0), self._record_steps)
         kept += graph_bytes(step.graph_sizes, model.spec.vocab_size)
         if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
             kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
@@ -154,7 +154,7 @@ class LocalExecutor:
         return Allocated(caches, blocks, step, drafts)
 
     @property
-    def _captures(self) -> bool:
+    def _record_steps(self) -> bool:
         return not self.config.device.enforce_eager
 
     @property
@@ -165,7 +165,7 @@ class LocalExecutor:
     def _step(
         self, model: Model, kv: KVPlan, limits: SchedulerConfig, caches: Caches, taps: Taps | None = None
     ) -> LocalStep:
-        return local_step(self.ops)(model, self.ops, kv, limits, caches, self._captures, taps)
+        return local_step(self.ops)(model, self.ops, kv, limits, caches, self._record_steps, taps)
 
     def _stored(self, caches: Caches) -> BlockBytes | None:
         """The bytes of blocks, where a store keeps them; other ranks' go to the first."""

@@ -29,8 +29,8 @@ class ExtendedStep:
         self._decoder, self._version = decoder, -1
         self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
-    def forward(self, shape: Shape, capture: bool, given: Given | None = None) -> Array:
-        """As `ModelStep.forward`; `capture`: small steps are recorded."""
+    def forward(self, shape: Shape, record: bool, given: Given | None = None) -> Array:
+        """As `ModelStep.forward`; `record`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
             self._recorded.clear()
@@ -40,22 +40,22 @@ class ExtendedStep:
         batches = arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
         self._extensions.look_up(batches[0])
         if given is None:
-            logits = self._logits(shape, lambda: self._decode(batches, self._decoder), capture)
+            logits = self._logits(shape, lambda: self._decode(batches, self._decoder), record)
         else:
             seen = with_pictures(self._decoder, self._sight, given, batches[0])
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 
-    def _logits(self, shape: Shape, run: Callable[[], Array], capture: bool) -> Array:
+    def _logits(self, shape: Shape, run: Callable[[], Array], record: bool) -> Array:
         key = shape.tokens, shape.seqs, shape.tree
-        if not capture or not fitting((), *key[:2], shape.logits, exact=True)[0]:
-            return self._ops.compute(run, together=capture)
+        if not record or not fitting((), *key[:2], shape.logits, exact=True)[0]:
+            return self._ops.compute(run, together=record)
         found = self._recorded.get(key)
         if found is not None:
             return found.run()
         if len(self._recorded) >= MOST:
             return self._ops.compute(run, together=True)
-        made = self._recorded[key] = self._ops.capture(run)
+        made = self._recorded[key] = self._ops.record(run)
         return made.output
 
     def _decode(self, batches: list[Batch], decoder: Decoder) -> Array:

@@ -15,18 +15,21 @@ from quire.run.shapes import EXACT, MOST
 from quire.run.step import LocalStep
 
 
-class Again(Protocol):
-    """A step of one size that can be run again on what the arrays hold now."""
+class Replayable(Protocol):
+    """A step of one size that can be run again on what the arrays hold now.
+
+    A `Recording`, or `tune.Trial`, which stands in its place until it has timed each setting.
+    """
 
     def run(self) -> Array:
-        """Its logits."""
+        """Compute the step; returns its logits [rows, V] f32."""
         ...
 
 
 class HostStep(LocalStep):
     """`recorded`: by (rows, sequences, whether a draft branches), of steps all of whose rows want logits."""
 
-    recorded: dict[tuple[int, int, bool], Again]
+    recorded: dict[tuple[int, int, bool], Replayable]
 
     def _replayed(self, shape: Shape) -> Array | None:
         tokens, seqs, logits, _, tree, _ = shape
@@ -42,7 +45,7 @@ class HostStep(LocalStep):
     def record(self, rows: int, seqs: int, tree: bool = False) -> Recording:
         """Compute the step of `rows` rows of `seqs` sequences whose arrays are filled, and keep its recording."""
         batches = self.arrays.batches(rows, seqs, rows, tree)
-        made = self.recorded[rows, seqs, tree] = self.ops.capture(lambda: self._decode(batches))
+        made = self.recorded[rows, seqs, tree] = self.ops.record(lambda: self._decode(batches))
         return made
 
     def warm_up(self, trees: bool = False) -> None:

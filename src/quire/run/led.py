@@ -90,7 +90,7 @@ class LedStep:
 
     def __init__(self, own: ModelStep, ranks: Ranks, drafts: bool = False) -> None:
         self.model, self.ops, self.caches, self.arrays = own.model, own.ops, own.caches, own.arrays
-        self.hidden, self.most_logits, self.capture = own.hidden, own.most_logits, own.capture
+        self.hidden, self.most_logits, self.record_steps = own.hidden, own.most_logits, own.record_steps
         self._own, self._ranks, self._drafts = own, ranks, drafts
         self._replies = None if drafts else ranks.replies(own.ops, self._form)
 
@@ -140,7 +140,7 @@ class LedStep:
 
         def part(h: Array) -> Array:
             begin = time.perf_counter()
-            made = self.ops.compute(lambda: stage.part(h, batch), together=self.capture)
+            made = self.ops.compute(lambda: stage.part(h, batch), together=self.record_steps)
             self._ranks.busy[0] += time.perf_counter() - begin
             return made
 

@@ -42,8 +42,8 @@ class ModelStep(Protocol):
     """Computes steps of one model, here or on all ranks, of what was filled into `arrays`.
 
     `hidden` [rows, width] f32, at one address: what `Taps` say of the last step's rows, where there are any.
-    `most_logits`: rows of logits that are made at once, which is what a plan of memory counts. `capture`: small steps
-    are recorded, and replayed on new contents.
+    `most_logits`: rows of logits that are made at once, which is what a plan of memory counts.
+    `record_steps`: small steps are recorded, and replayed on new contents.
     """
 
     model: Model
@@ -52,7 +52,7 @@ class ModelStep(Protocol):
     arrays: Arrays
     hidden: Any
     most_logits: int
-    capture: bool
+    record_steps: bool
 
     def forward(self, shape: Shape, given: Given | None = None) -> Array:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do.
@@ -99,12 +99,12 @@ class LocalStep(ABC):
         kv: KVPlan,
         limits: SchedulerConfig,
         caches: Caches,
-        capture: bool,
+        record_steps: bool,
         taps: Taps | None = None,
     ) -> None:
         self.model, self.ops, self.caches = model, ops, caches
         max_tokens, max_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
-        self.capture = capture and model.decoder.recordable
+        self.record_steps = record_steps and model.decoder.recordable
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
@@ -124,7 +124,7 @@ class LocalStep(ABC):
             )
         spread = model.place.topology.context > 1
         self._spread = Spread(model, caches, kv.groups.windows) if spread else None
-        self._fixed = self.capture and not spread
+        self._fixed = self.record_steps and not spread
 
     def _made_arrays(self, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
         """Those of the step; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
@@ -139,7 +139,7 @@ class LocalStep(ABC):
     def forward(self, shape: Shape, given: Given | None = None) -> Array:
         """As of `ModelStep`."""
         if shape.extended and self._extended is not None:
-            return self._extended.forward(shape, self.capture and self.records, given)
+            return self._extended.forward(shape, self.record_steps and self.records, given)
         found = self._replayed(shape) if given is None and self._fixed else None
         return self._compute(shape, given)[0] if found is None else found
 
@@ -170,7 +170,7 @@ class LocalStep(ABC):
             batches = self.arrays.batches(shape.tokens, shape.seqs, shape.logits, shape.tree)
         else:
             batches = self._spread.batches(self.arrays, shape)
-        together = self.capture and given is None  # rows are given between the ops of a step
+        together = self.record_steps and given is None  # rows are given between the ops of a step
         return self.ops.compute(lambda: self._decode(batches, given, scores), together), batches[0]
 
     @abstractmethod
@@ -185,7 +185,7 @@ class LocalStep(ABC):
         for at in range(0, len(h), self.most_logits):
             rows = slice(at, at + self.most_logits)
             piece = replace(batch, logit_rows=batch.logit_rows[rows])
-            yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.capture)
+            yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.record_steps)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
         """As of `ModelStep`."""

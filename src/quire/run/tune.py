@@ -56,7 +56,7 @@ def tune(step: HostStep, config: EngineConfig, weight_bytes: int) -> None:
         return
     pinned = parse(config.device.tune)
     ops.tune(pinned or Tuning())
-    if pinned or not step.capture or weight_bytes < SMALLEST:
+    if pinned or not step.record_steps or weight_bytes < SMALLEST:
         return
     key = tuning_key(config, step.model.spec, ops.isa, ops.threads)
     found = recall(key)

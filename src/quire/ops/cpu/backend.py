@@ -33,8 +33,8 @@ IN_NUMPY = "quire.ops.sampling"
 """Where the definitions are that take numpy arrays."""
 
 
-class Replay:
-    """A recorded step: `run` repeats its native calls on the same addresses.
+class CpuRecording:
+    """A recorded step: `run` replays its native calls on the same addresses.
 
     They are made together, once the function has returned: between large ops, whose weights sweep Python's memory from
     the caches, an op's own Python takes 70 us instead of 18. Inputs are read anew from the arrays the function used, so
@@ -54,13 +54,13 @@ class Replay:
             self.output = fn()
         finally:
             native.recording = None
-            self._keep = (native.held, arena.buffers)
+            self._alive = (native.held, arena.buffers)
             native.held = []
         self._program.run()
         self._used = arena.mark()
 
     def run(self) -> Any:
-        """Repeat the step; returns `output`, which holds the new values."""
+        """Replay the step; returns `output`, which holds the new values."""
         if not self._recorded:
             self.output = self._fn()
             return self.output
@@ -209,14 +209,14 @@ class CpuOps(Ops):
     def compute(self, fn: Callable[[], Any], together: bool) -> Any:
         """As of `Ops`."""
         if together:
-            return self.capture(fn).output
+            return self.record(fn).output
         self.begin_step()
         return fn()
 
-    def capture(self, fn: Callable[[], Any]) -> Replay:
+    def record(self, fn: Callable[[], Any]) -> CpuRecording:
         """As of `Ops`."""
         self.begin_step()
-        return Replay(self, fn)
+        return CpuRecording(self, fn)
 
 
 def open_ops(device: DeviceConfig) -> CpuOps:

@@ -17,7 +17,7 @@ from quire.ops.op import load_definitions
 from quire.ops.weights import Packed, Stored, Weight, plain_packed
 
 
-class Repeat:
+class ReferenceRecording:
     """A step that is computed again: there is nothing to record."""
 
     def __init__(self, fn: Callable[[], Any]) -> None:
@@ -56,9 +56,9 @@ class ReferenceOps(Ops):
         assert isinstance(weight, Weight)
         return plain_packed(self.place(weight))
 
-    def capture(self, fn: Callable[[], Any]) -> Repeat:
+    def record(self, fn: Callable[[], Any]) -> ReferenceRecording:
         """Run `fn`; what repeats it calls it again."""
-        return Repeat(fn)
+        return ReferenceRecording(fn)
 
 
 def open_ops(device: DeviceConfig) -> ReferenceOps:

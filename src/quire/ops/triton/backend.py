@@ -22,7 +22,7 @@ from quire.ops.triton.pack import pack
 from quire.ops.weights import Packed, Stored, Weight
 
 
-class Captured:
+class GraphRecording:
     """A recorded step: a CUDA graph. `output` lies at a fixed address."""
 
     def __init__(self, gpu: Gpu, fn: Callable[[], Tensor]) -> None:
@@ -115,9 +115,9 @@ class GpuOps(Ops):
         sent = torch.split(self.gpu.upload(data), [len(part) for part in parts])
         self.runtime.place(list(zip(parts, sent, strict=True)))
 
-    def capture(self, fn: Callable[[], Tensor]) -> Captured:
+    def record(self, fn: Callable[[], Tensor]) -> GraphRecording:
         """As of `Ops`."""
-        return Captured(self.gpu, fn)
+        return GraphRecording(self.gpu, fn)
 
 
 def open_ops(device: DeviceConfig) -> GpuOps:
