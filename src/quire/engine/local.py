@@ -19,7 +19,7 @@ from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
-from quire.engine.start import arranged, rearranged, start_engine
+from quire.engine.start import build_engine, start_engine, with_options
 from quire.run.executor import Executor
 from quire.text.structured.refused import REFUSED
 
@@ -121,11 +121,11 @@ class LocalEngine:
         """
         if self.engine.has_work:
             raise ConfigError("rearrange: the engine runs requests")
-        loaded = rearranged(self.engine.executor, config)
+        loaded = with_options(self.engine.executor, config)
         del self.engine
         gc.collect()  # the old cache goes before the new one is sized
         try:
-            self.engine = arranged(loaded)
+            self.engine = build_engine(loaded)
         except BaseException:
             self._closed = True
             _end(loaded.executor)

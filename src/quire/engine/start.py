@@ -44,7 +44,7 @@ NO_MEMORY = "can't allocate memory"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModels:
     """What computes with loaded models. `since`: when the start began (seconds of the epoch, and of the clock)."""
 
     executor: Executor
@@ -73,10 +73,10 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
             model = replace(model, vision=None)
         drafting = load_drafting(config, model, ops, progress, place)
         own = LocalExecutor(config, model, ops, drafting)
-        return arranged(Loaded(own if ranks is None else LedExecutor(own, ranks), drafting, since))
+        return build_engine(LoadedModels(own if ranks is None else LedExecutor(own, ranks), drafting, since))
 
 
-def rearranged(executor: Executor, config: EngineConfig) -> Loaded:
+def with_options(executor: Executor, config: EngineConfig) -> LoadedModels:
     """The same weights under other options of the cache, of steps and of look-ups that draft, yet without a cache.
 
     `ConfigError` where weights would be others (`same_weights`), or a start would refuse the options.
@@ -87,11 +87,11 @@ def rearranged(executor: Executor, config: EngineConfig) -> Loaded:
     if not same_weights(executor.config, config):
         raise ConfigError("rearrange: these options need other weights; start another engine")
     drafting = load_drafting(config, model, ops, None)
-    return Loaded(LocalExecutor(config, model, ops, drafting), drafting, since)
+    return LoadedModels(LocalExecutor(config, model, ops, drafting), drafting, since)
 
 
-def arranged(loaded: Loaded) -> Engine:
-    """Decide on the cache and on the bounds of steps, take that memory, and make everything that depends on them."""
+def build_engine(loaded: LoadedModels) -> Engine:
+    """The engine of `loaded`: decides on the cache and on the bounds of steps, and allocates what depends on them."""
     executor, drafting = loaded.executor, loaded.drafting
     config, model, parallel = executor.config, executor.model, executor.config.parallel
     pooling, plan = pooling_of(config, model), make_memory_plan(executor)
