@@ -35,7 +35,7 @@ from quire.ops.select import select
 from quire.parallel.experts import ExpertPlan
 from quire.parallel.place import Place
 from quire.parallel.topology import Topology
-from quire.run.ranks import Ranks
+from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of
 from quire.simulate.options import ClusterOptions
 from quire.speculate.medusa import load_medusa

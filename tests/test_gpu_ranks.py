@@ -16,7 +16,7 @@ from quire.core.request import Request
 from quire.engine.start import start_engine
 from quire.ops.select import select
 from quire.ops.triton import gpu
-from quire.run.ranks import of_a_rank
+from quire.run.rank_group import of_a_rank
 from test_gloo import each as on_each
 from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton

@@ -26,7 +26,7 @@ from quire.engine.start import start_engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
 from quire.run.builder import Shape
 from quire.run.led import LedExecutor
-from quire.run.ranks import Ranks
+from quire.run.rank_group import Ranks
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(Path(__file__).parent.parent / "src/quire/assets/pydoc")

@@ -31,7 +31,7 @@ from quire.parallel.place import ALONE
 from quire.run.budget import KVPlan
 from quire.run.executor import Allocated, Executor, LocalExecutor
 from quire.run.led import LedExecutor
-from quire.run.ranks import ended_on_error, lead, of_a_rank
+from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.sched.features.images import Encoding, Limits
 from quire.sched.scheduler import Scheduler

@@ -31,9 +31,9 @@ from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
 from quire.model.load.encoder import load_encoder
 from quire.model.load.extension import Base
+from quire.model.load.joined_shares import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.ranks import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.reader import Form, Reader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.stages import stages_of

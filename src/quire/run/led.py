@@ -26,7 +26,7 @@ from quire.run.caches import Caches, parts_of
 from quire.run.executor import Allocated, LocalExecutor
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
 from quire.run.picture_features import told
-from quire.run.ranks import Ranks
+from quire.run.rank_group import Ranks
 from quire.run.replies import Form
 from quire.run.step import HeadRows, ModelStep
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quire.cache.groups import Lanes
 from quire.model.batch import Batch
 from quire.model.build import Model
-from quire.model.load.ranks import share_of
+from quire.model.load.joined_shares import share_of
 from quire.model.load.roles import local_spec
 from quire.model.net.context_parallel import ContextParallelBatch, Way
 from quire.ops.arrays import Array

@@ -1,10 +1,13 @@
-"""The process of a rank that is not the first: `python -m quire.engine.life.rank`, started by `Ranks`."""
+"""The process of a rank that is not the first: `python -m quire.engine.life.rank`, started by `Ranks`.
+
+It is here because `quire.run`, which has all else of a rank, may not import `quire.speculate`.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from quire.run.rank import main
+from quire.run.worker_rank import main
 from quire.speculate.load import load_everywhere
 
 if __name__ == "__main__":

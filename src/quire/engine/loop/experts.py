@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
-from quire.model.load.ranks import counted_pairs
+from quire.model.load.joined_shares import counted_pairs
 from quire.ops.arrays import Host
 from quire.parallel.experts import ExpertPlan, write_counts
 
