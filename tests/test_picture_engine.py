@@ -27,7 +27,7 @@ from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
 from quire.engine.record.recording import without_content
 from quire.engine.stats import Stats
-from quire.model.net.multimodal import Given, axes, divided, put, turned
+from quire.model.net.multimodal import EmbeddedRows, axes, divided, put, turned
 from quire.model.spec import Sight
 from quire.ops.arrays import to_torch
 from test_bit_equality import Answer, run
@@ -312,7 +312,7 @@ def test_every_backend_is_given_the_same_numbers() -> None:
     rows, grid = np.array([2, 3, 7]), np.array([[4, 4, 4], [4, 5, 9], [4, 5, 6]])
     axis, found = axes(Sight(sections=(2, 1, 3))), []
     for ops in map(backend, BACKENDS):
-        given, positions = Given(rows, values, grid), ops.put(torch.arange(9, dtype=torch.int32) + 11)
+        given, positions = EmbeddedRows(rows, values, grid), ops.put(torch.arange(9, dtype=torch.int32) + 11)
         set_, added = ops.put(x.clone()), ops.put(x.clone())
         put(ops, set_, rows, values)
         put(ops, added, rows, values, add=True)

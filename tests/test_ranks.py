@@ -24,7 +24,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.led import LedExecutor
 from quire.run.rank_group import Ranks
 
@@ -176,7 +176,7 @@ def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(waited_for: bool
 def test_a_rank_that_computes_on_other_arrays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Ranks.compare
 
-    def compare(self: Ranks, shape: Shape, arrays: bytes) -> None:
+    def compare(self: Ranks, shape: StepSizes, arrays: bytes) -> None:
         plain(self, shape, arrays[:-1] + bytes([arrays[-1] ^ 1]) if shape.tokens < 9 else arrays)
 
     with engine_of(2) as engine:

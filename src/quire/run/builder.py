@@ -18,7 +18,7 @@ from quire.run.arrays import Arrays
 from quire.sample.rows import LogitRow
 
 
-class Shape(NamedTuple):
+class StepSizes(NamedTuple):
     """Sizes of a step: rows, sequences, rows that want logits, most blocks of a sequence; whether a draft branches, and
     whether an adapter of a row has more than low-rank matrices of layers."""
 
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     extended: bool = False
 
 
-class Seen(NamedTuple):
+class PictureChunk(NamedTuple):
     """A chunk, from `start` to before `end`, that may have rows of pictures, which begins at row `at` of the step."""
 
     seq: Sequence
@@ -39,14 +39,14 @@ class Seen(NamedTuple):
     at: int
 
 
-class Turns(NamedTuple):
-    """Sequences that reach at most `short` tokens (0: there are none) turn by rows of rope tables behind `longest`."""
+class RopeShift(NamedTuple):
+    """Which rows of rope tables a sequence uses: those behind `longest` if it reaches at most `short` tokens (0: none)."""
 
     short: int
     longest: int
 
-    def shift(self, seq: Sequence) -> int:
-        """What the positions of a sequence are shifted by."""
+    def of(self, seq: Sequence) -> int:
+        """What is added to the positions of `seq` to find its rows."""
         return self.longest if seq.request.reach(self.longest) <= self.short else 0
 
 
@@ -61,19 +61,19 @@ def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 class BatchBuilder:
     """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
-    `seen`: the chunks of the last step among whose rows pictures may be. `failed`: those of its sequences whose own
+    `picture_chunks`: those of the last step among whose rows pictures may be. `failed`: its sequences whose own
     part of that failed; their rows are any.
     """
 
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
-        self.turns = Turns(model.short_reach, model.max_model_len)
-        self._grids, self.seen = bool(model.spec.sight.sections), list[Seen]()
+        self.rope_shift = RopeShift(model.short_reach, model.max_model_len)
+        self._grids, self.picture_chunks = bool(model.spec.sight.sections), list[PictureChunk]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
 
-    def fill(self, chunks: tuple[Chunk, ...]) -> tuple[Shape, list[LogitRow]]:
+    def fill(self, chunks: tuple[Chunk, ...]) -> tuple[StepSizes, list[LogitRow]]:
         """Write the arrays of a step of `chunks`; returns its sizes, and the rows that want logits in batch order.
 
         A token that is not known yet is named by its place among those that the last step draws.
@@ -84,7 +84,7 @@ class BatchBuilder:
         for chunk in chunks:
             tree = tree or bool(chunk.seq.draft.parents and chunk.seq.draft.tokens)
         blocks = 0
-        self.seen, self.failed = [], {}
+        self.picture_chunks, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -113,15 +113,15 @@ class BatchBuilder:
                 rows.append(LogitRow(seq, position, target, node))
             if seq.request.pictures:
                 try:
-                    self._fill_pictures(Seen(seq, start, end, at))
+                    self._fill_pictures(PictureChunk(seq, start, end, at))
                 except BaseException as error:
                     fail(self.failed, seq, error, "pictures")
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
-            if self.turns.short:
-                arrays.positions[at:stop] += self.turns.shift(seq)
+            if self.rope_shift.short:
+                arrays.positions[at:stop] += self.rope_shift.of(seq)
             at, blocks = stop, max(blocks, len(seq.kv.blocks[0]))
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
-        return Shape(at, len(chunks), len(rows), blocks, tree, extended), rows
+        return StepSizes(at, len(chunks), len(rows), blocks, tree, extended), rows
 
     def _slot(self, adapters: Adapters, seq: Sequence) -> int:
         try:
@@ -150,7 +150,7 @@ class BatchBuilder:
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
-    def _fill_pictures(self, seen: Seen) -> None:
+    def _fill_pictures(self, seen: PictureChunk) -> None:
         """Rows of pictures look up a token that there is. Text counts on from where pictures end, which is not their
         index; that is what its tokens are drawn by."""
         (seq, start, end, at), arrays = seen, self._arrays
@@ -163,7 +163,7 @@ class BatchBuilder:
                 else grid_positions(seq.request.pictures, start, end)[0] - np.arange(start, end, dtype=np.int32)
             )
         if not behind:
-            self.seen.append(seen)
+            self.picture_chunks.append(seen)
             for picture in seq.request.pictures:
                 for row, _, count in pieces(picture, start, end):
                     arrays.tokens[at + row : at + row + count] = 0

@@ -17,7 +17,7 @@ from quire.ops.backend import Ops, Recording
 from quire.ops.layout import KVCache
 from quire.ops.sampling import DRAW, QUERY, RowEdits
 from quire.run.budget import KVPlan
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import Caches
 from quire.run.device_arrays import DeviceArrays
 from quire.run.shapes import Sizes, fitting, graph_sizes
@@ -50,7 +50,7 @@ class DeviceStep(LocalStep):
     def _made_arrays(self, sizes: Sizes, own: Mapping[str, Tensor]) -> DeviceArrays:
         return DeviceArrays(sizes, self.ops, own)
 
-    def _replayed(self, shape: Shape) -> Array | None:
+    def _replayed(self, shape: StepSizes) -> Array | None:
         tokens, seqs, logits, blocks, tree, _ = shape
         size, _ = fitting(self.graph_sizes, tokens, seqs, logits, exact=False)
         if not size:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from quire.model.batch import Batch
 from quire.model.load.extensions import Extensions
 from quire.model.net.decoder import Decoder
-from quire.model.net.multimodal import Given, with_pictures
+from quire.model.net.multimodal import EmbeddedRows, with_pictures
 from quire.model.spec import Sight
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops, Recording
 from quire.run.arrays import Arrays
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import Caches
 from quire.run.shapes import MOST, fitting
 
@@ -29,7 +29,7 @@ class ExtendedStep:
         self._decoder, self._version = decoder, -1
         self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
-    def forward(self, shape: Shape, record: bool, given: Given | None = None) -> Array:
+    def forward(self, shape: StepSizes, record: bool, given: EmbeddedRows | None = None) -> Array:
         """As `ModelStep.forward`; `record`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
@@ -46,7 +46,7 @@ class ExtendedStep:
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 
-    def _logits(self, shape: Shape, run: Callable[[], Array], record: bool) -> Array:
+    def _logits(self, shape: StepSizes, run: Callable[[], Array], record: bool) -> Array:
         key = shape.tokens, shape.seqs, shape.tree
         if not record or not fitting((), *key[:2], shape.logits, exact=True)[0]:
             return self._ops.compute(run, together=record)

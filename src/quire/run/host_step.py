@@ -10,7 +10,7 @@ import numpy as np
 from quire.model.net.lora import NONE
 from quire.ops.arrays import Array
 from quire.ops.backend import Recording
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.shapes import EXACT, MOST
 from quire.run.step import LocalStep
 
@@ -31,7 +31,7 @@ class HostStep(LocalStep):
 
     recorded: dict[tuple[int, int, bool], Replayable]
 
-    def _replayed(self, shape: Shape) -> Array | None:
+    def _replayed(self, shape: StepSizes) -> Array | None:
         tokens, seqs, logits, _, tree, _ = shape
         if not tokens == logits <= EXACT:
             return None

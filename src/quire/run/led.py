@@ -15,13 +15,13 @@ from quire.core.config import SchedulerConfig
 from quire.core.plan import BlockWork
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
-from quire.model.net.multimodal import Given
+from quire.model.net.multimodal import EmbeddedRows
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.run.blocks import BlockBytes, Blocks, JoinedBytes, Keep, heard_sizes
 from quire.run.budget import KVPlan
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import Caches, parts_of
 from quire.run.executor import Allocated, LocalExecutor
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
@@ -94,12 +94,12 @@ class LedStep:
         self._own, self._ranks, self._drafts = own, ranks, drafts
         self._replies = None if drafts else ranks.replies(own.ops, self._form)
 
-    def forward(self, shape: Shape, given: Given | None = None) -> Array:
+    def forward(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Array:
         """As of `ModelStep`."""
         self._begin(shape, given)
         return self._own.forward(shape, given)
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
+    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
         """As of `ModelStep`. Of stages, the first is done on return."""
         begin = time.perf_counter()
         self._begin(shape, given)
@@ -107,7 +107,7 @@ class LedStep:
         self._ranks.busy[0] += time.perf_counter() - begin
         return own if self._replies is None else self._replies.expect(shape.logits)
 
-    def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
+    def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
         """As of `ModelStep`."""
         self._begin(shape, given)
         return self._own.head_rows(shape, given)
@@ -121,7 +121,7 @@ class LedStep:
         self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         self._own.encode(tokens, slots)
 
-    def _begin(self, shape: Shape, given: Given | None) -> None:
+    def _begin(self, shape: StepSizes, given: EmbeddedRows | None) -> None:
         """What is in the arrays goes to all ranks first."""
         decoder, left = self.model.decoder, b""
         if isinstance(decoder, Continues):

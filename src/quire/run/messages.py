@@ -63,8 +63,10 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
 
 
 class GivenRows(msgspec.Struct, frozen=True):
-    """`Given` of a step: rows int64, features f32, positions int64 [3, n] or none; where rows see each other their
-    places in the prompt and the ends of their runs, int64."""
+    """`EmbeddedRows` of a step: rows int64, features f32, positions int64 [3, n] or none.
+
+    Where rows see each other: their places in the prompt and the ends of their runs, int64.
+    """
 
     rows: bytes
     features: bytes

@@ -13,12 +13,12 @@ from quire.core.errors import QuireError
 from quire.core.pictures import Picture, grid_positions, pieces
 from quire.core.plan import StepPlan
 from quire.model.batch import Vision
-from quire.model.net.multimodal import Given, divided
+from quire.model.net.multimodal import EmbeddedRows, divided
 from quire.model.spec import Sight
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.arrays import Arrays
-from quire.run.builder import Seen
+from quire.run.builder import PictureChunk
 from quire.run.messages import GivenRows
 
 Rows = NDArray[np.int64]
@@ -59,7 +59,7 @@ class PictureFeatures:
             raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
         return made
 
-    def given(self, seen: Sequence[Seen], arrays: Arrays, seqs: int, failed: Failed) -> Given | None:
+    def given(self, seen: Sequence[PictureChunk], arrays: Arrays, seqs: int, failed: Failed) -> EmbeddedRows | None:
         """The rows of pictures among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled; none of
         the sequences that this adds to `failed`."""
         found = list[_Piece]()
@@ -75,9 +75,9 @@ class PictureFeatures:
             places, ends = (np.concatenate(each) for each in ([p.places for p in found], [p.ends for p in found]))
             mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends)
         whole = concat([piece.features for piece in found]) if len(found) > 1 else found[0].features
-        return Given(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
+        return EmbeddedRows(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
-    def _pieces(self, seen: Seen) -> list[_Piece]:
+    def _pieces(self, seen: PictureChunk) -> list[_Piece]:
         """Of the pictures of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
         found = list[_Piece]()
@@ -97,14 +97,14 @@ class PictureFeatures:
         return found
 
 
-def told(given: Given, ops: Ops) -> GivenRows:
+def told(given: EmbeddedRows, ops: Ops) -> GivenRows:
     """As other ranks are told."""
     mutual, features = given.mutual, ops.host(given.features)
     places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
     return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)
 
 
-def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> Given:
+def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> EmbeddedRows:
     """What rank 0 told of a step of `seqs` sequences, whose arrays are filled."""
 
     def numbers(data: bytes) -> Rows:
@@ -114,4 +114,4 @@ def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> Given:
     features = np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy()
     places, ends = numbers(rows.places), numbers(rows.ends)
     mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends) if len(places) else None
-    return Given(where, features, numbers(rows.positions).reshape(3, -1), mutual)
+    return EmbeddedRows(where, features, numbers(rows.positions).reshape(3, -1), mutual)

@@ -23,7 +23,7 @@ from quire.ops.backend import Ops
 from quire.parallel.digest import HeardDigests
 from quire.parallel.launch import LOST, Launched
 from quire.run.budget import KVPlan
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.gpu_ranks import of_a_gpu, on_gpus
 from quire.run.meeting import host_is_gone
 from quire.run.messages import Allocate, Message, Profile
@@ -65,7 +65,7 @@ class Ranks:
         """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self._reach.world.tell(self._encode(message))
 
-    def compare(self, shape: Shape, arrays: bytes) -> None:
+    def compare(self, shape: StepSizes, arrays: bytes) -> None:
         """This step is to be the same on all ranks, as those before it were. `EngineFailure` where one was not."""
         self._digests.settle(min(self._steps, SAID))
         self._digests.step(shape, arrays)

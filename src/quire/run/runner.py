@@ -10,11 +10,11 @@ import numpy as np
 from quire.core.blame import Failed
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
-from quire.model.net.multimodal import Given
+from quire.model.net.multimodal import EmbeddedRows
 from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
-from quire.run.builder import BatchBuilder, Shape
+from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
 from quire.run.picture_features import PictureFeatures
 from quire.sample.constrained import Masks
@@ -79,8 +79,8 @@ class Runner:
         if self.features is not None:
             self.features.follow(plan)
         (shape, rows), given, pooled = self.builder.fill(plan.chunks), None, False
-        if self.features is not None and self.builder.seen:
-            given = self.features.given(self.builder.seen, self.step.arrays, shape.seqs, self.builder.failed)
+        if self.features is not None and self.builder.picture_chunks:
+            given = self.features.given(self.builder.picture_chunks, self.step.arrays, shape.seqs, self.builder.failed)
         for row in rows:
             pooled = pooled or row.seq.request.pooling is not None
         if pooled:
@@ -89,7 +89,9 @@ class Runner:
             self._masks.begin(rows)
         return LaunchedStep(plan, rows, self.step.pieces(shape, given), self.builder.failed)
 
-    def _with_pooled(self, plan: StepPlan, rows: list[LogitRow], shape: Shape, given: Given | None) -> LaunchedStep:
+    def _with_pooled(
+        self, plan: StepPlan, rows: list[LogitRow], shape: StepSizes, given: EmbeddedRows | None
+    ) -> LaunchedStep:
         """The step's hidden rows: those of pooled requests are kept, of the others logits are made."""
         whole, others = self.step.head_rows(shape, given), list[int]()
         pooled: list[int] = []

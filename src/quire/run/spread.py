@@ -15,7 +15,7 @@ from quire.model.load.roles import local_spec
 from quire.model.net.context_parallel import ContextParallelBatch, Way
 from quire.ops.arrays import Array
 from quire.run.arrays import Arrays
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import Caches
 from quire.run.division import Held, Paged, Part, Rows, divide
 
@@ -31,7 +31,7 @@ class Spread:
         block_bytes = layout.bytes_per_token * layout.block_size
         self._held = [Held(window, heads * d, heads * (d + 2), block_bytes) for window in windows]
 
-    def batches(self, arrays: Arrays, shape: Shape) -> list[Batch]:
+    def batches(self, arrays: Arrays, shape: StepSizes) -> list[Batch]:
         """This rank's rows of the step whose arrays are filled: a batch per group of layers."""
         tokens, seqs, logits, blocks = shape[:4]
         whole = arrays.batches(tokens, seqs, logits)

@@ -15,7 +15,7 @@ from quire.core.config import SchedulerConfig
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
-from quire.model.net.multimodal import Given, with_pictures
+from quire.model.net.multimodal import EmbeddedRows, with_pictures
 from quire.model.net.parts import GatedMlp, PlainMlp
 from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.arrays import Array
@@ -23,7 +23,7 @@ from quire.ops.backend import Ops
 from quire.run.activations import activations
 from quire.run.arrays import NO_ARRAYS, Arrays
 from quire.run.budget import KVPlan
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
 from quire.run.shapes import LOGITS, Sizes
@@ -54,14 +54,14 @@ class ModelStep(Protocol):
     most_logits: int
     record_steps: bool
 
-    def forward(self, shape: Shape, given: Given | None = None) -> Array:
+    def forward(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Array:
         """Logits f32 [shape.logits, V] of the step whose arrays are filled. A GPU is only told what to do.
 
         `given`: rows that are not looked up; such a step is not recorded.
         """
         ...
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
+    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
         """The logits of `forward` in pieces of at most `most_logits` rows, each valid until the next is taken.
 
         So the log-probabilities of a prompt of 8,192 tokens need no 4.2 GB for logits of 128 k tokens, which no plan of
@@ -69,7 +69,7 @@ class ModelStep(Protocol):
         """
         ...
 
-    def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
+    def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
         """What the head reads of the rows of a step that want logits, for requests that want these themselves."""
         ...
 
@@ -136,14 +136,14 @@ class LocalStep(ABC):
         self.hidden = self.ops.zeros((rows, taps.width(self.model.spec.hidden)))
         return tapped(decoder, taps, self.hidden)
 
-    def forward(self, shape: Shape, given: Given | None = None) -> Array:
+    def forward(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Array:
         """As of `ModelStep`."""
         if shape.extended and self._extended is not None:
             return self._extended.forward(shape, self.record_steps and self.records, given)
         found = self._replayed(shape) if given is None and self._fixed else None
         return self._compute(shape, given)[0] if found is None else found
 
-    def pieces(self, shape: Shape, given: Given | None = None) -> Iterable[Array]:
+    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
         """As of `ModelStep`."""
         decoder = self._decoder
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
@@ -151,7 +151,7 @@ class LocalStep(ABC):
         h, batch = self._compute(shape, given, scores=False)
         return self._scores(decoder, self.ops.keep(h), batch)
 
-    def head_rows(self, shape: Shape, given: Given | None = None) -> HeadRows:
+    def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
         """As of `ModelStep`."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
@@ -163,7 +163,7 @@ class LocalStep(ABC):
         wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
         return self._scores(rows.decoder, picked(rows.h, places), wanted)
 
-    def _compute(self, shape: Shape, given: Given | None = None, scores: bool = True) -> tuple[Array, Batch]:
+    def _compute(self, shape: StepSizes, given: EmbeddedRows | None = None, scores: bool = True) -> tuple[Array, Batch]:
         """Logits of the step whose arrays are filled, or (`scores` False) what the head reads, and its batch."""
         self.arrays.send(shape.seqs, shape.blocks)
         if self._spread is None:
@@ -174,7 +174,7 @@ class LocalStep(ABC):
         return self.ops.compute(lambda: self._decode(batches, given, scores), together), batches[0]
 
     @abstractmethod
-    def _replayed(self, shape: Shape) -> Array | None:
+    def _replayed(self, shape: StepSizes) -> Array | None:
         """Logits of the step whose arrays are filled from what was recorded, or is now; None where that cannot be."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class LocalStep(ABC):
         assert self.model.encoder is not None
         self.model.encoder(self.ops.put(tokens), self.ops.put(slots), self.caches.of_layer)
 
-    def _decode(self, batches: list[Batch], given: Given | None = None, scores: bool = True) -> Array:
+    def _decode(self, batches: list[Batch], given: EmbeddedRows | None = None, scores: bool = True) -> Array:
         self.arrays.complete(len(batches[0].tokens))
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         decoder = self._decoder

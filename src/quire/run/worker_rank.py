@@ -34,7 +34,7 @@ from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place
 from quire.run.blocks import say_size
 from quire.run.budget import plan_kv, shape_kv
-from quire.run.builder import Shape
+from quire.run.builder import StepSizes
 from quire.run.caches import parts_of
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
 from quire.run.meeting import Hearer
@@ -83,7 +83,7 @@ class Rank:
 
     def _forward(self, message: Forward, at: Allocated) -> None:
         """Rank 0 has the logits, unless they are made by the last of several stages."""
-        shape, step = Shape(*message.shape), at.drafts if message.drafts else at.step
+        shape, step = StepSizes(*message.shape), at.drafts if message.drafts else at.step
         assert step is not None, "every rank has a share of a model that drafts on all"
         begin, waited = time.perf_counter(), 0.0 if self._stages is None else self._stages.waited_s
         step.arrays.begin()

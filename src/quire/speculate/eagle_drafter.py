@@ -15,7 +15,7 @@ from quire.core.speculation import TreeForm
 from quire.model.net.parts import Linear
 from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, concat
-from quire.run.builder import Shape, ancestors
+from quire.run.builder import StepSizes, ancestors
 from quire.run.step import ModelStep
 from quire.sample.rows import LogitRow
 from quire.speculate.drafter import ModelDrafter
@@ -213,13 +213,13 @@ class EagleDrafter(ModelDrafter):
             if seq.draft.tokens and seq.draft.parents:
                 masks, depths = ancestors(seq.draft.parents)
                 arrays.tree[at:stop] = masks
-                arrays.positions[at:stop] = start + depths + self._builder.turns.shift(seq)
+                arrays.positions[at:stop] = start + depths + self._builder.rope_shift.of(seq)
             if wanted:
                 arrays.logit_rows[total : total + wanted[s]] = range(stop - wanted[s], stop)
                 total += wanted[s]
             at = stop
         self._decoder.given[:at] = given
-        logits = self._step.forward(Shape(shape.tokens, shape.seqs, total, shape.blocks, shape.tree))
+        logits = self._step.forward(StepSizes(shape.tokens, shape.seqs, total, shape.blocks, shape.tree))
         self._wrote(tuple(c for c in chunks if c.start + c.count < len(c.seq.tokens)))
         return spread(self._step.ops, logits, self._ids, self._vocab_size)
 

@@ -105,8 +105,8 @@ class MutualAttention:
 
 
 @dataclass(frozen=True)
-class Given:
-    """n of the T rows of a step, in their order.
+class EmbeddedRows:
+    """n of the T rows of a step, in their order, that are given instead of looked up by their tokens.
 
     `rows` [n] int64; `features` [n, hidden (1 + deep)] f32: the stream that the first layer reads, and what is added
     behind each of the first layers. `positions` [3, n] int64: time, row and column, where ropes turn by all three, else
@@ -133,7 +133,7 @@ def axes(sight: Sight) -> NDArray[np.int64]:
     return found
 
 
-def turned(base: Array, positions: Array, given: Given, axis: NDArray[np.int64]) -> Array:
+def turned(base: Array, positions: Array, given: EmbeddedRows, axis: NDArray[np.int64]) -> Array:
     """A rope table [T, 2, r / 2] whose row t is that of row t of the step.
 
     `base` [P, 2, r / 2]: by position; `positions` [T] int32: of rows that are not given. The numbers are the base
@@ -149,7 +149,7 @@ def turned(base: Array, positions: Array, given: Given, axis: NDArray[np.int64])
 class MultimodalDecoder(Decoder):
     """`Decoder` of one step, in which rows are `given`."""
 
-    given: Given = field(kw_only=True)
+    given: EmbeddedRows = field(kw_only=True)
     sight: Sight = field(kw_only=True)
 
     def enter(self, batch: Batch) -> Array:
@@ -186,7 +186,7 @@ class MultimodalDecoder(Decoder):
         return x, delta
 
 
-def with_pictures(decoder: Decoder, sight: Sight, given: Given, batch: Batch) -> MultimodalDecoder:
+def with_pictures(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Batch) -> MultimodalDecoder:
     """`decoder` for the one step `batch`, in which rows are `given`."""
     layers = decoder.layers
     if sight.sections:
