@@ -26,7 +26,7 @@ from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.run.budget import gpu_cache_bytes
 from quire.run.device_arrays import DeviceArrays
 from quire.run.device_step import warm_device
-from quire.run.shapes import LARGEST, Sizes, fitting, graph_sizes
+from quire.run.shapes import MAX_GRAPH_ROWS, Sizes, fitting, graph_sizes
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import working
@@ -148,11 +148,11 @@ def test_bytes_of_blocks_are_those_once_what_is_queued_is_done(eager: str) -> No
 
 def test_sizes_of_graphs_hold_every_small_step_and_pad_little() -> None:
     sizes = graph_sizes(8192, 200)
-    assert sizes[0] == 1 and sizes[-1] == LARGEST and 200 in sizes
-    for tokens in range(1, LARGEST + 1):
+    assert sizes[0] == 1 and sizes[-1] == MAX_GRAPH_ROWS and 200 in sizes
+    for tokens in range(1, MAX_GRAPH_ROWS + 1):
         size, _ = fitting(sizes, tokens, tokens, tokens, exact=False)
         assert tokens <= size and (size - tokens <= max(7, tokens / 4)), tokens
-    assert fitting(sizes, LARGEST + 1, 1, 1, exact=False) == (0, 0)
+    assert fitting(sizes, MAX_GRAPH_ROWS + 1, 1, 1, exact=False) == (0, 0)
     assert fitting(sizes, 100, 3, 3, exact=False) == (112, 112), "chunks of prompts may be in it"
     assert max(graph_sizes(16, 64)) == 16, "no graph is larger than a step"
     assert fitting((), 5, 5, 5, exact=True) == (5, 5) and fitting((), 5, 4, 4, exact=True) == (0, 0)
@@ -242,7 +242,7 @@ def test_logits_of_prompts_in_pieces_change_no_bit(folder: Path, monkeypatch: py
     """Also where the next step, sent ahead, names by its place a token that is drawn in the last piece."""
     found = []
     for rows in (256, 1):
-        monkeypatch.setattr("quire.run.step.LOGITS", rows)
+        monkeypatch.setattr("quire.run.step.LOGITS_AT_ONCE", rows)
         options = OPTIONS | {"device": "cuda", "ops": MISSING, "model": str(folder)} | SMALL | {"enforce_eager": True}
         engine = start_engine(flat_config(**options))
         assert engine.ahead and engine.runner.step.most_logits == (16 if rows > 16 else 4)

@@ -78,7 +78,7 @@ def test_logits_of_prompts_are_made_in_pieces_that_change_no_bit(
     want = answers(whole, requests)
     assert max(most) > 100, "in one piece, as the rows of a step are fewer than one has"
     assert len(want["0"][2]) == 129
-    monkeypatch.setattr("quire.run.step.LOGITS", 1)
+    monkeypatch.setattr("quire.run.step.LOGITS_AT_ONCE", 1)
     for rows in (6, 7):
         most.clear()
         engine = engine_of(**(options | {"max_num_seqs": rows}))

@@ -28,14 +28,14 @@ from quire.plan.needs import drafting_model, drafting_weights, kv_shape, rank_sh
 from quire.plan.weights import Part, weight_parts
 from quire.run.activations import activations, feature_bytes
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
-from quire.run.shapes import EXACT, Sizes, graph_bytes, graph_sizes
+from quire.run.shapes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
 
 PROCESS = 255 << 20
 """Bytes of an engine's process that holds no model: interpreter, torch, tokenizer. Measured: `planner.py memory`."""
 CONTEXT = 600 << 20
 """Bytes that CUDA's context and libraries take of a GPU: assumed, not measured."""
 RECORDING = 6500
-"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MOST`)."""
+"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MAX_RECORDINGS`)."""
 KEPT = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3fn": F8}
 """Formats of numbers by name."""
 
@@ -208,7 +208,7 @@ def _graphs(config: EngineConfig, rank: RankNeeds, on_gpu: bool) -> int:
     spec, limits = local_spec(rank.facts.spec, rank.share), config.scheduler
     layers = len(rank.share.span(rank.facts.spec))
     if not on_gpu:
-        return RECORDING * layers * min(limits.max_num_seqs, EXACT)
+        return RECORDING * layers * min(limits.max_num_seqs, MAX_REPLAYED_ROWS)
     sizes = graph_sizes(limits.max_num_batched_tokens, limits.max_num_seqs)
     if not sizes:
         return 0

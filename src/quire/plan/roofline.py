@@ -13,7 +13,7 @@ from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
 from quire.plan.rates import Attended, Chunk, Product, Rates
 from quire.plan.weights import Part
-from quire.run.shapes import EXACT
+from quire.run.shapes import MAX_REPLAYED_ROWS
 
 FULL = 256
 """Rows of a step whose arithmetic hides the reading of weights."""
@@ -46,7 +46,7 @@ class Roofline:
             sent = stream * self._spec.moe.routing.top_k / parallel.expert_parallel_size
             joins += 2 * sum(self._spec.moe.sparse) * self.rates.exchange(sent, parallel.expert_parallel_size)
         handed = (self.stages - 1) * self.rates.exchange(stream, 2)
-        replayed = not self._config.device.enforce_eager and rows == len(chunks) <= EXACT
+        replayed = not self._config.device.enforce_eager and rows == len(chunks) <= MAX_REPLAYED_ROWS
         called = 0 if replayed else self._spec.layers
         return inside + joins + handed + self.rates.outside(rows, len(chunks), self._spec.vocab_size, called)
 

@@ -14,7 +14,7 @@ from quire.ops.backend import Ops, Recording
 from quire.run.arrays import Arrays
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches
-from quire.run.shapes import MOST, fitting
+from quire.run.shapes import MAX_RECORDINGS, fitting
 
 
 class ExtendedStep:
@@ -53,7 +53,7 @@ class ExtendedStep:
         found = self._recorded.get(key)
         if found is not None:
             return found.run()
-        if len(self._recorded) >= MOST:
+        if len(self._recorded) >= MAX_RECORDINGS:
             return self._ops.compute(run, together=True)
         made = self._recorded[key] = self._ops.record(run)
         return made.output

@@ -11,7 +11,7 @@ from quire.model.net.lora import NONE
 from quire.ops.arrays import Array
 from quire.ops.backend import Recording
 from quire.run.builder import StepSizes
-from quire.run.shapes import EXACT, MOST
+from quire.run.shapes import MAX_RECORDINGS, MAX_REPLAYED_ROWS
 from quire.run.step import LocalStep
 
 
@@ -33,14 +33,14 @@ class HostStep(LocalStep):
 
     def _replayed(self, shape: StepSizes) -> Array | None:
         tokens, seqs, logits, _, tree, _ = shape
-        if not tokens == logits <= EXACT:
+        if not tokens == logits <= MAX_REPLAYED_ROWS:
             return None
         if tokens != seqs and self.model.encoder is not None:  # what it reads is copied
             return None
         found = self.recorded.get((tokens, seqs, tree))
         if found is not None:
             return found.run()
-        return None if len(self.recorded) >= MOST else self.record(tokens, seqs, tree).output
+        return None if len(self.recorded) >= MAX_RECORDINGS else self.record(tokens, seqs, tree).output
 
     def record(self, rows: int, seqs: int, tree: bool = False) -> Recording:
         """Compute the step of `rows` rows of `seqs` sequences whose arrays are filled, and keep its recording."""

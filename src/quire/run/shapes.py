@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LARGEST = 256
+MAX_GRAPH_ROWS = 256
 """Rows of the largest graph: beyond it a step takes long enough to hide its launches."""
-EXACT = 128
+MAX_REPLAYED_ROWS = 128
 """Rows of the largest step that a CPU replays, each size from a recording of its own."""
-MOST = 512
+MAX_RECORDINGS = 512
 """Recordings that a CPU keeps: with drafts, steps differ by rows and by sequences. One is some 100 KB for 16 layers."""
-LOGITS = 256
+LOGITS_AT_ONCE = 256
 """Rows of logits that are made at once at least: fewer would read the output matrix too often."""
 
 
 def graph_sizes(max_tokens: int, max_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8th up to 64 and every 16th up to `LARGEST`: padding is at most an eighth from 64 rows on.
+    """1, 2, 4, then every 8th up to 64 and every 16th up to `MAX_GRAPH_ROWS`.
 
-    None is larger than a step can be. The largest number of sequences is a size of its own, where below `LARGEST`.
+    From 64 rows on padding is at most an eighth. None is larger than a step can be. The largest number of sequences is
+    a size of its own, where below `MAX_GRAPH_ROWS`.
     """
-    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, LARGEST + 1, 16), min(max_seqs, LARGEST)}
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, MAX_GRAPH_ROWS + 1, 16), min(max_seqs, MAX_GRAPH_ROWS)}
     return tuple(sorted(size for size in sizes if size <= max_tokens))
 
 
@@ -37,7 +38,7 @@ def fitting(sizes: tuple[int, ...], tokens: int, seqs: int, logits: int, exact: 
     rows of logits, as rows.
     """
     if exact:
-        return (tokens, seqs) if tokens == logits <= EXACT else (0, 0)
+        return (tokens, seqs) if tokens == logits <= MAX_REPLAYED_ROWS else (0, 0)
     size = next((size for size in sizes if size >= tokens), 0)
     return size, size
 

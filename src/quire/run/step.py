@@ -26,7 +26,7 @@ from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches
 from quire.run.extended import ExtendedStep
-from quire.run.shapes import LOGITS, Sizes
+from quire.run.shapes import LOGITS_AT_ONCE, Sizes
 from quire.run.spread import Spread
 
 
@@ -109,7 +109,7 @@ class LocalStep(ABC):
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
                       len(kv.groups.layers), model.encoder is not None)  # fmt: skip
         self.arrays = self._made_arrays(sizes, own)
-        self.most_logits = max(self.arrays.max_seqs, min(LOGITS, max_tokens))
+        self.most_logits = max(self.arrays.max_seqs, min(LOGITS_AT_ONCE, max_tokens))
         room = activations(model.spec, max_tokens, self.most_logits, fused=_fuses(model))
         scores = 4 * self.most_logits * (model.spec.vocab_size + model.spec.hidden)
         ops.reserve(max(room.outer, scores), max(room.layer, room.last))
