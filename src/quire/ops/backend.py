@@ -128,7 +128,7 @@ class Ops(ABC):
         """The memory of `array`, which the host goes on to write, as ops read it. Devices have none of it."""
         return array
 
-    def keep(self, array: Any) -> Any:
+    def copy_out(self, array: Any) -> Any:
         """`array`, which an op returned, beyond the next `begin_step`."""
         return array
 

@@ -40,7 +40,7 @@ class PictureChunk(NamedTuple):
 
 
 class RopeShift(NamedTuple):
-    """Which rows of rope tables a sequence uses: behind `longest` where it reaches at most `short` tokens (0: never)."""
+    """Which rows of rope tables a sequence uses: behind `longest` if it reaches at most `short` tokens (0: never)."""
 
     short: int
     longest: int

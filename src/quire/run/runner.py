@@ -54,7 +54,7 @@ class Runner:
     def __init__(self, allocated: Allocated, keep: Keep | None = None) -> None:
         """`keep` gets what plans save."""
         self.caches, self.step = allocated.caches, allocated.step
-        self._blocks, self._keep = allocated.blocks, keep
+        self._blocks, self._save_block = allocated.blocks, keep
         model, ops = self.step.model, self.step.ops
         self.builder = BatchBuilder(self.step.arrays, model, self.caches.block_size)
         self.features = None if model.vision is None else PictureFeatures(model.vision, model.spec.sight)
@@ -65,7 +65,7 @@ class Runner:
 
     def move_blocks(self, work: BlockWork) -> None:
         """Do what is to be done with whole blocks, of a plan or beside any."""
-        self._blocks.apply(work, self._keep)
+        self._blocks.apply(work, self._save_block)
 
     def forward(self, plan: StepPlan) -> LaunchedStep:
         """Do what `plan` says, but for drawing. Tokens that are not known yet are those that the last step draws."""

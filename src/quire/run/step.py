@@ -149,14 +149,14 @@ class LocalStep(ABC):
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
             return (self.forward(shape, given),)
         h, batch = self._compute(shape, given, scores=False)
-        return self._scores(decoder, self.ops.keep(h), batch)
+        return self._scores(decoder, self.ops.copy_out(h), batch)
 
     def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
         """As of `ModelStep`."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
         h, batch = self._compute(shape, given, scores=False)
-        return HeadRows(decoder, self.ops.keep(h), batch)
+        return HeadRows(decoder, self.ops.copy_out(h), batch)
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
         """As of `ModelStep`."""

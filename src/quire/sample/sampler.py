@@ -80,14 +80,14 @@ class Query(NamedTuple):
 class Wishes(NamedTuple):
     """What is asked of some rows: `drawn`, those that want a token; those that are `edited`; log-probabilities.
 
-    `scored` are of the logits as they come out of the sampler, `kept` of copies of edited rows, as they came in.
+    `scored` are of the logits as they come out of the sampler, `raw` of copies of edited rows, as they came in.
     `failed`: sequences that end with an error, whose rows are drawn all the same, as places of rows are known.
     """
 
     drawn: list[int]
     edited: set[int]
     scored: list[Query]
-    kept: list[Query]
+    raw: list[Query]
     failed: Failed
 
 
@@ -112,7 +112,7 @@ class Drawn:
             for row, token, flag in zip(wishes.drawn, tokens.tolist(), flags.tolist(), strict=True):
                 nothing_left = row in wishes.edited and flag == NOTHING_ALLOWED
                 results[row] = RowResult(token, None, (NO_TOKEN if nothing_left else NUMERICS) if flag else None)
-        for queries in (wishes.scored, wishes.kept):
+        for queries in (wishes.scored, wishes.raw):
             if queries:
                 self._score(queries, [next(arrays) for _ in range(3)], results)
         if self.failed:
@@ -257,15 +257,15 @@ class Sampler:
         if params.logprobs is None or not scores:
             return
         if edited:
-            wishes.kept.append(Query(row, len(wishes.kept), -1 - place, params.logprobs))
+            wishes.raw.append(Query(row, len(wishes.raw), -1 - place, params.logprobs))
         else:
             wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
 
     def _run(
         self, logits: Array, edits: list[RowEdits], wishes: Wishes, rows: Rows[LogitRow], guided: bool
     ) -> list[Found]:
-        """Edit, draw, then score what was asked for; edited rows that want log-probabilities are kept aside."""
-        kept = logits[[query.row for query in wishes.kept]] if wishes.kept else logits
+        """Edit, draw, then score what was asked for; edited rows that want log-probabilities are copied aside first."""
+        raw = logits[[query.row for query in wishes.raw]] if wishes.raw else logits
         if edits:
             self._penalize(logits, edits, rows, wishes.failed)
         found: list[Found] = []
@@ -274,7 +274,7 @@ class Sampler:
         if guided:
             self._settle(logits, rows, wishes, found)
         drawn = found[0] if found else None
-        for source, queries in ((logits, wishes.scored), (kept, wishes.kept)):
+        for source, queries in ((logits, wishes.scored), (raw, wishes.raw)):
             if queries:
                 records = np.array([(q.at, q.token) for q in queries], QUERY)
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)

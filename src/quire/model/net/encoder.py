@@ -75,5 +75,5 @@ class Encoder:
             attended = ops.put(attend(layer.qkv(ops, h)))
             x, h = layer.mlp_norm.add(ops, x, layer.o(ops, attended))
             x, h = norm.add(ops, x, layer.mlp(ops, h))
-        kept: Array = ops.keep(h)
+        kept: Array = ops.copy_out(h)
         return kept

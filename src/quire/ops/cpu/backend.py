@@ -108,7 +108,7 @@ class CpuOps(Ops):
         """Of the arena."""
         return self.cpu.arena.empty(rows, cols, dtype)
 
-    def keep(self, array: Host) -> Host:
+    def copy_out(self, array: Host) -> Host:
         """A copy: the arena is taken back."""
         return array.copy()
 
