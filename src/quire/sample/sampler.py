@@ -77,7 +77,7 @@ class Query(NamedTuple):
     k: int
 
 
-class Wishes(NamedTuple):
+class SamplingWork(NamedTuple):
     """What is asked of some rows: `drawn`, those that want a token; those that are `edited`; log-probabilities.
 
     `scored` are of the logits as they come out of the sampler, `raw` of copies of edited rows, as they came in.
@@ -98,21 +98,21 @@ class Drawn:
     `failed`: sequences whose own part of it failed; their rows give no token. More may join by `results`.
     """
 
-    def __init__(self, rows: Rows[LogitRow], wishes: Wishes, found: list[Found], ops: SamplingOps) -> None:
-        self.tokens = found[0] if wishes.drawn else None
-        self.failed = wishes.failed
-        self._rows, self._wishes, self._wait = rows, wishes, ops.fetch(found)
+    def __init__(self, rows: Rows[LogitRow], work: SamplingWork, found: list[Found], ops: SamplingOps) -> None:
+        self.tokens = found[0] if work.drawn else None
+        self.failed = work.failed
+        self._rows, self._work, self._wait = rows, work, ops.fetch(found)
 
     def results(self) -> list[RowResult]:
         """One result per row, once the device has them."""
-        arrays, wishes = iter(self._wait()), self._wishes
+        arrays, work = iter(self._wait()), self._work
         results = [RowResult(-1)] * len(self._rows)
-        if wishes.drawn:
+        if work.drawn:
             tokens, flags = next(arrays), next(arrays)
-            for row, token, flag in zip(wishes.drawn, tokens.tolist(), flags.tolist(), strict=True):
-                nothing_left = row in wishes.edited and flag == NOTHING_ALLOWED
+            for row, token, flag in zip(work.drawn, tokens.tolist(), flags.tolist(), strict=True):
+                nothing_left = row in work.edited and flag == NOTHING_ALLOWED
                 results[row] = RowResult(token, None, (NO_TOKEN if nothing_left else NUMERICS) if flag else None)
-        for queries in (wishes.scored, wishes.raw):
+        for queries in (work.scored, work.raw):
             if queries:
                 self._score(queries, [next(arrays) for _ in range(3)], results)
         if self.failed:
@@ -211,30 +211,30 @@ class Sampler:
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
         masks, failed = ({}, {}) if self.masks is None else self.masks.of(rows)
-        wishes = Wishes([], set(), [], [], failed)
+        work = SamplingWork([], set(), [], [], failed)
         for row, of in enumerate(rows):
-            place = len(wishes.drawn)
+            place = len(work.drawn)
             try:
                 if of.seq not in failed:
-                    self._wish(row, of, masks.get(row), wishes, edits, scores)
+                    self._add_row(row, of, masks.get(row), work, edits, scores)
             except BaseException as error:
                 fail(failed, of.seq, error, "sampling")
             if failed and of.target is None and of.seq in failed:
-                wishes.drawn[place:] = [row]
+                work.drawn[place:] = [row]
                 PACK_DRAW(self._buffer, place * DRAW.itemsize, row, 0, 0, 0, 0, 0.0, 1.0, 0.0)
-        return Drawn(rows, wishes, self._run(logits, edits, wishes, rows, bool(masks)), self._ops)
+        return Drawn(rows, work, self._run(logits, edits, work, rows, bool(masks)), self._ops)
 
-    def _wish(
-        self, row: int, of: LogitRow, mask: Ints | None, wishes: Wishes, edits: list[RowEdits], scores: bool
+    def _add_row(
+        self, row: int, of: LogitRow, mask: Ints | None, work: SamplingWork, edits: list[RowEdits], scores: bool
     ) -> None:
-        """Add what is asked of one row to `wishes` and `edits`, and its record to the draws."""
+        """Add what is asked of one row to `work` and `edits`, and its record to the draws."""
         seq, position, target, node = of
         params = seq.request.params
         if target is not None:
             known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
-            wishes.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
+            work.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
             return
-        place = len(wishes.drawn)
+        place = len(work.drawn)
         PACK_DRAW(
             self._buffer,
             place * DRAW.itemsize,
@@ -252,29 +252,29 @@ class Sampler:
             edit = self._history(seq).edits(row, position, node)
             edit.mask = mask
             edits.append(edit)
-            wishes.edited.add(row)
-        wishes.drawn.append(row)
+            work.edited.add(row)
+        work.drawn.append(row)
         if params.logprobs is None or not scores:
             return
         if edited:
-            wishes.raw.append(Query(row, len(wishes.raw), -1 - place, params.logprobs))
+            work.raw.append(Query(row, len(work.raw), -1 - place, params.logprobs))
         else:
-            wishes.scored.append(Query(row, row, -1 - place, params.logprobs))
+            work.scored.append(Query(row, row, -1 - place, params.logprobs))
 
     def _run(
-        self, logits: Array, edits: list[RowEdits], wishes: Wishes, rows: Rows[LogitRow], guided: bool
+        self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: Rows[LogitRow], guided: bool
     ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are copied aside first."""
-        raw = logits[[query.row for query in wishes.raw]] if wishes.raw else logits
+        raw = logits[[query.row for query in work.raw]] if work.raw else logits
         if edits:
-            self._penalize(logits, edits, rows, wishes.failed)
+            self._penalize(logits, edits, rows, work.failed)
         found: list[Found] = []
-        if wishes.drawn:
-            found += self._ops.sample(logits, self._draws[: len(wishes.drawn)])
+        if work.drawn:
+            found += self._ops.sample(logits, self._draws[: len(work.drawn)])
         if guided:
-            self._settle(logits, rows, wishes, found)
+            self._advance_guides(logits, rows, work, found)
         drawn = found[0] if found else None
-        for source, queries in ((logits, wishes.scored), (raw, wishes.raw)):
+        for source, queries in ((logits, work.scored), (raw, work.raw)):
             if queries:
                 records = np.array([(q.at, q.token) for q in queries], QUERY)
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
@@ -291,23 +291,23 @@ class Sampler:
                 except Exception as error:
                     fail(failed, rows[edit.row].seq, error, "sampling")
 
-    def _settle(self, logits: Array, rows: Rows[LogitRow], wishes: Wishes, found: list[Found]) -> None:
+    def _advance_guides(self, logits: Array, rows: Rows[LogitRow], work: SamplingWork, found: list[Found]) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
         tokens, flags = found
-        places = {row: place for place, row in enumerate(wishes.drawn)}
+        places = {row: place for place, row in enumerate(work.drawn)}
         given = [-1] * len(rows)
-        for row, token in zip(wishes.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):
+        for row, token in zip(work.drawn, self._ops.fetch([tokens])()[0].tolist(), strict=True):
             given[row] = token
 
         def redraw(edits: list[RowEdits], again: list[int]) -> list[int]:
-            self._penalize(logits, edits, rows, wishes.failed)
+            self._penalize(logits, edits, rows, work.failed)
             where = [places[row] for row in again]
             more = cast("list[Any]", self._ops.sample(logits, self._draws[where]))
             known: list[int] = self._ops.fetch(more[:1])()[0].tolist()
             tokens[where], flags[where] = more
             return known
 
-        settle(rows, given, redraw, wishes.failed)
+        settle(rows, given, redraw, work.failed)
 
     def _history(self, seq: Sequence) -> History:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""
