@@ -171,7 +171,7 @@ class Engine:
         return self.adapting.names
 
     def _own(self, request: Request) -> Request:
-        """`request` as this engine runs it.
+        """`request` with what this engine adds: a salt of its own, and how a decoder behind an encoder begins.
 
         Keys and values are not found of an adapter that was unloaded and whose name may be another's now, nor by a long
         sequence those of short ones, whose ropes turn otherwise.

@@ -14,12 +14,13 @@ from quire.ops.layout import KVCache
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows of S sequences.
+    """T rows of S sequences; in brackets vLLM's names.
 
-    tokens, positions [T] int32; slots [T] int64 (block * block_size + offset in the cache); cu_q [S + 1] int32: rows
-    cu_q[s]..cu_q[s + 1] belong to sequence s; context [S] int32: tokens in the cache once these rows are written;
-    block_tables [S, max_blocks] int32; logit_rows [R] int32: rows that want logits;
-    tree [T] int64: ancestors of the rows of a branching draft, as `ops.attention` reads them, or None.
+    tokens, positions [T] int32; slots (slot_mapping) [T] int64: block * block_size + offset in the cache; cu_q
+    (query_start_loc) [S + 1] int32: rows cu_q[s]..cu_q[s + 1] belong to sequence s; context (seq_lens) [S] int32:
+    tokens in the cache once these rows are written; block_tables [S, max_blocks] int32; logit_rows (logits_indices)
+    [R] int32: rows that want logits; tree [T] int64: ancestors of the rows of a branching draft, as `ops.attention`
+    reads them, or None.
 
     With an encoder, all of these are of the decoder's part of the sequences. `cross`: the rows as cross attention sees
     them, each a sequence of one, with the context and the blocks of its encoder's part.

@@ -58,14 +58,14 @@ class Arrays:
         self.encoded[:] = 1
 
     def _place(self, ops: Ops, memory: Any, tables: Any) -> None:
-        """Let the ops read these."""
+        """Have batches be views of `memory` and `tables`, where the ops read: the host's own memory on a CPU."""
         self._memory, self._tables = memory, tables
         self._views = cut(self.sizes, memory)
         self._of_group = list(zip(self._views["slots"], tables, strict=False))
         self._each = ops.put(np.arange(self.sizes.rows + 1 if self.sizes.cross else 0, dtype=np.int32))
 
     def _use(self, host: dict[str, NDArray[Any]]) -> None:
-        """Let the host fill these."""
+        """Name the arrays of `host`, which the host fills."""
         self.slots, self.tokens, self.positions = host["slots"], host["tokens"], host["positions"]
         self.logit_rows = host["logit_rows"]
         self.adapters, self.logit_adapters = host["adapters"], host["logit_adapters"]

@@ -95,29 +95,29 @@ class LedStep:
         self._replies = None if drafts else ranks.replies(own.ops, self._form)
 
     def forward(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Array:
-        """As of `ModelStep`."""
+        """Have the other ranks compute their shares, and compute this one's; logits f32 [shape.logits, V]."""
         self._begin(shape, given)
         return self._own.forward(shape, given)
 
-    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
-        """As of `ModelStep`. Of stages, the first is done on return."""
+    def logits_in_pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
+        """The logits in pieces. Of stages, the first is done on return; the last replies as they are taken."""
         begin = time.perf_counter()
         self._begin(shape, given)
-        own = self._own.pieces(shape, given)
+        own = self._own.logits_in_pieces(shape, given)
         self._ranks.busy[0] += time.perf_counter() - begin
         return own if self._replies is None else self._replies.expect(shape.logits)
 
     def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
-        """As of `ModelStep`."""
+        """Have the other ranks compute their shares; rank 0 has what the head reads."""
         self._begin(shape, given)
         return self._own.head_rows(shape, given)
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
-        """As of `ModelStep`: rank 0 has the head."""
+        """Logits by this rank alone, which has the head."""
         return self._own.scores(rows, places)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-        """As of `ModelStep`."""
+        """Have all ranks compute the encoder's part."""
         self._ranks.tell(Encode(tokens.tobytes(), slots.tobytes()))
         self._own.encode(tokens, slots)
 

@@ -87,7 +87,7 @@ class Runner:
             return self._with_pooled(plan, rows, shape, given)
         if len(rows) <= self.step.most_logits:  # else logits, and masks, are made in pieces
             self._masks.begin(rows)
-        return LaunchedStep(plan, rows, self.step.pieces(shape, given), self.builder.failed)
+        return LaunchedStep(plan, rows, self.step.logits_in_pieces(shape, given), self.builder.failed)
 
     def _with_pooled(
         self, plan: StepPlan, rows: list[LogitRow], shape: StepSizes, given: EmbeddedRows | None
@@ -151,7 +151,10 @@ class Runner:
                 self.numeric_errors += 1
 
     def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
-        """The rows' tokens, those after a draft as long as they are what the draft said."""
+        """The rows' tokens, those after a draft as long as they are what the draft said.
+
+        Without a draft a chunk has one row, of node -1, and gives one token.
+        """
         results, given = dict[int, ChunkResult](), list[RowResult]()
         for chunk in chunks:
             results[id(chunk.seq)] = ChunkResult([], [], [])

@@ -61,7 +61,7 @@ class ModelStep(Protocol):
         """
         ...
 
-    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
+    def logits_in_pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
         """The logits of `forward` in pieces of at most `most_logits` rows, each valid until the next is taken.
 
         So the log-probabilities of a prompt of 8,192 tokens need no 4.2 GB for logits of 128 k tokens, which no plan of
@@ -74,7 +74,7 @@ class ModelStep(Protocol):
         ...
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
-        """The logits of some of `rows`, in pieces as of `pieces`."""
+        """The logits of some of `rows`, as `logits_in_pieces` does."""
         ...
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
@@ -137,14 +137,14 @@ class LocalStep(ABC):
         return tapped(decoder, taps, self.hidden)
 
     def forward(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Array:
-        """As of `ModelStep`."""
+        """Logits f32 [shape.logits, V]: of a recording where there is one or may be, else computed op by op."""
         if shape.extended and self._extended is not None:
             return self._extended.forward(shape, self.record_steps and self.records, given)
         found = self._replayed(shape) if given is None and self._fixed else None
         return self._compute(shape, given)[0] if found is None else found
 
-    def pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
-        """As of `ModelStep`."""
+    def logits_in_pieces(self, shape: StepSizes, given: EmbeddedRows | None = None) -> Iterable[Array]:
+        """One piece, by `forward`, in every decode; more only where more than `most_logits` rows want logits."""
         decoder = self._decoder
         if shape.logits <= self.most_logits or shape.extended or not isinstance(decoder, Decoder):
             return (self.forward(shape, given),)
@@ -152,14 +152,14 @@ class LocalStep(ABC):
         return self._scores(decoder, self.ops.copy_out(h), batch)
 
     def head_rows(self, shape: StepSizes, given: EmbeddedRows | None = None) -> HeadRows:
-        """As of `ModelStep`."""
+        """Rows [shape.logits, hidden] f32 that the head reads, copied out of the step's memory."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder) and not shape.extended, "requests that others cannot serve are refused"
         h, batch = self._compute(shape, given, scores=False)
         return HeadRows(decoder, self.ops.copy_out(h), batch)
 
     def scores(self, rows: HeadRows, places: list[int]) -> Iterable[Array]:
-        """As of `ModelStep`."""
+        """Logits of the rows at `places` of `rows`, at most `most_logits` at once."""
         wanted = replace(rows.batch, logit_rows=picked(rows.batch.logit_rows, places))
         return self._scores(rows.decoder, picked(rows.h, places), wanted)
 
@@ -188,7 +188,7 @@ class LocalStep(ABC):
             yield self.ops.compute(partial(decoder.score, h[rows], piece), together=self.record_steps)
 
     def encode(self, tokens: NDArray[np.int32], slots: NDArray[np.int64]) -> None:
-        """As of `ModelStep`."""
+        """Compute the encoder's part of a prompt; its keys and values go to `slots`."""
         assert self.model.encoder is not None
         self.model.encoder(self.ops.put(tokens), self.ops.put(slots), self.caches.of_layer)
 

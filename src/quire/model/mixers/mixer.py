@@ -35,7 +35,8 @@ class CachePart:
 class Mixer(Protocol):
     """What is known of a layer's mixer from config.json alone: what it keeps of a token, reads and allows.
 
-    A new kind is a file here and one in `quire.model.load`, which reads its weights.
+    A new kind is a file here, a line in `MIXERS` of `quire.model.load.builders`, which reads its weights, and a file in
+    `quire.model.net`, which runs it.
     """
 
     @property

@@ -17,7 +17,8 @@ from quire.ops.weights import Packed, PackedTable
 class Linear:
     """y = x W^T + bias, W packed in any format, and what the rows' adapters add (none where there is no room).
 
-    `more`: the rows of W below these, where they are in another format (GGUF files often keep v in more bits than q).
+    `more`: further rows of W, below those of `weight`, that are packed in another format: GGUF files often keep v in
+    more bits than q and k. Their columns of y follow.
     """
 
     weight: Packed

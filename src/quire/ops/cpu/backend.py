@@ -117,7 +117,7 @@ class CpuOps(Ops):
         return functools.partial(list, found)
 
     def native(self, name: str, *args: Any) -> None:
-        """As of `Ops`."""
+        """Call the native op `name`, or list it where a step is being recorded."""
         self.cpu.call(name, *args)
 
     def beside(self) -> Ops:
@@ -125,7 +125,7 @@ class CpuOps(Ops):
         return UnrecordedOps(self)
 
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
-        """As of `Ops`."""
+        """`weight` in the layout of this instruction set; `narrow`: in 12 bits if it is bf16, by `--bf16-bits 12`."""
         return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
 
     @property
@@ -138,28 +138,28 @@ class CpuOps(Ops):
         return not self.refers and not (kind == "bf16" and self.cpu.bf16_bits == 12)
 
     def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
-        """As of `Ops`."""
+        """`count` matrices below each other, packed one at a time."""
         return pack_stack(self.cpu, weights, count)
 
     def take_apart(self, packed: Packed) -> tuple[Packed, dict[str, Any]]:
-        """As of `Ops`; what does not grow with the rows stays with the numbers of the handle."""
+        """`packed` without the numbers that grow with its rows, and these by name; others stay in the handle."""
         numbers, parts = take_apart(packed)
         shared = {name: parts.pop(name) for name in SHARED if name in parts}
         return replace(packed, buffers=(), handle=(numbers, shared)), parts
 
     def put_together(self, bare: Packed, parts: Mapping[str, Any]) -> Packed:
-        """As of `Ops`."""
+        """The matrix of `bare` and `parts`, the inverse of `take_apart`."""
         numbers, shared = bare.handle
         return assemble(bare.kind, (bare.n, bare.k), bare.group, numbers, {**parts, **shared})
 
     def put_in_places(self, bare: Packed, parts: Mapping[str, Any], places: Host) -> Packed:
-        """As of `Ops`."""
+        """As many matrices as `places` has offsets, in bytes from `parts` of the first of them."""
         one = self.put_together(replace(bare, n=bare.n // len(places)), parts)
         one.handle.n, one.handle.places = bare.n, address(places)
         return replace(one, n=bare.n, nbytes=bare.nbytes)
 
     def group(self, packed: Packed, experts: int, n: int, bias: Any) -> Grouped:
-        """As of `Ops`; biases must lie without gaps."""
+        """The matrices of a layer's experts for `grouped_linear`; biases must lie without gaps."""
         if bias is not None:
             check(bias, "expert biases", F32, experts, n)
         return super().group(packed, experts, n, bias)
@@ -207,14 +207,14 @@ class CpuOps(Ops):
         self.cpu.arena.next_layer()
 
     def compute(self, fn: Callable[[], Any], together: bool) -> Any:
-        """As of `Ops`."""
+        """fn(), with its native calls made together once it has returned (`together`), or each at once."""
         if together:
             return self.record(fn).output
         self.begin_step()
         return fn()
 
     def record(self, fn: Callable[[], Any]) -> CpuRecording:
-        """As of `Ops`."""
+        """The recording of `fn`, whose native calls are listed, made once, and may be made again."""
         self.begin_step()
         return CpuRecording(self, fn)
 

@@ -24,7 +24,7 @@ class CpuForm:
 
     @property
     def label(self) -> str:
-        """Bits of bf16 matrices, and which matrices lose their zeros, where these are not what they are by default."""
+        """Bits of bf16 matrices if they are 12, and `--sparse` if not "auto"; its default, "off", is named, too."""
         sparse = "" if self._cpu.sparse == "auto" else f"-sparse-{self._cpu.sparse}"
         return ("-12" if self.narrows else "") + sparse
 

@@ -72,7 +72,7 @@ class GpuOps(Ops):
         return self.runtime.fetch([torch.as_tensor(each) for each in found])
 
     def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
-        """As of `Ops`."""
+        """`weight` in the layout that the kernels read, on the device."""
         assert isinstance(weight, Weight)
         return pack(self.gpu, self.place(weight), keep_plain=self.refers)
 
@@ -116,7 +116,7 @@ class GpuOps(Ops):
         self.runtime.place(list(zip(parts, sent, strict=True)))
 
     def record(self, fn: Callable[[], Tensor]) -> GraphRecording:
-        """As of `Ops`."""
+        """The CUDA graph of `fn`, captured after a run that compiles its kernels."""
         return GraphRecording(self.gpu, fn)
 
 

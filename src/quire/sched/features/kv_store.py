@@ -80,7 +80,7 @@ class Recall:
 
 
 class Upkeep:
-    """Gathers blocks to be wiped and slots to be moved, beside what `tiers` want to be saved and filled."""
+    """Gathers work on whole blocks for the next step: wipes, moves, and what `tiers` want to be saved and filled."""
 
     def __init__(self, tiers: Tiers | None) -> None:
         self._tiers = tiers

@@ -1,7 +1,7 @@
 """What each field of requests means: for /openapi.json and the documentation's tables.
 
 `MEANINGS` goes by the field's name, `OWN` by the body first, where a field means something else there. What is known
-and refused says why in `quire.server.unbuilt`.
+and refused says why in `UNBUILT` of `quire.server.api.fields`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 where the server is `--strict`; elsewhere `quire.server.api.fields` takes those out before.
 
 `null` means "not given" everywhere, as OpenAI's clients send it. Fields of type `Any` are known to clients but not
-built here (see `quire.server.unbuilt`), or accepted because they cannot change an answer (user, metadata, ...).
+built here (`UNBUILT` of `quire.server.api.fields`), or accepted because they cannot change an answer (user, metadata).
 """
 
 from __future__ import annotations
