@@ -61,7 +61,7 @@ class _Row:
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
         self.index = index
-        self.tokens = [*request.prompt, *((request.told[index] or ()) if request.told else ())]
+        self.tokens = [*request.prompt, *((request.emitted[index] or ()) if request.emitted else ())]
         self.started = time.monotonic()
         self.first = 0.0
 
@@ -122,7 +122,7 @@ class StubEngine:
         request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
         with self._lock:
             self.submitted.append(request)
-            live = [i for i in range(request.params.n) if not request.told or request.told[i] is not None]
+            live = [i for i in range(request.params.n) if not request.emitted or request.emitted[i] is not None]
             self._rows += [_Row(request, i) for i in live]
         self._work.set()
 

@@ -25,7 +25,7 @@ from quire.core.config import flat_config
 from quire.core.dtypes import F32
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
-from quire.core.request import Opening, Request
+from quire.core.request import DecoderStart, Request
 from quire.core.sequence import Sequence
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
@@ -211,7 +211,9 @@ def test_files_say_in_two_ways_that_logits_are_not_scaled() -> None:
 def test_an_opening_fills_blocks() -> None:
     params = SamplingParams()
     for length, lead in ((1, 4), (4, 4), (5, 8)):
-        request = Request(id="a", prompt=(7,) * length, params=params, seed=0, arrival=0.0, opening=Opening(4, 3))
+        request = Request(
+            id="a", prompt=(7,) * length, params=params, seed=0, arrival=0.0, decoder_start=DecoderStart(4, 3)
+        )
         seq = Sequence(request)
         assert (seq.encoder.tokens, seq.encoder.lead, seq.prompt_len) == (length, lead, lead + 1)
         assert seq.tokens[lead:] == [3] and seq.output == []

@@ -201,7 +201,7 @@ def test_a_prefix_hit_within_a_picture(made: Made) -> None:
 def test_what_was_told_is_gone_on_from(made: Made, alone: tuple[list[Request], dict[str, Answer]]) -> None:
     name, folder, _ = made
     requests, want = alone
-    told = [replace(r, told=(tuple(want[r.id].tokens[: i % 6]),)) for i, r in enumerate(requests)]
+    told = [replace(r, emitted=(tuple(want[r.id].tokens[: i % 6]),)) for i, r in enumerate(requests)]
     with sighted(folder, SIGHTS[name][2]) as (engine, _):
         got = run(engine, told, random.Random(3))
     for i, each in enumerate(requests):

@@ -46,9 +46,9 @@ def test_prompts_are_computed_by_some_and_gone_on_with_by_others() -> None:
     edge.submit(*(request(f"r{i}", 60, n=1 + i % 3) for i in range(30)))
     edge.finish()
     prompts, first, second = (engines[0] for engines in edge.engines)
-    assert len(prompts.submitted) == 30 and not any(each.told for each in prompts.submitted)
+    assert len(prompts.submitted) == 30 and not any(each.emitted for each in prompts.submitted)
     went_on = [*first.submitted, *second.submitted]
-    assert len(went_on) > 20 and all(any(told or told is None for told in each.told) for each in went_on)
+    assert len(went_on) > 20 and all(any(told or told is None for told in each.emitted) for each in went_on)
     assert abs(len(first.submitted) - len(second.submitted)) <= 8, "shared by those that go on"
     assert set(edge.restarts.values()) == {0}, "to leave is no death"
 

@@ -80,7 +80,7 @@ def test_what_was_told_is_gone_on_from(options: dict[str, Any]) -> None:
                 cut = cuts[each.id, index]
                 told.append(None if cut == len(tokens) else tuple(tokens[:cut]))
             if any(part is not None for part in told):
-                asked.append(replace(each, told=tuple(told)))
+                asked.append(replace(each, emitted=tuple(told)))
         rest, outputs = run(asked, **options)
         for key, (tokens, logprobs, reason) in whole.items():
             cut = cuts[key]

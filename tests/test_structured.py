@@ -307,10 +307,10 @@ def test_another_engine_goes_on_behind_what_it_is_told(golden: dict[str, Any]) -
     for request in shaped_requests(10):
         rows = [answer.tokens for answer in golden[request.id]]
         cuts = [draw.randrange(len(row)) for row in rows]
-        asked.append(replace(request, told=tuple(tuple(row[:cut]) for row, cut in zip(rows, cuts, strict=True))))
+        asked.append(replace(request, emitted=tuple(tuple(row[:cut]) for row, cut in zip(rows, cuts, strict=True))))
     found = answers(engine_of(), asked)
     for request in asked:
-        for told, want, got in zip(request.told, golden[request.id], found[request.id], strict=True):
+        for told, want, got in zip(request.emitted, golden[request.id], found[request.id], strict=True):
             assert [*(told or ()), *got.tokens] == want.tokens and got.reason == want.reason
 
 

@@ -376,8 +376,8 @@ def test_a_request_that_was_told_nothing_is_submitted_as_it_was() -> None:
     assert kept.again() == kept.request
     kept.take(Output(request_id="a", index=1, tokens=[9]))
     again = kept.again()
-    assert again.told == ((), (9,)) and again.id == "a~2" and again.params.prompt_logprobs == 0
+    assert again.emitted == ((), (9,)) and again.id == "a~2" and again.params.prompt_logprobs == 0
     kept.take(Output(request_id="a~2", index=1, tokens=[8], finish_reason="stop"))
     kept.take(Output(request_id="a~2", index=0, tokens=[7]))
     again = kept.again()
-    assert again.told == ((7,), None) and again.params.prompt_logprobs is None and kept.live
+    assert again.emitted == ((7,), None) and again.params.prompt_logprobs is None and kept.live

@@ -37,11 +37,11 @@ def longest_prompt(context: int, pooled: bool = False) -> int:
     return context if pooled else context - 1
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `start`."""
+class DecoderStart(msgspec.Struct, frozen=True):
+    """How rows of an encoder-decoder begin: the encoder's part fills blocks, the decoder's begins with `token`."""
 
     block_size: int
-    start: int
+    token: int
 
     def lead(self, encoded: int) -> int:
         """Where the decoder's part begins, behind `encoded` tokens of the encoder's: at the beginning of a block."""
@@ -55,8 +55,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `eos_token_ids` and `bad_words_ids` are token ids because the engine knows no tokenizer.
     `adapter`: name of a loaded LoRA adapter, "" = the model itself. `cache_salt` separates tenants in the prefix cache;
     `tenant` and `weight` are for the policy that shares the machine fairly among tenants. `arrival` is in seconds of
-    `time.monotonic`. `opening`: set by an engine whose model has an encoder. `told`: what an
-    engine that died had put out of each sequence, None of one that had ended; this one goes on behind it.
+    `time.monotonic`. `decoder_start`: set by an engine whose model has an encoder. `emitted`: the tokens that an engine
+    that died had put out of each sequence, None of one that had ended; this one goes on behind them.
     `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
     `pooling`: the answer is one vector, made so of the prompt's hidden rows, and no token.
     `pictures`: of the prompt, in its order.
@@ -75,8 +75,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     adapter: str = ""
-    opening: Opening | None = None
-    told: tuple[tuple[int, ...] | None, ...] = ()
+    decoder_start: DecoderStart | None = None
+    emitted: tuple[tuple[int, ...] | None, ...] = ()
     explain: Explain = "no"
     grammar: str = ""
     completion: tuple[int, ...] = ()

@@ -195,10 +195,10 @@ class Sequence:
         self.order: tuple[float, int, int] = (0.0, 0, index)
         self.tokens: list[int] = list(request.prompt)
         self.encoder = NO_ENCODER
-        if request.opening is not None:
+        if request.decoder_start is not None:
             encoded = len(self.tokens)
-            self.encoder = EncoderPart(encoded, request.opening.lead(encoded))
-            self.tokens += [request.opening.start] * (self.encoder.lead + 1 - encoded)
+            self.encoder = EncoderPart(encoded, request.decoder_start.lead(encoded))
+            self.tokens += [request.decoder_start.token] * (self.encoder.lead + 1 - encoded)
         self.prompt_len = length = len(self.tokens)
         most = request.params.max_tokens
         self.limit = longest if most is None else min(longest, length + most)

@@ -13,7 +13,7 @@ import msgspec
 from quire.core.errors import EngineFailure
 from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
-from quire.core.request import Opening, Output, Request
+from quire.core.request import DecoderStart, Output, Request
 from quire.engine.stats import Stats
 
 
@@ -46,7 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     implementations: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: tuple[str, ...] = ()
     max_loras: int = 0
-    opening: Opening | None = None
+    decoder_start: DecoderStart | None = None
     scheduling_policy: str = "fcfs"
     weights: str = ""
     pooling: Pooling = Pooling()
@@ -66,7 +66,7 @@ class Interrupted(EngineFailure):
     """The engine ended for no reason of its own or of a request: another was asked for, or its host is gone."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class WorkerStart(msgspec.Struct, frozen=True):
     """The line that an engine's process reads first: its sockets, its `EngineConfig` as JSON, and the descriptor of
     memory that replicas share ("": none)."""
 

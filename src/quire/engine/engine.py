@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest
 from quire.core.plan import StepPlan
 from quire.core.pooling import Pooling
-from quire.core.request import Opening, Output, Request
+from quire.core.request import DecoderStart, Output, Request
 from quire.engine.client import EngineInfo
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.experts import ExpertCounts
@@ -94,8 +94,8 @@ class Engine:
     """Schedules requests, has `executor` compute their steps, and hands out what comes of them.
 
     Not thread-safe: one caller drives `step`. `start.start_engine` makes it. `moving`: requests that may leave for
-    another engine; `opening`: what the decoder's part of a prompt begins with, behind an encoder. The numbers count all
-    steps, but `step_tokens` and `step_seconds`, which are the last one's. `unchecked`: not all of who holds
+    another engine; `decoder_start`: what the decoder's part of a prompt begins with, behind an encoder. The numbers
+    count all steps, but `step_tokens` and `step_seconds`, which are the last one's. `unchecked`: not all of who holds
     blocks was verified since the last step.
     """
 
@@ -111,7 +111,7 @@ class Engine:
     moving: Portable | None
     experts: ExpertCounts | None
     pooling: Pooling
-    opening: Opening | None
+    decoder_start: DecoderStart | None
     load_seconds: float
     steps: int = 0
     prompt_tokens: int = 0
@@ -181,7 +181,7 @@ class Engine:
         salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
         kind = "short" if request.reach(model.max_model_len) <= short else "long"
         salt = f"{kind}\0{salt}" if short else salt
-        return replace(request, cache_salt=salt, opening=self.opening)
+        return replace(request, cache_salt=salt, decoder_start=self.decoder_start)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or its sequence `index`, and free the blocks; unknown ids are ignored."""
@@ -310,6 +310,6 @@ class Engine:
         """Facts the edge needs."""
         places = self.memory_plan.kv, self.memory_plan.bytes_per_token
         return engine_info(
-            self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.opening,
+            self.config, self.model, self.ops, places, self.load_seconds, self.adapters, self.decoder_start,
             self.scheduler.encoding,
         )  # fmt: skip

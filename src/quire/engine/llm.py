@@ -255,7 +255,7 @@ class LLM(PoolingCalls):
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` best continuations of every prompt. Beams share blocks of the KV cache."""
         params.validate()
-        if self.info.opening is not None:
+        if self.info.decoder_start is not None:
             raise BadRequest("beam_search: this model's encoder would read the beams as prompts; use generate")
         rows = [ids for _, ids in map(self._tokens, listed(prompts))]
         limits = [room(self.info, len(ids)) for ids in rows]

@@ -96,12 +96,12 @@ def sampling_defaults(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
 
 def held(info: EngineInfo, prompt_tokens: int) -> int:
     """Tokens of the context that a prompt takes: an encoder's fills whole blocks, and the decoder's first follows."""
-    return prompt_tokens if info.opening is None else info.opening.lead(prompt_tokens) + 1
+    return prompt_tokens if info.decoder_start is None else info.decoder_start.lead(prompt_tokens) + 1
 
 
 def continued(info: EngineInfo, prompt: Sequence[int]) -> Sequence[int]:
     """The tokens that an output goes on behind: the prompt, or none where an encoder reads that."""
-    return prompt if info.opening is None else ()
+    return prompt if info.decoder_start is None else ()
 
 
 def too_long(param: str, found: str, limit: int) -> ContextTooLong:
@@ -169,7 +169,7 @@ def make_request(
         raise BadRequest(
             "prompt_logprobs: nothing predicts the rows of pictures; leave it out", param="prompt_logprobs"
         )
-    if info.opening is not None and params.prompt_logprobs is not None:
+    if info.decoder_start is not None and params.prompt_logprobs is not None:
         raise BadRequest(
             "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
             param="prompt_logprobs",

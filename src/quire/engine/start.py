@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
-from quire.core.request import Opening
+from quire.core.request import DecoderStart
 from quire.engine.engine import Engine, StepQueue
 from quire.engine.loop.adapting import Adapting
 from quire.engine.loop.block_store import BlockStore
@@ -124,7 +124,7 @@ def build_engine(loaded: LoadedModels) -> Engine:
         moving=Portable(scheduler, store.tiers.store) if store is not None and parallel.prefill_replicas else None,
         experts=expert_counts(model.decoder, parallel, model.place.experts),
         pooling=pooling,
-        opening=None if model.encoder is None else Opening(config.cache.block_size, model.decoder_start),
+        decoder_start=None if model.encoder is None else DecoderStart(config.cache.block_size, model.decoder_start),
         load_seconds=time.monotonic() - loaded.since[1],
     )
 

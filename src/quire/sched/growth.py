@@ -78,10 +78,10 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
     A request that goes on behind what an engine that died had put out has all that go on, each by itself.
     """
     waiting = siblings[:1]
-    if siblings and (told := siblings[0].request.told):
-        waiting = [seq for seq in siblings if told[seq.index] is not None]
+    if siblings and (emitted := siblings[0].request.emitted):
+        waiting = [seq for seq in siblings if emitted[seq.index] is not None]
         for seq in siblings:
-            seq.tokens += told[seq.index] or ()
+            seq.tokens += emitted[seq.index] or ()
     return waiting
 
 

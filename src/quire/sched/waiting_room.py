@@ -60,7 +60,7 @@ class WaitingRoom:
         """A request comes."""
         first = begun(siblings)
         for seq in siblings:
-            if seq.request.told and seq not in first:
+            if seq.request.emitted and seq not in first:
                 self._move(seq, Status.FINISHED)
         for seq in first:
             self.enter(seq, siblings)

@@ -144,7 +144,7 @@ class Cluster(Timeline):
 
     def _submit(self, at: int, track: Track, left: Left) -> None:
         kept = Kept(track.request)
-        kept.told = [left.made]
+        kept.emitted = [left.made]
         self.replicas[at].submit(kept.again() if left.made else track.request, track.first, left.last)
         self._touch(at)
 

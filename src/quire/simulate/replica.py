@@ -134,7 +134,7 @@ class Replica:
         self._catch_up()
         gone = {what for what, _, _ in self._inbox if isinstance(what, str)}
         lost = [Left(s.request, list(s.output), s.times.last_token) for s, *_ in self.scheduler.requests.values()]
-        lost += [Left(what, list(_told(what)), last) for what, _, last in self._inbox if not isinstance(what, str)]
+        lost += [Left(what, list(_emitted(what)), last) for what, _, last in self._inbox if not isinstance(what, str)]
         self._preemptions, (self._queries, self._hits) = self.preemptions, self.lookups
         self._fill()
         return [each for each in lost if each.request.id not in gone]
@@ -146,7 +146,7 @@ class Replica:
                 self.scheduler.abort(what)
                 continue
             self.scheduler.add(what)
-            if what.told:
+            if what.emitted:
                 seq = self.scheduler.requests[what.id][0]
                 seq.times.first_token, seq.times.last_token = first, last
         self._refused = self._refused and not self._inbox
@@ -264,6 +264,6 @@ class Replica:
         return self._queries + queries, self._hits + hits
 
 
-def _told(request: Request) -> tuple[int, ...]:
+def _emitted(request: Request) -> tuple[int, ...]:
     """What came of a request before."""
-    return (request.told[0] or ()) if request.told else ()
+    return (request.emitted[0] or ()) if request.emitted else ()

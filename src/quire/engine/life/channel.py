@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from quire.core.errors import ConfigError, EngineFailure
-from quire.engine.client import EngineKilled, Interrupted, Told
+from quire.engine.client import EngineKilled, Interrupted, WorkerStart
 from quire.parallel.launch import DATA, LOST, Ended, Kill, Launch, Process, order
 from quire.parallel.link import Link
 from quire.parallel.wire import Dropped
@@ -58,7 +58,7 @@ class LocalChannel:
             self._clean_up()
             raise ConfigError(f"{self._directory}: no socket can be made there: {error}; set TMPDIR") from None
         files = () if shards is None else (shards,)
-        told = Told(inbox, outbox, msgspec.Raw(line), *map(str, files))
+        told = WorkerStart(inbox, outbox, msgspec.Raw(line), *map(str, files))
         self.process = Process(WORKER, msgspec.json.encode(told), files)
 
     def send(self, message: bytes) -> None:

@@ -23,7 +23,7 @@ class Kept:
 
     def __init__(self, request: Request, since: int = 0) -> None:
         self.request, self.name, self.since = request, request.id, since
-        self.told: list[list[int] | None] = [[] for _ in range(request.params.n)]
+        self.emitted: list[list[int] | None] = [[] for _ in range(request.params.n)]
         self.deaths = 0
         self.alone = self.paused = False
         self._marked = self._attempts = 0
@@ -35,17 +35,17 @@ class Kept:
     @property
     def live(self) -> bool:
         """Whether any sequence goes on."""
-        return any(told is not None for told in self.told)
+        return any(emitted is not None for emitted in self.emitted)
 
     @property
     def started(self) -> bool:
         """Whether anything came."""
-        return any(told is None or told for told in self.told)
+        return any(emitted is None or emitted for emitted in self.emitted)
 
     @property
     def gained(self) -> int:
         """Tokens of each sequence that goes on, at least, since `mark`."""
-        return min((len(told) for told in self.told if told is not None), default=0) - self._marked
+        return min((len(emitted) for emitted in self.emitted if emitted is not None), default=0) - self._marked
 
     def mark(self) -> None:
         """Count `gained` from here."""
@@ -66,29 +66,29 @@ class Kept:
         if not self.started:
             return replace(self.request, id=self.name)
         params = self.request.params
-        if params.prompt_logprobs is not None and self.told[0] != []:
+        if params.prompt_logprobs is not None and self.emitted[0] != []:
             params = replace(params, prompt_logprobs=None)  # they came with its first token
-        told = tuple(None if each is None else tuple(each) for each in self.told)
-        return replace(self.request, id=self.name, params=params, told=told)
+        emitted = tuple(None if each is None else tuple(each) for each in self.emitted)
+        return replace(self.request, id=self.name, params=params, emitted=emitted)
 
     def drop(self, index: int) -> None:
         """Nobody wants more of one sequence: it counts as ended."""
-        self.told[index] = None
+        self.emitted[index] = None
 
     def condemned(self) -> list[Output]:
         """It ended an engine all by itself: an error for each sequence that goes on."""
         logger.error("request %s ended the engine when it ran alone; it gets an error", self.request.id)
         error = "the engine died of this request, also when it ran alone"
-        live = [index for index, told in enumerate(self.told) if told is not None]
+        live = [index for index, emitted in enumerate(self.emitted) if emitted is not None]
         return [Output(request_id=self.request.id, index=i, finish_reason="error", error=error) for i in live]
 
     def take(self, output: Output) -> None:
         """Note what an engine put out, under the name that the client knows, with the times that it cannot know."""
         output.request_id = self.request.id
-        told = self.told[output.index]
-        if told is None:
+        emitted = self.emitted[output.index]
+        if emitted is None:
             return
-        told += output.tokens
+        emitted += output.tokens
         cached = self._cached[output.index]  # an engine that goes on finds what others computed
         if cached is not None:
             output.cached_tokens = cached
@@ -101,7 +101,7 @@ class Kept:
             last = max(output.timing.last_token, began.last_token)
             output.timing = replace(began, last_token=last) if began.first_token else output.timing
         if output.finish_reason is not None:
-            self.told[output.index] = None
+            self.emitted[output.index] = None
 
 
 class KeptAdapters:

@@ -1,7 +1,7 @@
 """The engine process: `python -m quire.engine.life.worker`, started by `LocalChannel`, or before it is known what for.
 
-What it is told (`Told`) comes as one JSON line on standard input, which afterwards serves as a death pipe: when it
-closes, the parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
+What it is told (`WorkerStart`) comes as one JSON line on standard input, which afterwards serves as a death pipe: when
+it closes, the parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from quire.engine.client import (
     StepReport,
     Submit,
     ToEngine,
-    Told,
+    WorkerStart,
 )
 from quire.model.load.packed_folder import ask_ahead
 from quire.parallel.launch import LOST
@@ -202,7 +202,7 @@ def main() -> int:
     gc.enable()
     if not line:
         os._exit(0)  # the parent left while we were starting
-    told = msgspec.json.decode(line, type=Told)
+    told = msgspec.json.decode(line, type=WorkerStart)
     config, shards = msgspec.json.decode(told.config, type=EngineConfig), told.shards
     directory = Path(told.inbox.removeprefix("ipc://")).parent
     worker = Worker(told.inbox, told.outbox)

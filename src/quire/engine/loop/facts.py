@@ -10,7 +10,7 @@ from quire.core.exclusions.of_models import OF_VECTORS
 from quire.core.files import sampled_digest
 from quire.core.pictures import PictureLimits
 from quire.core.pooling import Pooling
-from quire.core.request import Opening
+from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
 from quire.ops.backend import Ops
@@ -40,7 +40,7 @@ def engine_info(
     places: tuple[KVPlan, int],
     load_seconds: float,
     adapters: tuple[str, ...],
-    opening: Opening | None,
+    decoder_start: DecoderStart | None,
     encoding: Encoding | None,
 ) -> EngineInfo:
     """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
@@ -68,7 +68,7 @@ def engine_info(
         generation_defaults=model.generation_defaults,
         adapters=adapters,
         max_loras=model.adapters.slots if model.adapters is not None else 0,
-        opening=opening,
+        decoder_start=decoder_start,
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),

@@ -48,7 +48,7 @@ class Readying:
             return False
         known = next((each.guide for each in siblings if each.guide is not None), None)
         future: Future[Guide]
-        if known is not None and not seq.request.told:  # what it was told of is read before it runs
+        if known is not None and not seq.request.emitted:  # what was emitted is read before it runs
             try:
                 seq.guide = known.anew()
                 return False

@@ -112,7 +112,7 @@ def sampling_params(
 def beams_of(service: Service, body: SamplingFields, requests: Sequence[Request]) -> Beams:
     """The search that `body` asks for behind the prompts of `requests`."""
     most = max(request.params.max_tokens or 1 for request in requests)
-    if service.engine.info.opening is not None:
+    if service.engine.info.decoder_start is not None:
         raise BadRequest("use_beam_search: this model's encoder would read beams as prompts", param="use_beam_search")
     return Beams(service.engine, service.tokenizer, requests, beam_params(body, most))
 

@@ -20,8 +20,8 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _encoder = msgspec.json.Encoder()
 
 
-class Told(Protocol):
-    """What a stream tells: `events` turns pieces into bytes, `tail` is what follows the last, `failed` an error."""
+class StreamedReply(Protocol):
+    """A reply that is streamed: `events` turns pieces into bytes, `tail` follows the last, `failed` ends it."""
 
     generation: Generated
 
@@ -72,7 +72,7 @@ class EventStream(Response):
     vanished. A client that leaves aborts its requests.
     """
 
-    def __init__(self, told: Told, ping: float) -> None:
+    def __init__(self, told: StreamedReply, ping: float) -> None:
         """`ping` 0: never."""
         super().__init__(status_code=200)
         self._told = told
