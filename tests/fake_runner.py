@@ -278,7 +278,7 @@ class FakeEngine:
 
     def _check_published(self) -> None:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
-        size, owed = self.block_size, {place for _, place, _ in self.scheduler.upkeep.moves}
+        size, owed = self.block_size, {place for _, place, _ in self.scheduler.block_work.moves}
         proved, self._proved = self._proved, {}
         fills = [*(self._launched[0].blocks.fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
         filled = {block for block, _ in fills}  # before the rows of their plan run

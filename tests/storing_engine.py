@@ -68,6 +68,6 @@ class StoringEngine(FakeEngine):
         """As at an engine's end: all that can be found goes to the store."""
         assert self._launched is None
         saves = self.behind.behind(self.pool.num_blocks)
-        work = self.scheduler.upkeep.take(more=saves)
+        work = self.scheduler.block_work.take(more=saves)
         self._unwiped -= set(work.wipes)
         self._prepare(work)

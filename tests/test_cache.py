@@ -99,7 +99,7 @@ def test_blocks_of_a_request_that_failed_are_wiped_before_reuse(ahead: bool) -> 
         for seq in engine.scheduler.requests["bad"]:
             owned |= {block for table in seq.kv.blocks for block in table if engine.pool.refs[block] == 1}
         engine.step()
-    scrub = set(engine.scheduler.upkeep.wipes)
+    scrub = set(engine.scheduler.block_work.wipes)
     assert owned and owned <= scrub
     (good,) = engine.scheduler.requests["good"]
     assert not scrub & set(good.kv.blocks[0])

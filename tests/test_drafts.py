@@ -56,7 +56,7 @@ def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> Non
     own = list(seq.kv.blocks[0])
     assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
     assert not seq.draft.enabled and not seq.draft.tokens and seq.tokens[-1] == engine.outputs["r", 0][-1]
-    scrubbed = set(engine.scheduler.upkeep.wipes)
+    scrubbed = set(engine.scheduler.block_work.wipes)
     assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"
     engine._launched = None
     engine.drain()

@@ -22,6 +22,7 @@ from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.engine.local import LocalEngine
+from quire.run.builder import wanted_rows
 from quire.sample.sampler import Sampler
 from quire.server.api.logprobs import LogprobWriter
 from quire.server.api.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
@@ -195,9 +196,9 @@ def test_large_replies_are_written_off_the_loop_in_pieces(
 def test_rows_that_want_logits_score_the_prompt_or_draw() -> None:
     request = Request(id="a", prompt=(1, 2, 3), params=SamplingParams(), seed=0, arrival=0.0)
     seq = Sequence(request)
-    assert Chunk(seq, 0, 2, 0).wanted() == [] and Chunk(seq, 0, 3, 1).wanted() == [(2, None)]
-    assert Chunk(seq, 0, 3, 3).wanted() == [(0, 2), (1, 3), (2, None)]
+    assert wanted_rows(Chunk(seq, 0, 2, 0)) == [] and wanted_rows(Chunk(seq, 0, 3, 1)) == [(2, None)]
+    assert wanted_rows(Chunk(seq, 0, 3, 3)) == [(0, 2), (1, 3), (2, None)]
     seq.tokens += [4, 5]  # and computed again
-    assert Chunk(seq, 0, 5, 5).wanted() == [(0, 2), (1, 3), (4, None)]
+    assert wanted_rows(Chunk(seq, 0, 5, 5)) == [(0, 2), (1, 3), (4, None)]
     seq.draft.tokens = [6, 7]
-    assert Chunk(seq, 4, 3, 3).wanted() == [(4, None), (5, None), (6, None)]
+    assert wanted_rows(Chunk(seq, 4, 3, 3)) == [(4, None), (5, None), (6, None)]

@@ -24,23 +24,6 @@ class Chunk:
     count: int
     logits: int
 
-    def wanted(self) -> list[tuple[int, int | None]]:
-        """The rows that want logits, in order: (position, the token of the prompt that follows, or None where a token
-        is drawn).
-
-        Rows that predict a token of the prompt are scored, for log-probabilities or only to see that they are finite;
-        of a sequence that is computed again, rows whose next token was drawn already want none.
-        """
-        wanted: list[tuple[int, int | None]] = []
-        seq, end = self.seq, self.start + self.count
-        known, prompt = len(seq.tokens), seq.prompt_len
-        for place in range(end - self.logits, end):
-            if place + 1 < prompt:
-                wanted.append((place, seq.tokens[place + 1]))
-            elif place + 1 >= known:
-                wanted.append((place, None))
-        return wanted
-
 
 class Save(NamedTuple):
     """A block whose content, the published keys and values of `tokens` under `key`, is to be copied to a store."""

@@ -176,7 +176,7 @@ class Engine:
         Keys and values are not found of an adapter that was unloaded and whose name may be another's now, nor by a long
         sequence those of short ones, whose ropes turn otherwise.
         """
-        model, times = self.executor.model, self.adapting.times(request.adapter)
+        model, times = self.executor.model, self.adapting.times(request.adapter) if request.adapter else 0
         short = model.short_reach
         salt = f"{times}\0{request.cache_salt}" if times else request.cache_salt
         kind = "short" if request.reach(model.max_model_len) <= short else "long"
@@ -271,12 +271,18 @@ class Engine:
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""
-        return self.kv.waste(self.scheduler.running, self.pool.num_used)
+        kv = self.memory_plan.kv
+        size, filled, width, slack = kv.sizes.block_size, kv.groups.filled, kv.groups.width, 0
+        for seq in self.scheduler.running:
+            for table, slid, layers in zip(seq.kv.blocks, seq.kv.slid, filled, strict=True):
+                slack += (len(table) * size - seq.computed) * layers + (len(table) - slid) * size * (width - layers)
+        return slack / max(1, self.pool.num_used * size * width)
 
     def stats(self) -> Stats:
         """Gauges and totals now."""
         drafts, encoding = Drafts() if self.speculator is None else self.speculator.totals, self.scheduler.encoding
-        loras, pool, prefix = self.model.adapters is not None, self.pool, self.prefix
+        model, pool, prefix = self.executor.model, self.pool, self.prefix
+        loras, staged = model.adapters is not None, model.place.topology.pipeline > 1
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -303,7 +309,7 @@ class Engine:
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
             waiting_adapters=tuple(sorted(self.scheduler.room.adapters)) if loras else (),
-            bubbles=self.executor.bubbles(self.all_seconds),
+            bubbles=self.executor.bubbles(self.all_seconds) if staged else (),
         )
 
     def info(self) -> EngineInfo:

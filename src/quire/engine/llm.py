@@ -336,7 +336,8 @@ class LLM(PoolingCalls):
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
         shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
-        before, checks = continued(self.info, request.prompt), checks_of(params.structured_outputs)
+        structured, before = params.structured_outputs, continued(self.info, request.prompt)
+        checks = None if structured is None else checks_of(structured)
         return RequestBuilder(request, text, tokenizer, before, shown, checks)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:

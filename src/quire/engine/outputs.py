@@ -10,7 +10,7 @@ from functools import partial
 from quire.core.request import Output, Request, SequenceReport, TokenLogprob, span
 from quire.text.detokenizer import Growth, OutputText
 from quire.text.structured.checker import SchemaError
-from quire.text.structured.checks import NO_CHECKS, Checks
+from quire.text.structured.checks import Checks
 from quire.text.tokenizer import Tokenizer
 
 
@@ -123,7 +123,7 @@ class RequestBuilder:
         tokenizer: Tokenizer | None,
         prompt: Sequence[int],
         shown: list[int] | None = None,
-        checks: Checks = NO_CHECKS,
+        checks: Checks | None = None,
     ) -> None:
         self.request, self._checks = request, checks
         self._text, self._shown = text, shown
@@ -183,8 +183,9 @@ class RequestBuilder:
 
     def result(self) -> RequestOutput:
         """The answer so far, checked where it is whole."""
-        for each in self.outputs if self.finished and self._checks else ():
-            each.schema_errors = self._checks.errors(each.text, choice=each.index)
+        if self._checks is not None and self._checks and self.finished:
+            for each in self.outputs:
+                each.schema_errors = self._checks.errors(each.text, choice=each.index)
         scored = self.request.params.prompt_logprobs is not None
         return RequestOutput(
             request_id=self.request.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ from quire.cache.groups import Kept, LayerGroups, TableSizes, group_layers
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
-from quire.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
@@ -53,15 +52,6 @@ class KVPlan:
     def bytes_held(self, tokens: int) -> int:
         """Bytes that a sequence of `tokens` tokens holds between steps."""
         return self.block_bytes * sum(self.sizes.kept(tokens, window) for window in self.sizes.windows)
-
-    def waste(self, running: Iterable[Sequence], used: int) -> float:
-        """Share of the slots of `used` blocks, which the sequences `running` hold, that hold no token."""
-        size, groups, slack = self.sizes.block_size, self.groups, 0
-        for seq in running:
-            for table, slid, filled in zip(seq.kv.blocks, seq.kv.slid, groups.filled, strict=True):
-                slack += (len(table) * size - seq.computed) * filled
-                slack += (len(table) - slid) * size * (groups.width - filled)
-        return slack / max(1, used * size * groups.width)
 
 
 def shape_kv(

@@ -58,6 +58,24 @@ def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]
     return np.array(seen, np.uint64).view(np.int64), np.array([mask.bit_count() - 1 for mask in seen], np.int64)
 
 
+def wanted_rows(chunk: Chunk) -> list[tuple[int, int | None]]:
+    """The rows of `chunk` that want logits, in order.
+
+    Each as its position and the token of the prompt that follows, or None where a token is drawn. Rows that predict a
+    token of the prompt are scored, for log-probabilities or only to see that they are finite; of a sequence that is
+    computed again, rows whose next token was drawn already want none.
+    """
+    wanted: list[tuple[int, int | None]] = []
+    seq, end = chunk.seq, chunk.start + chunk.count
+    known, prompt = len(seq.tokens), seq.prompt_len
+    for place in range(end - chunk.logits, end):
+        if place + 1 < prompt:
+            wanted.append((place, seq.tokens[place + 1]))
+        elif place + 1 >= known:
+            wanted.append((place, None))
+    return wanted
+
+
 class BatchBuilder:
     """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
@@ -106,7 +124,7 @@ class BatchBuilder:
                 arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
             arrays.context[s] = end - seq.encoder.lead
             arrays.cu_q[s + 1] = stop
-            for place, target in chunk.wanted():
+            for place, target in wanted_rows(chunk):
                 arrays.logit_rows[len(rows)] = at + place - start
                 position = int(arrays.positions[at + place - start]) + seq.encoder.lead + 1 if tree else place + 1
                 node = max(-1, place - len(seq.tokens)) if seq.draft.tokens else -1

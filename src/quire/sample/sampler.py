@@ -210,7 +210,11 @@ class Sampler:
         if len(rows) > len(self._draws):
             self._reserve(2 * len(rows))
         edits: list[RowEdits] = []
-        masks, failed = ({}, {}) if self.masks is None else self.masks.of(rows)
+        masks, failed = dict[int, Ints](), Failed()
+        for of in rows:
+            if of.seq.guide is not None and self.masks is not None:
+                masks, failed = self.masks.of(rows)
+                break
         work = SamplingWork([], set(), [], [], failed)
         for row, of in enumerate(rows):
             place = len(work.drawn)

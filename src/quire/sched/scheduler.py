@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from typing import Any
 
 from quire.cache.tables import BlockTables
+from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, QuireError
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import Admission
 from quire.sched.features.images import Encoding
-from quire.sched.features.kv_store import Upkeep
 from quire.sched.features.pooling import Pooled
 from quire.sched.features.protocol import PlanHooks
 from quire.sched.features.structured import Make, SlowGuides
@@ -26,6 +27,23 @@ from quire.sched.growth import Scored, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.shares import Pace, Portions, budget_of, shares
 from quire.sched.waiting_room import WaitingRoom
+
+
+class PendingBlockWork:
+    """Gathers work on whole blocks for the next step: wipes, moves, and what `tiers` want to be saved and filled."""
+
+    def __init__(self, tiers: Tiers | None) -> None:
+        self._tiers = tiers
+        self.wipes: list[int] = []
+        self.moves: list[tuple[int, int, int]] = []
+
+    def take(self, copies: Rows[tuple[int, int]] = (), more: Rows[Save] = ()) -> BlockWork:
+        """What was gathered since the last call, the block copies of a plan, and `more` blocks to be saved."""
+        saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
+        if not (self.wipes or self.moves or saves or fills or copies or more):
+            return NO_WORK
+        (wipes, self.wipes), (moves, self.moves) = (self.wipes, []), (self.moves, [])
+        return BlockWork(tuple(moves), (*saves, *more), tuple(wipes), fills, tuple(copies))
 
 
 class Scheduler:
@@ -51,7 +69,7 @@ class Scheduler:
         self.hooks = PlanHooks(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = self._tickets = 0
-        self.upkeep = Upkeep(tables.tiers)
+        self.block_work = PendingBlockWork(tables.tiers)
         self.pace = Pace(config.target_itl_ms / 1000)
         self._ended: list[Output] = []  # by no result of a step; told with the next
         self._admission = Admission(config, tables, room, self.policy)
@@ -140,7 +158,7 @@ class Scheduler:
             carried |= planned(chunks)
         if len(chunks) > 1:
             chunks.sort(key=lambda chunk: chunk.count > 1 + len(chunk.seq.draft.tokens))
-        blocks = self.upkeep.take(copies)
+        blocks = self.block_work.take(copies)
         return StepPlan(chunks=tuple(chunks), blocks=blocks, preempted=tuple(preempted), **carried)
 
     def _shares(self) -> tuple[dict[Sequence, int], list[Sequence], int]:
@@ -236,13 +254,13 @@ class Scheduler:
             if seq.status is Status.FINISHED:
                 continue
             if result.again:
-                self.upkeep.wipes += self.tables.unpublished(seq)
+                self.block_work.wipes += self.tables.unpublished(seq)
                 seq.draft.enabled, seq.in_flight = False, 0
                 self._preempt(seq)
                 continue
             output = Output(request_id=seq.request.id, index=seq.index, cached_tokens=seq.kv.cached_tokens)
             if result.path:
-                self.upkeep.moves += moves(seq, result.path, size)
+                self.block_work.moves += moves(seq, result.path, size)
             reason = append(chunk, result, output, now)
             if result.error is not None:
                 self.fail(seq, result.error)
@@ -271,7 +289,7 @@ class Scheduler:
         """End `seq`, and siblings that would have grown from it; `commit` puts the error out. Its blocks are wiped."""
         for fails in self.hooks.fails:
             fails(seq, error)
-        self.upkeep.wipes += self.tables.unpublished(seq)
+        self.block_work.wipes += self.tables.unpublished(seq)
         for each in (seq, *pending(self.requests[seq.request.id])):
             self._finish(each, "error")
             self._ended.append(ended(each, error))

@@ -125,7 +125,7 @@ class WaitingRoom:
     def recall_head(self) -> bool:
         """Whether the first of the queue is to wait for blocks of a store; it does, then."""
         head = self.queue.head()
-        if not self.recall.begin(head, ()):
+        if self._tables.tiers is None or not self.recall.begin(head, ()):
             return False
         self._unqueue(head)
         self._move(head, self.recall.status)

@@ -29,7 +29,7 @@ def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) ->
     for seq, _ in wanted:
         seq.draft.parents = []
     counts = [_room(scheduler, seq, count, copies) for seq, count in wanted]
-    return counts, StepPlan(blocks=scheduler.upkeep.take(copies))
+    return counts, StepPlan(blocks=scheduler.block_work.take(copies))
 
 
 def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> int:

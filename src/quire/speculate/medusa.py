@@ -28,6 +28,7 @@ from quire.model.net.parts import Linear
 from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
+from quire.run.builder import wanted_rows
 from quire.run.step import ModelStep
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import Sampler
@@ -161,7 +162,7 @@ class MedusaDrafter:
         """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
-            wanted = chunk.wanted()
+            wanted = wanted_rows(chunk)
             if result.tokens and not result.again and result.error is None:
                 first = sum(target is not None for _, target in wanted)
                 places.append(at + first + (result.path[-1] + 1 if result.path else 0))

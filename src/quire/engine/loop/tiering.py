@@ -40,7 +40,7 @@ class Tiering:
     def write_behind(self) -> bool:
         """Keep some more of what can be found, while there is no work; whether there is yet more."""
         more = self.tiers.behind(self.store.behind)
-        self._runner.move_blocks(self._scheduler.upkeep.take(more=more))
+        self._runner.move_blocks(self._scheduler.block_work.take(more=more))
         return self.tiers.unsaved > 0
 
     def forget(self) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
 from typing import ClassVar
 
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Tiers, Wanted
+from quire.cache.tiers import Reading, Wanted
 from quire.core.errors import QuireError
-from quire.core.plan import NO_WORK, BlockWork, Save
 from quire.core.sequence import Sequence, Status
 
 
@@ -77,20 +75,3 @@ class Recall:
         assert self._tiers is not None
         piece = self._tiers.piece
         self._under_way[seq] = self._tiers.read(wanted[:piece]), wanted[piece:]
-
-
-class Upkeep:
-    """Gathers work on whole blocks for the next step: wipes, moves, and what `tiers` want to be saved and filled."""
-
-    def __init__(self, tiers: Tiers | None) -> None:
-        self._tiers = tiers
-        self.wipes: list[int] = []
-        self.moves: list[tuple[int, int, int]] = []
-
-    def take(self, copies: Rows[tuple[int, int]] = (), more: Rows[Save] = ()) -> BlockWork:
-        """What was gathered since the last call, the block copies of a plan, and `more` blocks to be saved."""
-        saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
-        if not (self.wipes or self.moves or saves or fills or copies or more):
-            return NO_WORK
-        (wipes, self.wipes), (moves, self.moves) = (self.wipes, []), (self.moves, [])
-        return BlockWork(tuple(moves), (*saves, *more), tuple(wipes), fills, tuple(copies))
