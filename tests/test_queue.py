@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from fake_runner import FakeEngine, request
 from quire.core.sequence import Sequence
-from quire.sched.policy import POLICIES, Fair, Policy
-from quire.sched.queue import WaitingQueue
+from quire.sched.policy import POLICIES, Fair, Policy, WaitingQueue
 
 TENANTS = "abcd"
 

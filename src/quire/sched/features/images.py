@@ -18,7 +18,7 @@ from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.sched.features.protocol import PlanSide
-from quire.sched.queue import Rank
+from quire.sched.policy import Rank
 from quire.sched.shares import decodes
 
 

@@ -10,7 +10,7 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.queue import Rank
+from quire.sched.policy import Rank
 
 
 class PlanSide(Protocol):

@@ -15,7 +15,7 @@ from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
 from quire.sched.features.protocol import PlanSide
-from quire.sched.queue import Rank
+from quire.sched.policy import Rank
 
 SLOW = 2e-3
 """Seconds for a token of a sequence, above which it is slow: ordinary schemas take some 0.1 ms."""
