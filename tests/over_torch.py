@@ -17,9 +17,9 @@ from quire.ops.choice import OPS
 from quire.ops.cpu.backend import CpuOps
 from quire.ops.select import select as select_backend
 
-TAKEN = {*OPS, "pack", "pack_stack", "pack_exact", "group", "put", "place", "keep"}
+TAKEN = {*OPS, "pack", "pack_stack", "pack_exact", "group", "put", "place", "copy_out"}
 """What is given arrays."""
-GIVEN = {*OPS, "allocate_cache", "empty", "zeros", "put", "place", "keep"} - {"sample", "top_logprobs"}
+GIVEN = {*OPS, "allocate_cache", "empty", "zeros", "put", "place", "copy_out"} - {"sample", "top_logprobs"}
 """What gives arrays that are torch's here; what is drawn is numpy's on every backend."""
 
 
