@@ -32,10 +32,9 @@ from quire.core.request import Request
 from quire.engine.start import start_engine
 from quire.ops.arrays import Host, to_torch
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.reference.caches import write
-from quire.ops.select import select
 
 KINDS = {
     "f32": F32,
@@ -186,7 +185,7 @@ def main() -> None:
     if args.what == "steps":
         report({"shape": args.shape, "sequences": args.sequences, "tokens": args.tokens}, steps(args))
         return
-    ops = select(DeviceConfig(device="cpu", threads=args.threads))
+    ops = open_backend(DeviceConfig(device="cpu", threads=args.threads))
     for form in args.heads:
         heads, rest = form.split("/")
         kv_heads, d = map(int, rest.split("x"))

@@ -31,14 +31,13 @@ from quire.bench.suite.limits import PROBES, ROUNDS
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.native import UNITS, huge_bytes
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
-from quire.ops.select import select
 from quire.ops.weights import Packed, PackedTable, Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -280,7 +279,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/kernels.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa, bf16_bits=12))
+    ops = open_backend(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa, bf16_bits=12))
     bench = Bench(ops, options.seconds, options.kinds, options.rows)
     g = torch.Generator().manual_seed(0)
     parts = {"linear": bench.linear, "embedding": bench.embedding, "attention": bench.attention, "rows": bench.rows_of}

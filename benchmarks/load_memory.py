@@ -50,9 +50,9 @@ def measure(folder: str, quantization: str) -> dict[str, float]:
     """Load in this process: bytes before, bytes more at the peak, bytes of the packed weights, seconds."""
     from quire.core.config import DeviceConfig, flat_config
     from quire.model.build import load_model
-    from quire.ops.select import select
+    from quire.ops.backend import open_backend
 
-    ops = select(DeviceConfig())
+    ops = open_backend(DeviceConfig())
     options = {} if quantization == "none" else {"quantization": quantization}
     before, began = memory("VmRSS"), time.perf_counter()
     model = load_model(flat_config(model=folder, cache_packed="off", **options), ops)

@@ -23,12 +23,11 @@ import torch
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.measure import read_rate
 from quire.ops.experts import Between, Grouped, Routing
 from quire.ops.latents import LatentLayout
 from quire.ops.native import huge_bytes
-from quire.ops.select import select
 from quire.ops.weights import Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -151,7 +150,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=["int4", "int8", "bf16"], help="weight kinds")
     parser.add_argument("--experts", type=int, default=128, help="experts of the layer (128 of bf16 take 1.2 GB twice)")
     options = parser.parse_args()
-    ops = select(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
+    ops = open_backend(DeviceConfig(device="cpu", threads=options.threads, isa=options.isa))
     for kind in options.kinds:
         layer = Layer(ops, kind, options.experts)
         for rows in ROWS:

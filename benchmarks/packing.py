@@ -28,10 +28,9 @@ from torch import Tensor
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.measure import read_rate
 from quire.ops.native import huge_bytes
-from quire.ops.select import select
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
@@ -141,7 +140,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "packing.json")
     args = parser.parse_args()
-    ops = select(DeviceConfig(device="cpu", threads=args.threads, bf16_bits=args.bf16_bits))
+    ops = open_backend(DeviceConfig(device="cpu", threads=args.threads, bf16_bits=args.bf16_bits))
     memory, rows = huge_bytes(READ_BYTES), list[Row]()
     memory.fill(0)
     for name in args.only:

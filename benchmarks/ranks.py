@@ -38,7 +38,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.store import AskedStore, serve
@@ -64,7 +64,7 @@ def exchange(args: argparse.Namespace) -> dict[str, Any]:
     other = os.fork()
     rank = int(other == 0)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    ops, found = select(DeviceConfig(device="cpu", threads=1)), {}
+    ops, found = open_backend(DeviceConfig(device="cpu", threads=1)), {}
     comm = SharedComm(file, rank, 2)
     store = AskedStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
     gloo = ArrayComm(DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1")))

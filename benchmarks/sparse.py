@@ -24,10 +24,9 @@ from peers import HERE
 
 from quire.core.config import DeviceConfig
 from quire.ops.arrays import Host
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import SPARSE
-from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -107,7 +106,7 @@ def main() -> None:
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "sparse.json")
     args = parser.parse_args()
-    ops, rows = select(DeviceConfig(device="cpu", isa=args.isa, threads=args.threads, sparse="on")), list[Row]()
+    ops, rows = open_backend(DeviceConfig(device="cpu", isa=args.isa, threads=args.threads, sparse="on")), list[Row]()
     n, k = args.shape
     for kind in args.only:
         for zeros in args.zeros:

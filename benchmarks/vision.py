@@ -35,7 +35,7 @@ from quire.engine.requests import Encoded, make_request
 from quire.figures.machine import this_machine
 from quire.model.build import load_model
 from quire.ops.arrays import to_torch
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 
 SO400M = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
           "num_attention_heads": 16, "patch_size": 14, "vision_use_head": False}  # fmt: skip
@@ -73,7 +73,7 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_model(Path(folder), args.layers, size)
-        ops = select(DeviceConfig(device="cpu", threads=args.threads))
+        ops = open_backend(DeviceConfig(device="cpu", threads=args.threads))
         vision = load_model(flat_config(model=folder), ops).vision
     assert vision is not None, "the folder has a tower"
     torch.set_num_threads(args.threads)

@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY
-from quire.ops.select import select
 
 logging.disable_progress_bar()
 BACKENDS = ["reference", *(["cpu"] if load_native() else [])]
@@ -157,4 +156,4 @@ TOWER_OPS = {"whole_attention"}
 def backend(name: str) -> Ops:
     """The backend "reference" or "cpu" on two threads; what no model calls may come from the reference."""
     others = () if name == "reference" else tuple(f"{op}=reference" for op in REGISTRY.keys() - MODEL_OPS - TOWER_OPS)
-    return select(DeviceConfig(device=name, threads=2 if name == "cpu" else 0, ops=others))
+    return open_backend(DeviceConfig(device=name, threads=2 if name == "cpu" else 0, ops=others))

@@ -12,10 +12,9 @@ import numpy as np
 from quire.core.config import DeviceConfig
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import is_tensor, to_numpy, to_torch
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.choice import OPS
 from quire.ops.cpu.backend import CpuOps
-from quire.ops.select import select as select_backend
 
 TAKEN = {*OPS, "pack", "pack_stack", "pack_exact", "group", "put", "place", "copy_out"}
 """What is given arrays."""
@@ -61,5 +60,5 @@ def over_torch(ops: Ops) -> Any:
 
 
 def select(device: DeviceConfig) -> Any:
-    """As `quire.ops.select`, over torch tensors."""
-    return over_torch(select_backend(device))
+    """As `quire.ops.backend.open_backend`, over torch tensors."""
+    return over_torch(open_backend(device))

@@ -14,7 +14,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.start import start_engine
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.ops.triton import gpu
 from quire.run.rank_group import of_a_rank
 from test_gloo import each as on_each
@@ -69,7 +69,7 @@ def test_a_checkpoint_in_16_bits_is_summed_in_f32(tmp_path: Path) -> None:
 
 
 def test_sums_of_rounded_numbers_are_made_in_f32() -> None:
-    ops = select(DeviceConfig(device="reference"))
+    ops = open_backend(DeviceConfig(device="reference"))
     for dtype in (torch.bfloat16, torch.float16):
         unit = 1.0 if dtype == torch.bfloat16 else 0.125
         parts = [torch.full((2, 3), value * unit, dtype=dtype) for value in (256.0, 1.0, 1.0)]

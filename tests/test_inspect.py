@@ -27,8 +27,8 @@ from quire.model.build import kv_layouts
 from quire.model.describe import compute_dtype, describe
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.mixers.table import kv_bytes_per_token, mixer_of
+from quire.ops.backend import open_backend
 from quire.ops.choice import choose
-from quire.ops.select import select
 from test_encoder import SMALL
 from test_gguf import FAMILIES, WIDE
 from test_mla import VARIANTS as LATENT
@@ -127,7 +127,7 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
 def test_what_is_shown_is_what_runs() -> None:
     for name in ("reference", "cpu"):
         device = flat_config(device=name, threads=2, ops=("linear=reference",)).device
-        shown, runs = choose(device), select(device)
+        shown, runs = choose(device), open_backend(device)
         assert (shown.backend, shown.isa, shown.threads) == (runs.name, runs.isa, runs.threads)
         assert shown.chosen == runs.chosen and shown.labels["linear"] == "reference"
         assert shown.labels["attention"] == ("reference" if name == "reference" else f"cpu/{runs.isa}")

@@ -20,12 +20,12 @@ from quire.core.errors import ConfigError
 from quire.ops import choice
 from quire.ops import native as native_module
 from quire.ops.arrays import Host, address, is_tensor, to_torch
+from quire.ops.backend import open_backend
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, Arena, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import HUGE, Native, huge_bytes, load_native
 from quire.ops.reference.caches import allocate
-from quire.ops.select import select
 from quire.ops.weights import Weight
 
 module = load_native()
@@ -168,7 +168,7 @@ def test_huge_memory_has_the_size_and_the_alignment(size: int) -> None:
 def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
     layout = KVLayout(16, 2, 32, dtype)
     for device in ("cpu", "reference"):
-        found = select(DeviceConfig(device=device)).allocate_cache(layout, 5)
+        found = open_backend(DeviceConfig(device=device)).allocate_cache(layout, 5)
         expected = allocate(layout, 5)
         for made, want in ((found.keys, expected.keys), (found.values, expected.values)):
             have = made if is_tensor(made) else to_torch(made)
@@ -179,13 +179,13 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest
     monkeypatch.setattr(choice, "load_native", lambda: None)
     monkeypatch.setattr(native_module, "load_native", lambda: None)
     with pytest.warns(RuntimeWarning, match="slow torch reference"):
-        ops = select(DeviceConfig())
+        ops = open_backend(DeviceConfig())
     assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
     with pytest.raises(ConfigError, match="not built"):
-        select(DeviceConfig(device="cpu"))
+        open_backend(DeviceConfig(device="cpu"))
     monkeypatch.setattr(choice, "has_torch", lambda: False)
     with pytest.raises(ConfigError, match=r"C\+\+20 compiler"):
-        select(DeviceConfig())
+        open_backend(DeviceConfig())
 
 
 def test_layers_take_turns_in_the_arena() -> None:
@@ -209,10 +209,10 @@ import threading
 import numpy as np
 from quire.core.config import DeviceConfig
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.ops.layout import KVLayout
 
-ops, g, length = select(DeviceConfig(device="cpu")), np.random.default_rng(0), 8192
+ops, g, length = open_backend(DeviceConfig(device="cpu")), np.random.default_rng(0), 8192
 cache = ops.allocate_cache(KVLayout(16, 2, 64, np.dtype(np.float32)), length // 16)
 for part in (cache.keys, cache.values):
     part[:] = g.standard_normal(part.shape)

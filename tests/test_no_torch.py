@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.run.reach import reach
 from test_server_death import Serving
 from tiny_model import OPTIONS, write_tiny
@@ -90,7 +90,7 @@ def test_a_server_and_its_processes(
 def test_backends_of_torch_name_the_extra(device: DeviceConfig, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.ops.lazy.has_torch", lambda: False)
     with pytest.raises(ConfigError, match=rf"needs PyTorch, which is not installed: pip install 'quire\[{extra}\]'"):
-        select(device)
+        open_backend(device)
 
 
 def test_ranks_of_several_hosts_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.model.offload.streamed import Streamed
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from test_lora import TARGETS, write_adapter
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -137,7 +137,7 @@ def test_layers_that_stay_are_spread_over_the_model(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize(("slots", "layers"), [(1, 1), (1, 3), (2, 2), (2, 5), (3, 7)])
 def test_layers_lie_in_their_slots_in_whatever_order_they_are_walked(slots: int, layers: int, tmp_path: Path) -> None:
-    ops = select(flat_config(device="cpu", threads=1).device)
+    ops = open_backend(flat_config(device="cpu", threads=1).device)
     size = PIECE + 3 * PAGE
     content = np.random.default_rng(0).integers(0, 255, (layers, size), np.uint8)
     path = tmp_path / "weights"
@@ -163,7 +163,7 @@ def test_layers_lie_in_their_slots_in_whatever_order_they_are_walked(slots: int,
 
 
 def test_parts_of_a_layer_come_from_several_files(tmp_path: Path) -> None:
-    ops = select(flat_config(device="cpu", threads=1).device)
+    ops = open_backend(flat_config(device="cpu", threads=1).device)
     names = [tmp_path / name for name in "abc"]
     for i, name in enumerate(names):
         name.write_bytes(bytes([i + 1]) * PAGE)
@@ -179,7 +179,7 @@ def test_parts_of_a_layer_come_from_several_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_early_is_an_error_and_may_come_back(tmp_path: Path) -> None:
-    ops = select(flat_config(device="cpu", threads=1).device)
+    ops = open_backend(flat_config(device="cpu", threads=1).device)
     path = tmp_path / "weights"
     path.write_bytes(b"x" * PAGE)
     with path.open("rb") as file:

@@ -16,7 +16,7 @@ from quire.model.offload.away import PAGE, pages
 from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream
 from quire.ops.arrays import address
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from test_mla import GROUPS, SIZES
 from test_offload import OPTIONS, answers, least_gib, offloaded
 
@@ -59,7 +59,7 @@ def test_experts_from_a_file_give_the_bits_of_those_in_memory(name: str, kind: s
 
 
 def test_experts_chosen_most_stay(tmp_path: Path) -> None:
-    ops = select(flat_config(device="cpu", threads=1).device)
+    ops = open_backend(flat_config(device="cpu", threads=1).device)
     experts, slots = 6, 3
     content = np.repeat(np.arange(2 * experts, dtype=np.uint8), PAGE)
     path = tmp_path / "weights"

@@ -39,14 +39,14 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.start import start_engine
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 
 def memory(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
 config = flat_config(model=folder, device="cpu", threads=2, num_blocks=8, max_num_batched_tokens=16, max_num_seqs=2,
                      **options)
-select(config.device)
+open_backend(config.device)
 before = memory("VmRSS")
 if group:
     Path(group, "tasks").write_text(str(os.getpid()))

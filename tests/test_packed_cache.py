@@ -22,6 +22,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
+from quire.ops.backend import open_backend
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
@@ -29,7 +30,6 @@ from quire.ops.cpu.samples import samples
 from quire.ops.kinds import KINDS
 from quire.ops.lazy import torch_dtype
 from quire.ops.native import load_native
-from quire.ops.select import select
 from quire.ops.weights import Packed, Weight
 from test_model import Paged, prompt
 
@@ -40,7 +40,7 @@ def load(folder: Path, **options: Any) -> Model:
     """The model, once its packed weights are kept in `folder`/.quire, or in the folder asked for."""
     asked = {"model": str(folder), "cache_packed": str(folder / ".quire"), "quantization": "int4"} | options
     config = flat_config(**asked)
-    model = load_model(config, select(config.device))
+    model = load_model(config, open_backend(config.device))
     if model.writing is not None:
         model.writing.finish(60)
     return model
@@ -135,7 +135,7 @@ def matrices() -> Iterator[Weight]:
 
 
 def test_assembling_is_the_inverse_of_taking_apart() -> None:
-    cpu = select(DeviceConfig(device="cpu")).cpu
+    cpu = open_backend(DeviceConfig(device="cpu")).cpu
     assert cpu is not None
     for weight in matrices():
         made = pack(cpu, arrays(weight))
@@ -270,7 +270,7 @@ def test_a_chosen_folder_is_used_and_nonsense_is_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = select(DeviceConfig()).form
+    form = open_backend(DeviceConfig()).form
     for group in KINDS[kind].groups or (0,):
         before = packed_cache._layout(form, None)
 

@@ -24,8 +24,8 @@ from quire.core.machine import cache_folder
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file, packed_folder, packed_writing
 from quire.model.load.packed_folder import NoRoom, make_room
+from quire.ops.backend import open_backend
 from quire.ops.native import load_native
-from quire.ops.select import select
 from test_packed_cache import made_anew
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is 
 
 def load(folder: Path, **options: Any) -> Model:
     config = flat_config(**({"model": str(folder), "quantization": "int4"} | options))
-    return load_model(config, select(config.device))
+    return load_model(config, open_backend(config.device))
 
 
 @pytest.fixture
@@ -201,10 +201,10 @@ import os, sys
 from quire.core.config import flat_config
 from quire.model.build import load_model
 from quire.model.load import packed_cache
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 packed_cache.SMALLEST = 0
 config = flat_config(model=sys.argv[1], quantization="int4", device="cpu")
-load_model(config, select(config.device))
+load_model(config, open_backend(config.device))
 {end}
 """
 

@@ -252,11 +252,11 @@ def test_least_squares_find_what_made_the_times() -> None:
 @native
 def test_parts_of_a_step_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.core.config import DeviceConfig
-    from quire.ops.select import select
+    from quire.ops.backend import open_backend
     from quire.plan import calibrate
 
     monkeypatch.setattr(calibrate, "ATTENDED", ((1, 31, 1), (4, 31, 1), (1, 0, 32), (2, 32, 16)))
-    ops = select(DeviceConfig(device="cpu"))
+    ops = open_backend(DeviceConfig(device="cpu"))
     before = ops.tuning
     found = calibrate.attention_rates(ops, BF16, seconds=0.0)
     assert all(value >= 0 for value in msgspec.structs.astuple(found)) and any(msgspec.structs.astuple(found))

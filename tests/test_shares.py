@@ -16,9 +16,9 @@ from quire.core.errors import ConfigError
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
 from quire.model.load.roles import Share
+from quire.ops.backend import open_backend
 from quire.ops.latents import LatentLayout
 from quire.ops.native import load_native
-from quire.ops.select import select
 from quire.parallel.comm import Comm
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
@@ -141,7 +141,7 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 def test_each_share_keeps_its_own_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "llama", vocab_size=100)
-    ops = select(DeviceConfig(device="cpu"))
+    ops = open_backend(DeviceConfig(device="cpu"))
     config = flat_config(model=str(tmp_path), dtype="bfloat16", cache_packed=str(tmp_path / "kept"))
     shares = Share(), Share(0, 2), Share(1, 2)
     models = [load_model(config, ops, place=place(share)) for share in shares]

@@ -51,8 +51,8 @@ def equals_the_reference(name: str, every: int) -> None:
 
 def test_nothing_imports_triton_before_it_is_chosen() -> None:
     program = (
-        "import sys; from quire.ops.select import select; from quire.core.config import DeviceConfig;"
-        "import quire.engine.llm, quire.cli.app; select(DeviceConfig(device='reference'));"
+        "import sys; from quire.ops.backend import open_backend; from quire.core.config import DeviceConfig;"
+        "import quire.engine.llm, quire.cli.app; open_backend(DeviceConfig(device='reference'));"
         "sys.exit(any(name.split('.')[0] == 'triton' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

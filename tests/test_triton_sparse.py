@@ -19,9 +19,8 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.start import start_engine
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.op import REGISTRY
-from quire.ops.select import select
 from quire.ops.triton.gpu import interpreting
 from quire.ops.weights import Packed, Weight, plain_packed
 from triton_ops import TRITON_OPS, close, gpu_ops, needs_triton, reference
@@ -94,9 +93,9 @@ def test_other_matrices_stay_dense(ops: Ops) -> None:
 def test_torch_multiplies_prompts_where_it_has_sparse_units() -> None:
     if interpreting() or not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no cuSPARSELt"):
-            select(DeviceConfig(device="cuda", sparse="on", ops=("linear=cusparselt",)))
+            open_backend(DeviceConfig(device="cuda", sparse="on", ops=("linear=cusparselt",)))
         return
-    ops = select(DeviceConfig(device="cuda", sparse="on", ops=("linear=cusparselt",)))
+    ops = open_backend(DeviceConfig(device="cuda", sparse="on", ops=("linear=cusparselt",)))
     g = torch.Generator().manual_seed(4)
     weight = Weight("bf16", two_of_four(normal(g, 128, 512)).bfloat16())
     packed, x = ops.pack(weight), normal(g, 100, 512).bfloat16()
@@ -104,7 +103,7 @@ def test_torch_multiplies_prompts_where_it_has_sparse_units() -> None:
     assert packed.handle.units is not None
     close("linear", ops.linear(x.to(ops.gpu.device), packed, None).float().cpu(), expected, 2**-7)
     with pytest.raises(ConfigError, match="--sparse on"):
-        select(DeviceConfig(device="cuda", ops=("linear=cusparselt",)))
+        open_backend(DeviceConfig(device="cuda", ops=("linear=cusparselt",)))
 
 
 @pytest.mark.slow

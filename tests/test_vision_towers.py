@@ -14,8 +14,7 @@ from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.model.families.pictured import PICTURED
 from quire.model.spec import Sight
-from quire.ops.backend import Ops
-from quire.ops.select import select
+from quire.ops.backend import Ops, open_backend
 from test_model import Paged
 from vision_models import FAMILIES, family_of
 from vision_oracle import CASES, SHAPES, Made, any_size, picture, see
@@ -93,7 +92,7 @@ def test_a_quantized_decoder_leaves_the_tower_as_it_is(name: str, made: Callable
 
 def twelve() -> Ops:
     """The native backend with matrices in 12 bits where that loses nothing."""
-    return select(DeviceConfig(device="cpu", threads=2, bf16_bits=12))
+    return open_backend(DeviceConfig(device="cpu", threads=2, bf16_bits=12))
 
 
 def test_a_picture_that_was_not_prepared_for_the_tower_is_refused(made: Callable[[str], Made]) -> None:

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, Case, load_definitions
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes
-from quire.ops.select import select
 from quire.ops.triton.gpu import load_kernels, open_gpu
 from quire.ops.triton.pack import keeps_activations
 from quire.ops.weights import Weight
@@ -40,7 +39,7 @@ def gpu_ops() -> Ops:
 
 @functools.cache
 def reference() -> Ops:
-    return select(DeviceConfig(device="reference"))
+    return open_backend(DeviceConfig(device="reference"))
 
 
 def plain(layout: KVLayout) -> KVLayout:

@@ -16,10 +16,9 @@ from quire.bench.workload import Item, requests_of
 from quire.core.config import DeviceConfig, flat_config
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
-from quire.ops.backend import Ops
+from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.measure import READ_BYTES, read_rate
 from quire.ops.native import huge_bytes
-from quire.ops.select import select
 from quire.plan import calibrate
 from quire.plan.memory import KEPT, PROCESS
 from quire.plan.rates import Calibration, far_bytes, keep
@@ -46,7 +45,7 @@ def measured(
 ) -> Calibration:
     """`found` with what it lacks (everything where it is None), measured now and kept under `key`."""
     tell("calibrating this machine, once: kernels are timed (some 10 s and a format)")
-    ops = select(device)
+    ops = open_backend(device)
     if found is None:
         tell("calibrating: memory, calls and steps")
         found = _basics(ops, key, device)

@@ -53,11 +53,11 @@ def doctor(device: str, isa: str) -> None:
 def _select(device: DeviceConfig) -> Ops:
     import warnings
 
-    from quire.ops.select import select
+    from quire.ops.backend import open_backend
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
-        return select(device)
+        return open_backend(device)
 
 
 def _unit_rows() -> Rows:

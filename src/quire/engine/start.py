@@ -26,7 +26,7 @@ from quire.engine.loop.tiering import Portable, Tiering
 from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.parallel.place import ALONE
 from quire.run.budget import KVPlan
 from quire.run.executor import Allocated, Executor, LocalExecutor
@@ -60,7 +60,7 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
     config.validate()
     since = time.time(), time.monotonic()
     config = of_a_rank(config)
-    ops = select(config.device)
+    ops = open_backend(config.device)
     if config.parallel.ranks > 1:  # before others are started, which takes seconds
         with _told_plainly(config.model.model):
             check_start(config, ops)

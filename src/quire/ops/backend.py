@@ -2,11 +2,12 @@
 
 A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
 records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops`
-(`quire.ops.select`). On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
+(`open_backend`). On the host its arrays are numpy's; those of a device, and of the torch reference, are torch's.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F16, F32, Dtype
 from quire.core.machine import available_memory
 from quire.core.rebuilt import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
-from quire.ops.choice import OPS, READ_WEIGHTS
+from quire.ops.choice import OPS, READ_WEIGHTS, backend_of, devices
 from quire.ops.experts import Grouped, group
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
+from quire.ops.lazy import require_torch
 from quire.ops.native import best_ops, require_native
 from quire.ops.op import implementations
 from quire.ops.tuning import Tuning
@@ -292,3 +295,16 @@ class Ops(ABC):
         On a CPU the ops of `fn` only allocate outputs and are listed; the list runs when `fn` has returned, so `fn`
         must read no numbers. A CUDA graph is captured the same way. The reference has no list and calls `fn` anew.
         """
+
+
+def open_backend(device: DeviceConfig) -> Ops:
+    """The backend for `device`, as `backend_of` says: what `open_ops` of `backend.py` in its folder gives.
+
+    It is imported when it is chosen, torch with those of torch.
+    """
+    name = backend_of(device)
+    row = devices()[name]
+    if row.extra:
+        require_torch(f"--device {row.option}", row.extra)
+    found: Ops = importlib.import_module(f"quire.ops.{name}.backend").open_ops(device)
+    return found

@@ -1,6 +1,6 @@
 """Which backend runs and which implementation each op gets, decided from names alone: `quire inspect` needs no torch.
 
-`quire.ops.select` gives the implementations themselves.
+`quire.ops.backend.open_backend` gives the implementations themselves.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Choice:
 
 
 def choose(device: DeviceConfig) -> Choice:
-    """What `select` would take for `device`. Where a GPU's driver is, torch is asked for the GPU."""
+    """What `open_backend` would take for `device`. Where a GPU's driver is, torch is asked for the GPU."""
     name = backend_of(device)
     chosen = choose_ops(name, device.ops)
     return Choice(name, *devices()[name].unit(device), chosen)

@@ -27,8 +27,7 @@ from quire.core.machine import end_with_parent, uncollected
 from quire.core.plan import BlockWork, Save
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
-from quire.ops.backend import Ops
-from quire.ops.select import select
+from quire.ops.backend import Ops, open_backend
 from quire.parallel.busy import Busy
 from quire.parallel.digest import SaidDigests
 from quire.parallel.place import Place
@@ -177,7 +176,7 @@ def main(load_drafting: LoadDrafting) -> int:
     try:
         world, place = joined(start)
         with uncollected(forever=True):
-            ops = select(start.config.device)
+            ops = open_backend(start.config.device)
             model = load_model(start.config, ops, place=place)
             drafting = load_drafting(start.config, model, ops, place)
         if start.weights and sampled_digest(model.folder) != start.weights:

@@ -23,7 +23,7 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
-from quire.ops.select import select
+from quire.ops.backend import open_backend
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches, parts_of
@@ -36,7 +36,7 @@ class Target:
     def __init__(self, config: EngineConfig, length: int, taps: Callable[[ModelSpec], Taps]) -> None:
         """`ConfigError` where the model has no such rows, or not as many positions."""
         limits = replace(config.scheduler, max_num_batched_tokens=length, max_num_seqs=1)
-        ops = select(config.device)
+        ops = open_backend(config.device)
         self.model = load_model(replace(config, scheduler=limits), ops)
         if not isinstance(self.model.decoder, Decoder) or self.model.encoder is not None:
             raise ConfigError(f"{self.model.name}: rows and logits are read of decoders of the table of families only")
