@@ -103,7 +103,7 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, eager: str = "", **opti
     limits = {"max_num_batched_tokens": 16, "max_num_seqs": 6, "block_size": 4, "device": "reference"}
     config = flat_config(**(OPTIONS | {"model": str(folder)} | limits | options))
     if eager:
-        monkeypatch.setattr(start_module, "select", lambda _: LateOps(FakeRuntime(eager)))
+        monkeypatch.setattr(start_module, "open_backend", lambda _: LateOps(FakeRuntime(eager)))
     engine = start_engine(config)
     monkeypatch.undo()
     engine.model.decoder.embed.table[BROKEN] = torch.nan  # type: ignore[attr-defined]
