@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from quire.core.errors import BadRequest, GrammarTooComplex
@@ -62,3 +64,12 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars.check("a", "a")
     with pytest.raises(GrammarTooComplex):
         grammars.check("a", "b")
+
+
+def test_an_error_that_was_noted_is_not_kept() -> None:
+    """Its traceback would keep what the request's frames hold."""
+    grammars, error = RefusedGrammars(), GrammarTooComplex("grammar: too complex")
+    kept = weakref.ref(error)
+    grammars.note("tenant", "g", error)
+    del error
+    assert kept() is None

@@ -21,10 +21,14 @@ SECONDS = 600.0
 
 @dataclass
 class _Failures:
-    """Of one grammar: how many, the latest of them and when that was."""
+    """Of one grammar: how many, what the latest of them said and when that was.
+
+    Not the error itself: once it is raised, its traceback has all that the request's frames hold.
+    """
 
     count: int
-    error: QuireError
+    message: str
+    param: str | None
     at: float
 
 
@@ -47,7 +51,8 @@ class RefusedGrammars:
         key = _key(tenant, grammar)
         with self._lock:
             known = self._live(key)
-            self._known[key] = _Failures(1 if known is None else known.count + 1, error, self._clock())
+            count = 1 if known is None else known.count + 1
+            self._known[key] = _Failures(count, error.message, error.param, self._clock())
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
 
@@ -58,7 +63,7 @@ class RefusedGrammars:
         with self._lock:
             known = self._live(_key(tenant, grammar))
         if known is not None and known.count >= FAILURES:
-            raise GrammarTooComplex(known.error.message, param=known.error.param)
+            raise GrammarTooComplex(known.message, param=known.param)
 
     def _live(self, key: bytes) -> _Failures | None:
         """What is remembered, which is the latest that was asked for now."""
