@@ -50,7 +50,9 @@ MADE: dict[str, Callable[[], str]] = {
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WHOLE: dict[str, Callable[[], str]] = {
-    "architecture": lambda: sources.document("ARCHITECTURE.md", {"docs/internals/": "../internals/"}),
+    "architecture": lambda: sources.document(
+        "ARCHITECTURE.md", {"docs/internals/": "../internals/", "docs/extend/": ""}
+    ),
     "contributing": lambda: sources.document("CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md"}),
     "changes": lambda: sources.document("CHANGELOG.md", {}),
 }
