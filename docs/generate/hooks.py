@@ -49,6 +49,8 @@ MADE: dict[str, Callable[[], str]] = {
     "tool formats": formats.of_tools,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+PAGES = {"docs/internals/": "../internals/", "docs/extend/": ""}
+"""How links of ARCHITECTURE.md to pages begin, and how they do from its own page."""
 WHOLE: dict[str, Callable[[], str]] = {
     "architecture": lambda: sources.document(
         "ARCHITECTURE.md", {"docs/internals/": "../internals/", "docs/extend/": ""}
