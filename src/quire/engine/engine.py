@@ -39,14 +39,14 @@ class StepQueue:
 
     On a CPU without stages: one step, launched, sampled and popped at once. On a GPU the next one is planned and its
     forward pass sent before the wait for the first; it is sampled when that one is known, because the edits of its
-    logits are made from all tokens. Of stages, the first goes on to other sequences, and to further chunks of prompts,
-    before it waits for what the last makes of the first of them.
+    logits are made from all tokens. With pipeline parallelism the first stage starts steps of other sequences, and of
+    further chunks of prompts, before the last stage has the tokens of the first step.
     """
 
     def __init__(
         self, runner: Runner, scheduler: Scheduler, speculator: Speculator | None, most: int, staged: bool
     ) -> None:
-        """`most` steps at one time; `staged`: in several stages."""
+        """`most` steps at one time; `staged`: with pipeline parallelism."""
         self._runner, self._scheduler, self._speculator = runner, scheduler, speculator
         self._most, self._staged = most, staged
         self._steps = deque[LaunchedStep]()
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def kv(self) -> KVPlan:
-        """The cache."""
+        """The plan of the cache: how many blocks, their bytes, groups of layers, the longest sequence."""
         return self.memory_plan.kv
 
     @property
@@ -173,8 +173,8 @@ class Engine:
     def _own(self, request: Request) -> Request:
         """`request` with what this engine adds: a salt of its own, and how a decoder behind an encoder begins.
 
-        Keys and values are not found of an adapter that was unloaded and whose name may be another's now, nor by a long
-        sequence those of short ones, whose ropes turn otherwise.
+        The salt keeps apart keys and values in the prefix cache: of an adapter that was unloaded and whose name may be
+        another's now, and of short and long sequences, whose keys differ with LongRoPE.
         """
         model, times = self.executor.model, self.adapting.times(request.adapter) if request.adapter else 0
         short = model.short_reach

@@ -281,7 +281,7 @@ class Ops(ABC):
         return
 
     def compute(self, fn: Callable[[], Any], together: bool) -> Any:
-        """fn(), into memory taken back from all outputs.
+        """Run `fn` as one step; outputs of the step before are overwritten.
 
         `together`: as by `record`, where a list of native calls is faster than each call by itself.
         """

@@ -80,7 +80,7 @@ class BatchBuilder:
     """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
     `picture_chunks`: those of the last step among whose rows pictures may be. `failed`: its sequences whose own
-    part of that failed; their rows are any.
+    part of that failed; their rows hold arbitrary values.
     """
 
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:

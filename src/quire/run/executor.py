@@ -35,7 +35,7 @@ class DraftingFacts(Protocol):
 
     @property
     def beside(self) -> tuple[Model, ...]:
-        """It, where it needs room in the blocks."""
+        """(`model`,) where it keeps keys and values in the engine's blocks, else ()."""
         ...
 
     @property

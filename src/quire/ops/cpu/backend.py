@@ -113,7 +113,7 @@ class CpuOps(Ops):
         return array.copy()
 
     def fetch(self, found: Sequence[Array]) -> Fetched:
-        """They are there."""
+        """Nothing to copy: results are in host memory."""
         return functools.partial(list, found)
 
     def native(self, name: str, *args: Any) -> None:
