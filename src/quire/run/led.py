@@ -1,6 +1,6 @@
 """Rank 0's executor where others compute with it: they are told what it does itself, and what they answer is joined.
 
-Every rank has the same `LocalExecutor`; the others' is called by `rank.Rank`, as messages say.
+Every rank has the same `LocalExecutor`; the others' is called by `worker_rank.Rank`, as messages say.
 """
 
 from __future__ import annotations
