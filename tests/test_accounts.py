@@ -98,29 +98,23 @@ def test_beams_are_counted() -> None:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
 def test_vectors_have_spans(path: str) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    from test_tracing import spans_of
+    from test_tracing import ended_spans, spans_of
 
     with real(num_blocks=64) as server:
         tracer, kept = spans_of(server)
         assert server.post(path, VECTORS[path]).status_code == 200
-        tracer._provider.force_flush()
-        spans = kept.get_finished_spans()
-        assert spans and all(span.attributes["gen_ai.usage.input_tokens"] > 0 for span in spans)
+        spans = ended_spans(tracer, kept, 1)
+        assert all(span.attributes["gen_ai.usage.input_tokens"] > 0 for span in spans)
 
 
 def test_the_background_has_a_span() -> None:
     pytest.importorskip("opentelemetry.sdk")
-    from test_tracing import spans_of
+    from test_tracing import ended_spans, spans_of
 
     with live() as server:
         tracer, kept = spans_of(server)
         assert server.post("/v1/responses", BACKGROUND).status_code == 200
 
-        def there() -> bool:
-            tracer._provider.force_flush()
-            return bool(kept.get_finished_spans())
-
-        wait_until(there)
-        [span] = kept.get_finished_spans()
+        [span] = ended_spans(tracer, kept, 1)
         assert span.attributes["gen_ai.usage.output_tokens"] == 5
         assert span.attributes["gen_ai.operation.name"] == "chat"

@@ -55,6 +55,17 @@ def spans_of(server: LiveServer) -> tuple[Any, Any]:
     return tracer, kept
 
 
+def ended_spans(tracer: Any, kept: Any, count: int) -> Any:
+    """`count` spans, once they have ended: a span ends after the client has its answer."""
+
+    def there() -> bool:
+        tracer._provider.force_flush()
+        return len(kept.get_finished_spans()) >= count
+
+    wait_until(there)
+    return kept.get_finished_spans()
+
+
 def test_a_span_says_what_vllms_says() -> None:
     before = time.time_ns()
     with live(StubEngine(step_seconds=0.002)) as server:
@@ -65,8 +76,8 @@ def test_a_span_says_what_vllms_says() -> None:
         server.post("/v1/completions", {"prompt": "x", "max_tokens": 0})
         server.stub.poison = 1
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 3}).status_code == 500
+        first, second, chat, failed = ended_spans(tracer, kept, 4)
         tracer.close()
-    first, second, chat, failed = kept.get_finished_spans()
     assert {span.name for span in (first, second, chat, failed)} == {"llm_request"}
     for span in (first, second):
         assert f"{span.context.trace_id:032x}" == PARENT.split("-")[1]
