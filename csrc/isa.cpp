@@ -116,11 +116,15 @@ const std::vector<Unit>& supported_units() {
 #if defined(QUIRE_X86)
         __builtin_cpu_init();
         const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#if defined(QUIRE_EMULATE_AVX512)
+        const bool dots = v3, bf16 = v3;  // csrc/emulate/avx512.h answers their instructions
+#else
         const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512cd");
         const bool dots = v3 && v4 && __builtin_cpu_supports("avx512vnni");
         const bool bf16 = dots && __builtin_cpu_supports("avx512bf16");
+#endif
         if (bf16 && tiles_granted()) found.push_back({"amx", amx::kOps, amx::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});
         if (bf16) found.push_back({"avx512", avx512::kOps, avx512::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});
         if (dots) found.push_back({"avx512vnni", avx512vnni::kOps, avx512vnni::kOpCount, avx512vnni::kLoadOps, avx512vnni::kLoadOpCount});

@@ -1,0 +1,32 @@
+# This machine's own compiler; the AVX-512 units and the AMX unit for processors with AVX2 alone: two halves for each vector (avx512.h),
+# tile instructions answered by tiles.cpp.
+include("${CMAKE_CURRENT_LIST_DIR}/amx.cmake")
+add_compile_definitions(QUIRE_EMULATE_AVX512)
+set(QUIRE_UNITS "amx;avx512;avx512vnni" CACHE STRING "")
+
+# A unit's flags with AVX2 in the place of AVX-512, into the variable of that name; at -O1, because at -O3 halves take many minutes.
+function(quire_flags_of_halves variable)
+  set(flags ${ARGN})
+  if("-march=x86-64-v4" IN_LIST flags)
+    list(REMOVE_ITEM flags -mavx512vnni -mprefer-vector-width=512)
+    list(TRANSFORM flags REPLACE "^-march=x86-64-v4$" "-march=x86-64-v3")
+    list(TRANSFORM flags REPLACE "^-mavx512bf16$" "-DQUIRE_EMULATE_BF16")
+    list(APPEND flags -O1)
+  endif()
+  set(${variable} "${flags}" PARENT_SCOPE)
+endfunction()
+
+function(quire_units_of_halves)
+  foreach(unit IN LISTS QUIRE_UNITS)
+    if(TARGET quire_${unit})
+      get_target_property(flags quire_${unit} COMPILE_OPTIONS)
+      quire_flags_of_halves(flags ${flags})
+      set_target_properties(quire_${unit} PROPERTIES COMPILE_OPTIONS "${flags}")
+    else()
+      get_source_file_property(flags "${unit}" COMPILE_OPTIONS)
+      quire_flags_of_halves(flags ${flags})
+      set_source_files_properties("${unit}" PROPERTIES COMPILE_OPTIONS "${flags}")
+    endif()
+  endforeach()
+endfunction()
+cmake_language(DEFER CALL quire_units_of_halves)
