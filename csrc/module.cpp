@@ -175,8 +175,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Native ops of the CPU backend: integers, numbers, addresses and arrays in, results in the caller's memory.";
     if (!load_numpy()) throw nb::python_error();
     for (const Unit& unit : supported_units()) {
-        add(unit.name, unit.ops, unit.count);
-        add(unit.name, unit.load_ops, unit.load_count);
+        for (const OpList* const* list = unit.ops; *list; ++list) add(unit.name, (*list)->ops, (*list)->count);
     }
     m.def("units", &units, "Instruction-set units this machine can run, best first.");
     m.def("ops", &ops_of, nb::arg("unit"), "Op name -> id, for the ops of `unit` and those that exist once.");

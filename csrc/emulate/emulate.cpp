@@ -140,8 +140,7 @@ void add(const char* unit, const OpEntry* entries, size_t count) {
 
 void greet() {
     for (const Unit& unit : supported_units()) {
-        add(unit.name, unit.ops, unit.count);
-        add(unit.name, unit.load_ops, unit.load_count);
+        for (const OpList* const* list = unit.ops; *list; ++list) add(unit.name, (*list)->ops, (*list)->count);
     }
     write_word(static_cast<int64_t>(supported_units().size()));
     for (const Unit& unit : supported_units()) write_text(unit.name);
