@@ -255,17 +255,33 @@ def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
             assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want)
 
 
-def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extension_auto_warns_and_cpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(choice, "load_native", lambda: None)
     monkeypatch.setattr(native_module, "load_native", lambda: None)
-    with pytest.warns(RuntimeWarning, match="slow torch reference"):
+    choice._say_that_native_is_missing.cache_clear()
+    for _ in range(2):
         ops = open_backend(DeviceConfig())
-    assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
+        assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
+    (said,) = caplog.records
+    assert said.levelname == "WARNING" and "PyTorch's reference runs, about 50 times slower" in said.getMessage()
     with pytest.raises(ConfigError, match="not built"):
         open_backend(DeviceConfig(device="cpu"))
     monkeypatch.setattr(choice, "has_torch", lambda: False)
     with pytest.raises(ConfigError, match=r"C\+\+20 compiler"):
         open_backend(DeviceConfig())
+
+
+def test_an_install_without_the_extension_says_so_in_one_line() -> None:
+    """What is missing, what that costs and how to get it, where nobody has set up logging too."""
+    code = "import sys; sys.modules['quire._native'] = None; from quire.cli import main; main()"
+    told = subprocess.run([sys.executable, "-c", code, "inspect"], capture_output=True, text=True, check=True)
+    (line,) = told.stderr.splitlines()
+    for part in ("quire._native) was not built", "50 times slower", "install g++ 12 or newer", "QUIRE_NATIVE=OFF"):
+        assert part in line
+    chosen = [sys.executable, "-c", code, "inspect", "--device", "reference"]
+    assert not subprocess.run(chosen, capture_output=True, text=True, check=True).stderr
 
 
 def test_layers_take_turns_in_the_arena() -> None:

@@ -1,4 +1,7 @@
-"""The native extension (csrc/module.cpp): integers, numbers, addresses and arrays in, results in the caller's memory."""
+"""The native extension (csrc/module.cpp): numbers, addresses and arrays in, results in the caller's memory.
+
+One build serves every CPython from 3.11 on: it is written in the limited API.
+"""
 
 from typing import Any
 
