@@ -127,7 +127,7 @@ build: .venv/built
 .venv/dependencies: constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) scikit-build-core nanobind numpy ninja cmake
+	$(PIP) scikit-build-core numpy ninja cmake
 	touch $@
 
 # The GPU's kernels are tested on the CPU, by Triton's interpreter; nothing else wants it without a GPU.
