@@ -4,7 +4,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Where it is set, each of the thousand processes that tests start compiles 600 modules anew.
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.inc csrc/*.cmake csrc/units/*.cpp csrc/units/*.h)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.inc csrc/*.cmake csrc/units/*.cpp csrc/units/*.h csrc/units/here/*.cpp)
 
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
@@ -127,7 +127,7 @@ build: .venv/built
 .venv/dependencies: constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) scikit-build-core nanobind numpy ninja cmake
+	$(PIP) scikit-build-core numpy ninja cmake
 	touch $@
 
 # The GPU's kernels are tested on the CPU, by Triton's interpreter; nothing else wants it without a GPU.

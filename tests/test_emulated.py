@@ -58,7 +58,8 @@ def build(target: Target) -> None:
     missing = [tool for tool in (*target.needs, "cmake", "ninja") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (Debian: apt-get install qemu-user g++-aarch64-linux-gnu)")
-    make = ["cmake", "-S", str(EMULATE), "-B", str(target.folder), "-G", "Ninja", *target.cmake]
+    units = f"-DQUIRE_UNITS={';'.join(target.units)}"
+    make = ["cmake", "-S", str(EMULATE), "-B", str(target.folder), "-G", "Ninja", units, *target.cmake]
     for command in (make, ["cmake", "--build", str(target.folder)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
