@@ -3,7 +3,7 @@
 include("${CMAKE_CURRENT_LIST_DIR}/amx.cmake")
 add_compile_definitions(QUIRE_EMULATE_AVX512)
 
-# The units' flags with AVX2 in the place of AVX-512; at -O1, because calls gain nothing by more.
+# The units' flags with AVX2 in the place of AVX-512, and without optimizations that take the compiler minutes.
 function(quire_units_of_halves)
   foreach(unit IN LISTS QUIRE_BUILT_UNITS)
     get_target_property(flags quire_${unit} COMPILE_OPTIONS)
@@ -11,7 +11,7 @@ function(quire_units_of_halves)
       list(REMOVE_ITEM flags -mavx512vnni -mprefer-vector-width=512)
       list(TRANSFORM flags REPLACE "^-march=x86-64-v4$" "-march=x86-64-v3")
       list(TRANSFORM flags REPLACE "^-mavx512bf16$" "-DQUIRE_EMULATE_BF16")
-      set_target_properties(quire_${unit} PROPERTIES COMPILE_OPTIONS "${flags};-O1")
+      set_target_properties(quire_${unit} PROPERTIES COMPILE_OPTIONS "${flags};-Og")
     endif()
   endforeach()
 endfunction()

@@ -14,33 +14,35 @@
 #define __AVX512BF16__ 1
 #endif
 
-QUIRE_INLINE __m256 half(__m512 a, int i) {
+#define QUIRE_HALVES static inline __attribute__((always_inline))
+
+QUIRE_HALVES __m256 half(__m512 a, int i) {
     struct Halves {
         __m256 at[2];
     };
     return __builtin_bit_cast(Halves, a).at[i];
 }
-QUIRE_INLINE __m256i half(__m512i a, int i) {
+QUIRE_HALVES __m256i half(__m512i a, int i) {
     struct Halves {
         __m256i at[2];
     };
     return __builtin_bit_cast(Halves, a).at[i];
 }
-QUIRE_INLINE __m128i half(__m256i a, int i) { return i ? _mm256_extracti128_si256(a, 1) : _mm256_castsi256_si128(a); }
+QUIRE_HALVES __m128i half(__m256i a, int i) { return i ? _mm256_extracti128_si256(a, 1) : _mm256_castsi256_si128(a); }
 
-QUIRE_INLINE __m512 joined(__m256 low, __m256 high) {
+QUIRE_HALVES __m512 joined(__m256 low, __m256 high) {
     const struct {
         __m256 low, high;
     } both = {low, high};
     return __builtin_bit_cast(__m512, both);
 }
-QUIRE_INLINE __m512i joined(__m256i low, __m256i high) {
+QUIRE_HALVES __m512i joined(__m256i low, __m256i high) {
     const struct {
         __m256i low, high;
     } both = {low, high};
     return __builtin_bit_cast(__m512i, both);
 }
-QUIRE_INLINE __m256i joined(__m128i low, __m128i high) { return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1); }
+QUIRE_HALVES __m256i joined(__m128i low, __m128i high) { return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1); }
 
 // Called and not inlined: kernels of hundreds of vectors in halves would take the compiler many minutes.
 #define QUIRE_CALLED static __attribute__((noinline, unused))
@@ -59,17 +61,17 @@ struct Lanes {
 };
 
 // All bits of a word for each of the mask's bits from 8 i on.
-QUIRE_INLINE __m256i chosen(__mmask16 mask, int i) {
+QUIRE_HALVES __m256i chosen(__mmask16 mask, int i) {
     const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask >> (8 * i)), bit), bit);
 }
-QUIRE_INLINE void check_aligned(const void* p) {
+QUIRE_HALVES void check_aligned(const void* p) {
     if (reinterpret_cast<uintptr_t>(p) % 64) __builtin_trap();
 }
 
 // Moves.
-QUIRE_INLINE __m512 _mm512_castsi512_ps(__m512i a) { return reinterpret_cast<__m512>(a); }
-QUIRE_INLINE __m512i _mm512_castps_si512(__m512 a) { return reinterpret_cast<__m512i>(a); }
+QUIRE_HALVES __m512 _mm512_castsi512_ps(__m512i a) { return reinterpret_cast<__m512>(a); }
+QUIRE_HALVES __m512i _mm512_castps_si512(__m512 a) { return reinterpret_cast<__m512i>(a); }
 QUIRE_CALLED __m256 _mm512_castps512_ps256(__m512 a) { return half(a, 0); }
 QUIRE_CALLED __m256 _mm512_extractf32x8_ps(__m512 a, int i) { return half(a, i); }
 QUIRE_CALLED __m512 _mm512_set1_ps(float x) QUIRE_BOTH(((void)i, _mm256_set1_ps(x)))
@@ -143,7 +145,7 @@ QUIRE_CALLED __m512 _mm512_reduce_ps(__m512 a, int how) {
     return _mm512_mask_mov_ps(left, infinite, _mm512_set1_ps(0.0f));
 }
 // a * 2^floor(b), rounded once: exact in double, whose exponents suffice for every b that gives neither 0 nor infinity.
-QUIRE_INLINE float scaled(float a, float b) {
+QUIRE_HALVES float scaled(float a, float b) {
     constexpr double kMost = 600;
     if (b != b) return a != a ? a + b : b + b;
     if (a != a) return __builtin_isinf(b) ? (b > 0 ? b : 0.0f) : a + a;
@@ -251,7 +253,7 @@ QUIRE_CALLED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i bytes, __m512i sig
 
 // VBMI2: the first numbers of a, put where the mask has bits, with zeros between them.
 template <class T>
-QUIRE_INLINE __m512i expanded(uint64_t mask, __m512i a) {
+QUIRE_HALVES __m512i expanded(uint64_t mask, __m512i a) {
     const auto from = __builtin_bit_cast(Lanes<T>, a);
     Lanes<T> to = {};
     for (int i = 0; mask; ++i, mask &= mask - 1) to.at[__builtin_ctzll(mask)] = from.at[i];
@@ -261,7 +263,7 @@ QUIRE_CALLED __m512i _mm512_maskz_expand_epi8(__mmask64 mask, __m512i a) { retur
 QUIRE_CALLED __m512i _mm512_maskz_expand_epi16(__mmask32 mask, __m512i a) { return expanded<uint16_t>(mask, a); }
 
 // BF16. Numbers without exponent are taken for zeros, NaN stays NaN, all else is rounded to the nearest, ties to even.
-QUIRE_INLINE __m256i bf16_of(__m512 a) {
+QUIRE_HALVES __m256i bf16_of(__m512 a) {
     const __m512i u = _mm512_castps_si512(a);
     const auto of = [&](int i) __attribute__((always_inline)) {
         const __m256i x = half(u, i), high = _mm256_srli_epi32(x, 16), odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
@@ -294,4 +296,5 @@ QUIRE_CALLED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 }
 
 #undef QUIRE_BOTH
+#undef QUIRE_HALVES
 #undef QUIRE_CALLED

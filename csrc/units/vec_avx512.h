@@ -8,10 +8,11 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-#define QUIRE_INLINE static inline __attribute__((always_inline))
-
 #if defined(QUIRE_EMULATE_AVX512)
+#define QUIRE_INLINE static inline
 #include "emulate/avx512.h"
+#else
+#define QUIRE_INLINE static inline __attribute__((always_inline))
 #endif
 
 struct F {
