@@ -36,7 +36,7 @@ class Memory:
     """Where the arrays lie whose addresses somebody asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._known: dict[tuple[int, int], weakref.ref[Any]] = {}  # by address and size
         self._address = torch.Tensor.data_ptr
 
     def watch(self) -> None:
@@ -59,7 +59,7 @@ class Memory:
 
         def described(matrix: Matrix, **fields: int) -> None:
             describe(matrix, **fields)
-            memory._known[matrix.at] = (ctypes.sizeof(matrix), weakref.ref(matrix))
+            memory._known[matrix.at, ctypes.sizeof(matrix)] = weakref.ref(matrix)
 
         Matrix.__init__ = described  # type: ignore[method-assign]
         torch.Tensor.data_ptr = lambda tensor: memory.of_tensor(tensor)  # type: ignore[method-assign]
@@ -72,18 +72,20 @@ class Memory:
         """Where a tensor lies."""
         storage = tensor.untyped_storage()
         if storage.nbytes():  # an empty one lies at 0, and not every 0 in memory is its address
-            self._known[storage.data_ptr()] = (storage.nbytes(), weakref.ref(storage))
+            self._known[storage.data_ptr(), storage.nbytes()] = weakref.ref(storage)
         return self._address(tensor)
 
-    def address(self, array: NDArray[Any]) -> int:
+    def address(self, array: NDArray[Any] | torch.Tensor) -> int:
         """Where an array lies; what it is a part of travels whole."""
+        if isinstance(array, torch.Tensor):
+            return self.of_tensor(array)
         whole = array
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
         if isinstance(whole.base, torch.Tensor) and whole.nbytes:
             self.of_tensor(whole.base)
         else:
-            self._known[_place(whole)] = (whole.nbytes, weakref.ref(whole))
+            self._known[_place(whole), whole.nbytes] = weakref.ref(whole)
         return _place(array)
 
     def words(self, args: Sequence[Any]) -> tuple[int | float, ...]:
@@ -91,10 +93,17 @@ class Memory:
         return tuple(0 if a is None else self.address(a) if isinstance(a, np.ndarray) else a for a in args)
 
     def areas(self) -> tuple[list[int], list[int]]:
-        """Beginnings, ascending, and sizes of what is still there."""
-        self._known = {at: found for at, found in self._known.items() if found[1]() is not None}
-        beginnings = sorted(self._known)
-        return beginnings, [self._known[at][0] for at in beginnings]
+        """Beginnings, ascending, and sizes of what is still there; what overlaps (a tensor over an array's part) is one."""
+        self._known = {area: found for area, found in self._known.items() if found() is not None}
+        beginnings: list[int] = []
+        sizes: list[int] = []
+        for at, size in sorted(self._known):
+            if beginnings and at < beginnings[-1] + sizes[-1]:
+                sizes[-1] = max(sizes[-1], at + size - beginnings[-1])
+            else:
+                beginnings.append(at)
+                sizes.append(size)
+        return beginnings, sizes
 
 
 def _place(array: NDArray[Any]) -> int:

@@ -46,10 +46,14 @@ ARM = Target(
     ("qemu-aarch64", "-cpu", "max"),
     ("neon_i8mm", "neon", "portable"),
 )
-CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni",))
-TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx",))
+CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni", "portable"))
+TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx", "portable"))
 WIDE = Target(
-    "avx512", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avx512.cmake'}",), (), ("amx", "avx512", "avx512vnni")
+    "avx512",
+    (),
+    (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avx512.cmake'}",),
+    (),
+    ("amx", "avx512", "avx512vnni", "portable"),
 )
 
 

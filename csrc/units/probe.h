@@ -4,6 +4,7 @@
 #include "unit.h"
 #if defined(QUIRE_AMX)
 #include "amx.h"
+#include "linear_amx_few.h"
 #endif
 
 namespace quire::QUIRE_UNIT {
