@@ -5,9 +5,20 @@ The arena is one buffer, bumped, and reset when the next step begins.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from quire.core.dtypes import BF16, F16, F32, Dtype
 from quire.ops.arrays import Host
-from quire.ops.experts import ACTIVATIONS
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.descriptors import (
+    AttentionDescriptor,
+    BatchDescriptor,
+    CacheDescriptor,
+    ExpertsDescriptor,
+    LatentCacheDescriptor,
+)
+from quire.ops.experts import ACTIVATIONS, Grouped
+from quire.ops.layout import KVCache
 from quire.ops.native import ALIGN, HUGE, Native, huge_bytes
 
 ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}
@@ -15,6 +26,8 @@ ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}
 TABLES = (F32, BF16, F16)
 """Numbers of the dtypes of tables in csrc/units/elementwise.h."""
 MAX_VIEWS = 4096
+MOST_BATCHES = 64
+"""Batches that are known at a time: a step has one for each group of layers with blocks of their own."""
 
 
 class Arena:
@@ -91,10 +104,11 @@ class Arena:
 
 
 class Cpu:
-    """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive.
+    """What the implementations below share: the native unit, the arena of outputs, and the descriptors that are known.
 
     `bf16_bits` 12: bf16 matrices may be packed in 12 bits, without loss. `sparse`: which matrices lose their zeros, as
-    `--sparse` says.
+    `--sparse` says. The module `described` makes the descriptors. `attention`: by the heads of queries, too; `batches`:
+    by the ids of the arrays that they keep.
     """
 
     def __init__(self, native: Native, bf16_bits: int = 16, sparse: str = "auto") -> None:
@@ -102,3 +116,13 @@ class Cpu:
         self.bf16_bits, self.sparse = bf16_bits, sparse
         self.call = native.call
         self.arena = Arena()
+        self.caches: WeakKeyDictionary[KVCache, CacheDescriptor] = WeakKeyDictionary()
+        self.latent_caches: WeakKeyDictionary[KVCache, LatentCacheDescriptor] = WeakKeyDictionary()
+        self.attention: WeakKeyDictionary[AttentionSpec, dict[int, AttentionDescriptor]] = WeakKeyDictionary()
+        self.experts: WeakKeyDictionary[Grouped, ExpertsDescriptor] = WeakKeyDictionary()
+        self.batches: dict[tuple[int, ...], BatchDescriptor] = {}
+
+    def begin_step(self) -> None:
+        """Forget what was handed out to the last step."""
+        self.arena.begin()
+        self.batches.clear()
