@@ -40,28 +40,28 @@ class Memory:
         self._address = torch.Tensor.data_ptr
 
     def watch(self) -> None:
-        """From here on addresses of tensors, numpy arrays and packed matrices go through this."""
+        """From here on addresses of tensors, numpy arrays and descriptors go through this."""
         from quire.ops import arrays
 
         plain, arrays.address = arrays.address, self.address  # before the modules that take its name from there
         from quire.ops.cpu import sampling
-        from quire.ops.cpu.matrix import Matrix
         from quire.ops.cpu.state import Arena
+        from quire.ops.descriptors import Descriptor
 
         for module in [m for name, m in sys.modules.items() if name.startswith("quire.")]:
             if getattr(module, "address", None) is plain:
                 module.address = self.address  # type: ignore[attr-defined]
-        memory, address_of, describe = self, sampling._address, Matrix.__init__
+        memory, address_of, describe = self, sampling._address, Descriptor.__init__
 
         def address(array: NDArray[Any], dtype: Any) -> int:
             address_of(array, dtype)
             return memory.address(array)
 
-        def described(matrix: Matrix, **fields: int) -> None:
-            describe(matrix, **fields)
-            memory._known[matrix.at] = (ctypes.sizeof(matrix), weakref.ref(matrix))
+        def described(descriptor: Descriptor, **fields: Any) -> None:
+            describe(descriptor, **fields)
+            memory._known[descriptor.at] = (ctypes.sizeof(descriptor), weakref.ref(descriptor))
 
-        Matrix.__init__ = described  # type: ignore[method-assign]
+        Descriptor.__init__ = described  # type: ignore[method-assign]
         torch.Tensor.data_ptr = lambda tensor: memory.of_tensor(tensor)  # type: ignore[method-assign]
         sampling._address = address
         Arena.__init__.__defaults__ = (

@@ -230,7 +230,7 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
 // Rows first..last of all rows and heads from the states that each left, in the order that `order` says.
 void fold_rows(const AttentionCall& c, const float* states, const int64_t* starts, const int64_t* order, int64_t first, int64_t last) {
     alignas(64) float memory[2][kMaxHeadDim + 16] = {};
-    float most[2], sum[2];
+    float most[16], sum[16];  // two numbers, read as a vector
     const State total{&most[0], &sum[0], memory[0]}, part{&most[1], &sum[1], memory[1]};
     const int64_t d = c.cache.d;
     for (int64_t at = first; at < last; ++at) {

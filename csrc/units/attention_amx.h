@@ -184,7 +184,7 @@ void gather_values(const AttentionCall& c, const AttentionBuffers& b, const Page
     for (int64_t t = 0; t < kTile; t += step) {
         const int64_t at = pages.at(start + t), next = pages.at(start + t + kTile), bytes = step / 2 * row;
         char* to = b.values + t / 2 * row;
-        const char *from = at < 0 ? nullptr : c.values + at, *ask = next < 0 ? nullptr : c.keys + next, *also = c.values + (next < 0 ? 0 : next);
+        const char *from = at < 0 ? nullptr : c.cache.values + at, *ask = next < 0 ? nullptr : c.cache.keys + next, *also = c.cache.values + (next < 0 ? 0 : next);
         for (int64_t i = 0; i < bytes; i += 64) {
             if (ask) {
                 prefetch_far(ask + i);

@@ -56,7 +56,7 @@ void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& p
     const int64_t words = c.cache.d / c.cache.pair();
     const char* from[16];
     for (int64_t lane = 0; lane < 16; lane += kLanes)
-        from[lane] = readable(c, b, c.keys, pages.at(start + lane), pages.at(start + lane + kTile), kLanes * c.cache.d, b.room + lane * words * 4);
+        from[lane] = readable(c, b, c.cache.keys, pages.at(start + lane), pages.at(start + lane + kTile), kLanes * c.cache.d, b.room + lane * words * 4);
     if constexpr (kLanes == 1) {
         int64_t i = 0;
         for (; i + 16 <= words; i += 16) transpose_words(copy + i * 64, from, i * 4);
@@ -74,9 +74,9 @@ void copy_group(const AttentionCall& c, const Pages& pages, int64_t start, char*
     if (at < 0) {
         std::memset(copy, 0, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
     } else if (!c.cache.narrow()) {
-        std::memcpy(copy, c.keys + at, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
+        std::memcpy(copy, c.cache.keys + at, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
     } else {
-        widen(c.cache, copy, c.keys + at, c.keys + (next < 0 ? at : next), 16 * c.cache.d);
+        widen(c.cache, copy, c.cache.keys + at, c.cache.keys + (next < 0 ? at : next), 16 * c.cache.d);
     }
 }
 
@@ -107,7 +107,7 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
             if (at < 0) {
                 std::memset(copy, 0, static_cast<size_t>(step / pair * c.padded * 4));
             } else {
-                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), step * s.d);
+                widen(s, copy, c.cache.values + at, c.cache.values + (next < 0 ? at : next), step * s.d);
             }
         }
         return;
@@ -118,15 +118,15 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
         const int64_t token = start + i * pair, at = pages.at(token), next = pages.at(token + kTile);
         if (s.vpair() == pair) {
             if (s.narrow() && at >= 0) {
-                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), pair * s.d);
+                widen(s, copy, c.cache.values + at, c.cache.values + (next < 0 ? at : next), pair * s.d);
             } else {
-                ask_for(s, c.values, next, pair * s.d);
-                copy_bytes(copy, at < 0 ? b.zeros : c.values + at, bytes);
+                ask_for(s, c.cache.values, next, pair * s.d);
+                copy_bytes(copy, at < 0 ? b.zeros : c.cache.values + at, bytes);
             }
             continue;
         }
-        const char* first = readable(c, b, c.values, at, next, s.d, b.room);
-        const char* second = readable(c, b, c.values, pages.at(token + 1), pages.at(token + 1 + kTile), s.d, b.room + bytes);
+        const char* first = readable(c, b, c.cache.values, at, next, s.d, b.room);
+        const char* second = readable(c, b, c.cache.values, pages.at(token + 1), pages.at(token + 1 + kTile), s.d, b.room + bytes);
         int64_t x = 0;
         for (; x + 16 <= s.d; x += 16) zip16(copy + x * 4, first + x * 2, second + x * 2);
         for (; x < s.d; ++x) {
@@ -160,16 +160,16 @@ QUIRE_INLINE void ask_for_token(const char* at, int64_t bytes) {
 void copy_tokens(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const int64_t bytes = c.cache.d * 2, all = c.padded * 2;
     const char *from[kTile], *next[kTile];
-    find_tokens(pages, c.keys, b.zeros, start, from);
-    find_tokens(pages, c.keys, b.zeros, start + kTile, next);
+    find_tokens(pages, c.cache.keys, b.zeros, start, from);
+    find_tokens(pages, c.cache.keys, b.zeros, start + kTile, next);
     for (int64_t j = 0; j < kTile / 16; ++j) {
         char* copy = b.keys + j * all * 16;
         tile.keys[j] = copy;
         for (int64_t i = 0; i < bytes; i += 64) transpose_words(copy + i * 16, from + j * 16, i);
         for (int64_t t = 16 * j; t < 16 * j + 16; ++t) ask_for_token(next[t], bytes);
     }
-    find_tokens(pages, c.values, b.zeros, start, from);
-    find_tokens(pages, c.values, b.zeros, start + kTile, next);
+    find_tokens(pages, c.cache.values, b.zeros, start, from);
+    find_tokens(pages, c.cache.values, b.zeros, start + kTile, next);
     for (int64_t t = 0; t < kTile; t += 2) {
         char* copy = b.values + t * all;
         tile.values[t / 2] = copy;
@@ -189,8 +189,8 @@ void copy_scales(const AttentionCall& c, const AttentionBuffers& b, const Pages&
         if (piece < 0) continue;
         const int64_t at = piece + c.cache.numbers() + pages.offset(token) * 4, left = pages.context - token;
         const auto bytes = static_cast<size_t>(left < step ? left : step) * 4;
-        std::memcpy(b.key_scales + t, c.keys + at, bytes);
-        std::memcpy(b.value_scales + t, c.values + at, bytes);
+        std::memcpy(b.key_scales + t, c.cache.keys + at, bytes);
+        std::memcpy(b.value_scales + t, c.cache.values + at, bytes);
     }
 }
 
@@ -244,9 +244,9 @@ void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages&
     if (!keys_stay && !values_stay) return;
     for (int64_t t = 0; t < kTile; t += step) {
         const int64_t at = pages.at(start + t);
-        if (!keys_stay) ask_for(s, c.values, pages.at(start + t + kTile), step * s.d);
+        if (!keys_stay) ask_for(s, c.cache.values, pages.at(start + t + kTile), step * s.d);
         const int64_t key_bytes = at < 0 ? 0 : 16 * pages.token_bytes, value_bytes = at < 0 ? 0 : pair * pages.token_bytes;
-        const char *keys = at < 0 ? b.zeros : c.keys + at, *values = at < 0 ? b.zeros : c.values + at;
+        const char *keys = at < 0 ? b.zeros : c.cache.keys + at, *values = at < 0 ? b.zeros : c.cache.values + at;
         for (int64_t j = 0; keys_stay && j < step / 16; ++j) tile.keys[t / 16 + j] = keys + j * key_bytes;
         for (int64_t i = 0; values_stay && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
     }
