@@ -42,7 +42,7 @@ struct AttentionDescriptor {
     int64_t distances;
     int64_t heads;         // of queries
     int64_t window;        // 0: all earlier keys
-    int64_t alone;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
+    int64_t queries_only;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
     float scale, softcap;  // softcap 0: none
 };
 

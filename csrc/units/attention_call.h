@@ -40,10 +40,10 @@ struct AttentionCall : BatchDescriptor, AttentionDescriptor {
 
     // Which of all heads of all rows head `i` of a group is, and where its query begins.
     int64_t place(int64_t token, int64_t head, int64_t i) const {
-        return alone ? (token * group + i) * cache.kv_heads + head : token * heads + head * group + i;
+        return queries_only ? (token * group + i) * cache.kv_heads + head : token * heads + head * group + i;
     }
     const float* query(int64_t token, int64_t head, int64_t i) const {
-        return qkv + (place(token, head, i) + (alone ? 0 : token * 2 * cache.kv_heads)) * cache.d;
+        return qkv + (place(token, head, i) + (queries_only ? 0 : token * 2 * cache.kv_heads)) * cache.d;
     }
 
     // Whether this cache has what `span` reads of `split`: entries of a table below 0 are blocks that others have.

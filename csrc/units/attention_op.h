@@ -127,12 +127,12 @@ void run_attention(const AttentionCall& c) {
     run(plan.tasks, plan.task_count);
 }
 
-// qkv [rows, (heads + 2 kv_heads) * d], or `alone`, [rows, heads * d].
+// qkv [rows, (heads + 2 kv_heads) * d], or `queries_only`, [rows, heads * d].
 void attention(float* out, const float* qkv, const CacheShape* cache, const BatchDescriptor* batch, const AttentionDescriptor* spec, int64_t rows) {
     const int64_t group = cache->kv_heads > 0 ? spec->heads / cache->kv_heads : 0;
     const AttentionCall c{*batch, *spec, out, qkv, *cache, group, (cache->d + kDimStep - 1) / kDimStep * kDimStep};
     if (c.starts && c.tree) fail("attention: drafts that branch leave no states");
-    if (c.alone && (c.starts || c.tree)) fail("attention: rows that have queries only leave no states and are no drafts");
+    if (c.queries_only && (c.starts || c.tree)) fail("attention: rows that have queries only leave no states and are no drafts");
     check_attention(c, rows);
     if (c.cache.bf16()) {
         run_attention<true>(c);

@@ -127,11 +127,11 @@ QUIRE_INLINE void rotate_pairs(float* x, const float* table, int64_t half) {
     });
 }
 
-// q [rows, heads * width]: the last `rope` numbers of a head turn. kv [rows, rank + rope]: norm, turn, store.
+// q [rows, heads * width]: the last `rope` numbers of a head are rotated. kv [rows, rank + rope]: norm, rotate, store.
 void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const int64_t* slots, const LatentCache* cache,
-                           const RopeDescriptor* turns, int64_t rows, int64_t width) {
+                           const RopeDescriptor* rotation, int64_t rows, int64_t width) {
     const LatentCache c = *cache;
-    const RopeDescriptor t = *turns;
+    const RopeDescriptor t = *rotation;
     const int64_t heads = t.heads, rank = c.rank, rope = c.rope;
     check_latent(c);
     if (heads < 1 || width < rope) fail("latent_rope_and_cache: the heads are narrower than their rotated part");
@@ -142,11 +142,11 @@ void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const 
     }
     parallel_ranges(rows, 4 * rank + 4 * heads * rope, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const float* turn = t.table + int64_t{positions[r]} * rope;
-            for (int64_t h = 0; h < heads; ++h) rotate_pairs(q + (r * heads + h) * width + width - rope, turn, rope / 2);
+            const float* angles = t.table + int64_t{positions[r]} * rope;
+            for (int64_t h = 0; h < heads; ++h) rotate_pairs(q + (r * heads + h) * width + width - rope, angles, rope / 2);
             float* latent = kv + r * (rank + rope);
             norm_row(latent, latent, t.k_norm, rank, t.eps);
-            rotate_pairs(latent + rank, turn, rope / 2);
+            rotate_pairs(latent + rank, angles, rope / 2);
             char *key = c.keys + slots[r] * rope * c.width(), *value = c.values + slots[r] * rank * c.width();
             if (c.bf16) {
                 store_as<true>(value, latent, rank);

@@ -23,9 +23,9 @@ void check_slots(const int64_t* slots, int64_t rows, const CacheShape& cache) {
 }
 
 // qkv [rows, (heads + 2 kv_heads) * d] in place.
-void rope_and_cache(float* qkv, const int32_t* positions, const int64_t* slots, const CacheShape* shape, const RopeDescriptor* turns, int64_t rows) {
+void rope_and_cache(float* qkv, const int32_t* positions, const int64_t* slots, const CacheShape* shape, const RopeDescriptor* rotation, int64_t rows) {
     const CacheShape cache = *shape;
-    const RopeDescriptor rope = *turns;
+    const RopeDescriptor rope = *rotation;
     check_cache(cache);
     const int64_t heads = rope.heads, kv_heads = cache.kv_heads, d = cache.d;
     if (rope.half < 0 || 2 * rope.half > d || heads < 1 || (rope.half > 0 && !rope.table)) fail("rope_and_cache: bad number of heads or rotated dimensions");
@@ -33,7 +33,7 @@ void rope_and_cache(float* qkv, const int32_t* positions, const int64_t* slots, 
     for (int64_t r = 0; r < rows; ++r)
         if (positions[r] < 0 || positions[r] >= rope.positions) fail("rope_and_cache: a position lies outside the table");
     const int64_t all = heads + 2 * kv_heads;
-    const auto turn = [&](int64_t r, int64_t head) {
+    const auto rotate = [&](int64_t r, int64_t head) {
         float* x = qkv + (r * all + head) * d;
         const float* norm = head < heads ? rope.q_norm : rope.k_norm;
         if (norm) norm_row(x, x, norm, d, rope.eps);
@@ -43,7 +43,7 @@ void rope_and_cache(float* qkv, const int32_t* positions, const int64_t* slots, 
     const auto run = [&](int64_t head, int64_t first, int64_t last) {
         const int64_t kv = head - heads;
         const float* x = qkv + (first * all + head) * d;
-        for (int64_t r = first; kv < kv_heads && r < last; ++r) turn(r, head);
+        for (int64_t r = first; kv < kv_heads && r < last; ++r) rotate(r, head);
         if (kv < 0) return;
         if (last - first == 16 && side_by_side(cache, slots + first)) {
             if (kv < kv_heads) store_keys(cache.keys, x, all * d, cache, slots[first], kv);

@@ -8,8 +8,8 @@ namespace quire::QUIRE_UNIT {
 namespace {
 
 // out [rows, (heads + pad) * d] = rotated heads of q [rows, heads * d], then zeros.
-void rope_queries(float* out, const float* q, const int32_t* positions, const RopeDescriptor* turns, int64_t rows, int64_t pad, int64_t d) {
-    const RopeDescriptor rope = *turns;
+void rope_queries(float* out, const float* q, const int32_t* positions, const RopeDescriptor* rotation, int64_t rows, int64_t pad, int64_t d) {
+    const RopeDescriptor rope = *rotation;
     const int64_t heads = rope.heads;
     if (rope.half < 0 || 2 * rope.half > d || heads < 1 || pad < 0 || (rope.half > 0 && !rope.table)) fail("rope_queries: bad number of heads or rotated dimensions");
     for (int64_t r = 0; r < rows; ++r)

@@ -59,7 +59,7 @@ class AttentionDescriptor(Descriptor):
     """Heads of queries and how they attend."""
 
     _fields_ = [
-        *words("sinks", "alibi", "bias", "distances", "heads", "window", "alone"),
+        *words("sinks", "alibi", "bias", "distances", "heads", "window", "queries_only"),
         ("scale", c_float),
         ("softcap", c_float),
     ]
