@@ -32,7 +32,7 @@ constexpr Field kFields[] = {
     FIELD(BatchDescriptor, states),
     FIELD(AttentionDescriptor, sinks), FIELD(AttentionDescriptor, alibi), FIELD(AttentionDescriptor, bias),
     FIELD(AttentionDescriptor, distances), FIELD(AttentionDescriptor, heads), FIELD(AttentionDescriptor, window),
-    FIELD(AttentionDescriptor, alone), FIELD(AttentionDescriptor, scale), FIELD(AttentionDescriptor, softcap),
+    FIELD(AttentionDescriptor, queries_only), FIELD(AttentionDescriptor, scale), FIELD(AttentionDescriptor, softcap),
     FIELD(RopeDescriptor, table), FIELD(RopeDescriptor, q_norm), FIELD(RopeDescriptor, k_norm), FIELD(RopeDescriptor, positions),
     FIELD(RopeDescriptor, half), FIELD(RopeDescriptor, heads), FIELD(RopeDescriptor, eps),
     FIELD(SpansDescriptor, weight), FIELD(SpansDescriptor, start), FIELD(SpansDescriptor, count), FIELD(SpansDescriptor, span),

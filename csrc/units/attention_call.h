@@ -8,7 +8,6 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 constexpr int64_t kTile = 64;
-constexpr int64_t kSplit = 512;
 // Rows (tokens x heads of a group) that share a pass over the keys (32 were 2-4 % slower on a Zen 5), rows beyond them that a
 // pass may touch, and the multiple that head sizes are padded to.
 constexpr int64_t kQueryRows = 64;

@@ -7,11 +7,6 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 512;
-
-// The order of KV_FORMATS in ops/layout.py. Attention computes in f32 over f32 and f16 caches, in bf16 over the others.
-enum Format : int64_t { kFormatF32, kFormatBf16, kFormatF16, kFormatInt8, kFormatFp8, kFormats };
-
 struct CacheShape : CacheDescriptor {
     bool bf16() const { return format != kFormatF32 && format != kFormatF16; }
     bool scaled() const { return format >= kFormatInt8; }

@@ -15,8 +15,6 @@ namespace {
 // many rows in the second (256 columns of those, in the first, were 2-5 % slower at 512 rows).
 constexpr int64_t widened_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 
-constexpr int64_t kBf12Chunk = 256, kBf12Exceptions = 16;  // columns, and exceptions among them
-
 // Bytes of the chunks of `columns` columns of a block.
 constexpr int64_t bf12_bytes(int64_t columns) { return columns * 24 + (columns + kBf12Chunk - 1) / kBf12Chunk * kBf12Exceptions * 4; }
 

@@ -6,8 +6,6 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-enum Score : int64_t { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2, kScores = 3 };
-
 // Added to the sum that scores are divided by (LEAST_SUM of ops/reference/experts.py): where all of them are 0, so are the weights.
 constexpr float kLeastSum = 1e-20f;
 

@@ -69,6 +69,6 @@ def whole_attention(cpu: Cpu, q: Host, cache: KVCache, context: Host, block_tabl
     ends = np.arange(sequences + 1, dtype=I32)
     at_cache, batch = cache_descriptor(cpu, cache), batch_descriptor(cpu, "attention", (ends, context, block_tables))
     if out.size:
-        spec = AttentionDescriptor(heads=each * heads, scale=scale, alone=1)
+        spec = AttentionDescriptor(heads=each * heads, scale=scale, queries_only=1)
         cpu.call("attention", out, q, at_cache, batch, spec, sequences)
     return out
