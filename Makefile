@@ -27,7 +27,7 @@ sanitize: build  ## the tests of ops with every address and integer operation of
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
 	csrc/sanitize.sh build/sanitize $(BIN)/python $(SANITIZED_TESTS)
 
-emulate: build  ## every op case on units that this machine cannot run (aarch64 by qemu-user, AMX by a signal handler); minutes to build once
+emulate: build  ## every op case on units that this machine cannot run (aarch64 by qemu-user, AVX-512 by AVX2, AMX by a signal handler); minutes to build once
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m slow -s tests/test_emulated.py
 
 test-slow: build .venv/triton

@@ -11,7 +11,9 @@
 
 namespace quire {
 
-#if defined(QUIRE_X86)
+#if defined(QUIRE_EMULATE_AVX512)
+const bool g_expands = true;
+#elif defined(QUIRE_X86)
 const bool g_expands = [] {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bw");

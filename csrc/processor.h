@@ -35,12 +35,17 @@ inline bool avxvnni() {
 #endif
 }
 
+#if defined(QUIRE_EMULATE_AVX512)
+inline bool avx512vnni() { return avx2(); }  // csrc/emulate/avx512.h has what their instructions do
+inline bool avx512() { return avx2(); }
+#else
 inline bool avx512vnni() {
     return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
 }
 
 inline bool avx512() { return avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 
 // Tile registers: the processor has them for int8 and bf16, and the kernel lets this process use their state (Linux 5.16 and
 // newer, "Using XSTATE features in user space applications"; all threads and forked children inherit the permission).

@@ -48,6 +48,9 @@ ARM = Target(
 )
 CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni",))
 TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx",))
+WIDE = Target(
+    "avx512", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avx512.cmake'}",), (), ("amx", "avx512", "avx512vnni")
+)
 
 
 def build(target: Target) -> None:
@@ -55,7 +58,8 @@ def build(target: Target) -> None:
     missing = [tool for tool in (*target.needs, "cmake", "ninja") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)} (Debian: apt-get install qemu-user g++-aarch64-linux-gnu)")
-    make = ["cmake", "-S", str(EMULATE), "-B", str(target.folder), "-G", "Ninja", *target.cmake]
+    units = f"-DQUIRE_UNITS={';'.join(target.units)}"
+    make = ["cmake", "-S", str(EMULATE), "-B", str(target.folder), "-G", "Ninja", units, *target.cmake]
     for command in (make, ["cmake", "--build", str(target.folder)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -107,6 +111,15 @@ def tiles() -> Target:
     return TILES
 
 
+@pytest.fixture(scope="module")
+def wide() -> Target:
+    """The same source with two halves for each vector: csrc/emulate/avx512.h has what the instructions do."""
+    build(WIDE)
+    if not set(WIDE.units) <= set(units_of(WIDE, "env")):
+        pytest.skip("this processor has no AVX2")
+    return WIDE
+
+
 @pytest.mark.slow
 def test_the_units_of_aarch64_processors(arm: Target) -> None:
     assert units_of(arm) == list(arm.units)
@@ -130,3 +143,9 @@ def test_every_op_case_on_avx_vnni(client: Target, file: str) -> None:
 @pytest.mark.parametrize("file", (*TESTS, "test_amx", "test_experts"))
 def test_every_op_case_on_tile_registers(tiles: Target, file: str) -> None:
     print(run_pytest(tiles, file, "-k", "not avx and not portable"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", (*TESTS, "test_amx", "test_experts"))
+def test_every_op_case_on_avx_512(wide: Target, file: str) -> None:
+    print(run_pytest(wide, file, "-k", "not avx2 and not avxvnni and not portable"))

@@ -74,6 +74,10 @@ QUIRE_INLINE U shuffled_halves(uint32_t mask, const char* from) {
 
 // The instructions are spelled out because no unit is compiled for VBMI2: there are processors with VNNI, and with BF16, but
 // without it. Zen 4 takes them from a register; from memory they are microcode there.
+#if defined(QUIRE_EMULATE_AVX512)
+QUIRE_INLINE U expanded_bytes(uint64_t mask, U packed) { return {_mm512_maskz_expand_epi8(mask, packed.v)}; }
+QUIRE_INLINE U expanded_halves(uint32_t mask, U packed) { return {_mm512_maskz_expand_epi16(mask, packed.v)}; }
+#else
 QUIRE_INLINE U expanded_bytes(uint64_t mask, U packed) {
     U out;
     asm("vpexpandb %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask64>(mask)), "v"(packed.v));
@@ -86,6 +90,7 @@ QUIRE_INLINE U expanded_halves(uint32_t mask, U packed) {
     asm("vpexpandw %2, %0%{%1%}%{z%}" : "=v"(out.v) : "Yk"(static_cast<__mmask32>(mask)), "v"(packed.v));
     return out;
 }
+#endif
 
 #endif
 

@@ -8,7 +8,12 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
+#if defined(QUIRE_EMULATE_AVX512)
+#define QUIRE_INLINE static inline
+#include "emulate/avx512.h"
+#else
 #define QUIRE_INLINE static inline __attribute__((always_inline))
+#endif
 
 struct F {
     __m512 v;
@@ -159,7 +164,9 @@ QUIRE_INLINE I as_i(U a) { return {a.v}; }
 // a, which stays in a register instead of being read again by every instruction that uses it (single rows of super-blocks from
 // the second-level cache, Zen 4: 5 % faster at 4 bits, 11 % at 6).
 QUIRE_INLINE U kept(U a) {
+#if !defined(QUIRE_EMULATE_AVX512)
     asm("" : "+v"(a.v));
+#endif
     return a;
 }
 // 16 bytes, one to a lane.
@@ -167,7 +174,11 @@ QUIRE_INLINE U load_bytes(const void* p) { return {_mm512_cvtepu8_epi32(_mm_load
 QUIRE_INLINE U and_u(U a, U b) { return {_mm512_and_si512(a.v, b.v)}; }
 // GCC 12 copies the accumulator before and after its intrinsic for this instruction: two moves per dot product.
 QUIRE_INLINE I dot4(I acc, U w, U x) {
+#if defined(QUIRE_EMULATE_AVX512)
+    acc.v = _mm512_dpbusd_epi32(acc.v, w.v, x.v);
+#else
     asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(w.v), "v"(x.v));
+#endif
     return acc;
 }
 QUIRE_INLINE I dot8(I acc, U w, U x) { return dot4(acc, w, x); }
