@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 def version() -> str:
     """Read the version from its one place, without importing the package."""
-    return re.findall(r'^VERSION = "(.+)"$', (ROOT / "src/quire/core/version.py").read_text(), re.MULTILINE)[0]
+    source = (ROOT / "src/quire/core/version.py").read_text()
+    return str(re.findall(r'^VERSION = "(.+)"$', source, re.MULTILINE)[0])
 
 
 def notes(changelog: str, tag: str, source: str) -> str:
