@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 import quire
 from release_notes import notes, version
+from wheels import glibc, settings
 
 yaml = pytest.importorskip("yaml")
 
@@ -113,3 +116,60 @@ def test_wheels_of_the_workflow_have_all_units() -> None:
     assert linux["cmake.define.QUIRE_STATIC_LIBSTDCXX"] == "ON"
     assert "option(QUIRE_STATIC_LIBSTDCXX" in (ROOT / "CMakeLists.txt").read_text()
     assert settings["build"] == "cp311-*"
+
+
+@pytest.mark.parametrize(
+    ("wheel", "version"),
+    [
+        ("quire-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl", (2, 28)),
+        ("quire-0.1.0-cp311-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64.whl", (2, 17)),
+        ("quire-0.1.0-cp311-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl", (2, 27)),
+    ],
+)
+def test_a_wheel_is_named_by_the_glibc_it_needs(wheel: str, version: tuple[int, int]) -> None:
+    assert glibc(wheel) == version
+    with pytest.raises(ValueError, match="no manylinux tag"):
+        glibc("quire-0.1.0-cp311-abi3-linux_x86_64.whl")
+
+
+def test_wheels_made_here_are_built_as_the_workflow_builds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    linux = PROJECT["tool"]["cibuildwheel"]["linux"]["config-settings"]
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert linux.items() <= settings("x86_64").items() and "cmake.define.CMAKE_TOOLCHAIN_FILE" not in settings("x86_64")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert Path(settings("aarch64")["cmake.define.CMAKE_TOOLCHAIN_FILE"]).exists()
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(SystemExit, match="aarch64-linux-gnu-g\\+\\+ is not installed"):
+        settings("aarch64")
+
+
+def pip_wheel(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What `pip wheel .` does where no compiler is: CMake and Ninja of this environment are all that is found."""
+    found = folder / "bin"
+    found.mkdir()
+    for name in ("cmake", "ninja"):
+        (found / name).symlink_to(shutil.which(name) or "")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    options = (*options, f"build-dir={folder / 'build'}")
+    return subprocess.run(
+        [*command, *(f"--config-settings={option}" for option in options), str(ROOT)],
+        env={"PATH": str(found), "HOME": str(folder)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_install_without_a_compiler_says_so(tmp_path: Path) -> None:
+    run = pip_wheel(tmp_path)
+    assert run.returncode and not list(tmp_path.glob("*.whl"))
+    text = " ".join((run.stdout + run.stderr).split())
+    assert "quire: no C++ compiler was found" in text and "-C cmake.define.QUIRE_NATIVE=OFF" in text
+
+
+@pytest.mark.slow
+def test_an_install_without_native_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    run = pip_wheel(tmp_path, "cmake.define.QUIRE_NATIVE=OFF")
+    assert run.returncode == 0, run.stdout + run.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert not [name for name in names if name.endswith(".so")] and "quire/cli/app.py" in names
+    assert any(name.endswith("licenses/NOTICE") for name in names)
