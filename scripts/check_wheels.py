@@ -96,7 +96,7 @@ def install(wheel: Path, folder: Path, glibc: int, architecture: str) -> None:
         "--abi=abi3",
         "--abi=none",
     ]
-    subprocess.run([*pip, *platforms, f"--target={folder}", str(wheel)], check=True)
+    said([*pip, *platforms, f"--target={folder}", str(wheel)])
 
 
 def check_x86_64(wheel: Path) -> None:
