@@ -25,7 +25,8 @@ from rich.table import Table
 from shapes import SHAPES, write_config
 
 from quire.ops.cpu.matrix import GROWING, Matrix
-from quire.ops.kinds import KINDS, LANES
+from quire.ops.facts import LANES
+from quire.ops.kinds import KINDS
 
 REPEATS = 5
 CONTEXT = 128

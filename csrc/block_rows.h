@@ -9,11 +9,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "facts.h"
 #include "pool.h"
 
 namespace quire {
 
-constexpr int64_t kLanes = 16, kTogether = 4;
+constexpr int64_t kTogether = 4;
 
 typedef uint32_t Words __attribute__((vector_size(16)));  // a word of each of four rows
 typedef uint64_t Doubles __attribute__((vector_size(16)));

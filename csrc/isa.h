@@ -9,13 +9,10 @@ namespace quire {
 
 struct Unit {
     const char* name;
-    const OpEntry* ops;
-    size_t count;
-    const OpEntry* load_ops;  // of units/load.h, which units of one vector width share
-    size_t load_count;
+    const OpList* const* ops;  // the lists of its files; the last is null
 };
 
-// Best first; the portable unit is always last.
+// Best first.
 const std::vector<Unit>& supported_units();
 
 }  // namespace quire

@@ -27,7 +27,7 @@ struct KindFacts {
 
 // By the number of the kind.
 constexpr KindFacts kKindFacts[] = {
-#define KIND(id, name, bits, together, codes, packer, least, most, multiples, zeros, mins, table, order, fuses, form, offset, ...) \
+#define KIND(id, name, bits, together, codes, packer, least, most, multiples, zeros, mins, table, order, fuses, form, offset) \
     {name, bits, together, codes, packer, least, most, multiples, Has::zeros, Has::mins, Has::table, Has::order, fuses, offset},
 #include "kinds.inc"
 };

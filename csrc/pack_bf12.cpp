@@ -13,13 +13,12 @@
 #include <cstring>
 #include <mutex>
 
+#include "facts.h"
 #include "pool.h"
 #include "registry.h"
 
 namespace quire {
 namespace {
-
-constexpr int64_t kLanes = 16, kChunk = 256, kExceptions = 16;
 
 int exponent_of(uint16_t number) { return number >> 7 & 255; }
 
@@ -58,7 +57,7 @@ std::array<int8_t, 256> choose(std::array<int64_t, 256> counts, uint8_t* table) 
 // A chunk of up to 16 rows; false when it has too many exceptions.
 bool pack_chunk(uint8_t* to, const uint16_t* values, int64_t rows, int64_t k, int64_t columns, const std::array<int8_t, 256>& number) {
     std::memset(to, 0, static_cast<size_t>(columns * 24));
-    std::array<uint32_t, kExceptions> odd;
+    std::array<uint32_t, kBf12Exceptions> odd;
     odd.fill(~0u);
     int64_t found = 0;
     for (int64_t c = 0; c < columns; ++c) {  // places ascend when columns go first
@@ -73,7 +72,7 @@ bool pack_chunk(uint8_t* to, const uint16_t* values, int64_t rows, int64_t k, in
                 unit[128 + at] = static_cast<uint8_t>(unit[128 + at] | code << (pair / 2 * 4));
                 continue;
             }
-            if (found == kExceptions) return false;
+            if (found == kBf12Exceptions) return false;
             const auto place = static_cast<uint32_t>(c / 2 * 32 + w);
             int64_t i = found++;  // the two columns of a pair alternate
             for (; i > 0 && (odd[static_cast<size_t>(i - 1)] & 0xffffu) > place; --i) odd[static_cast<size_t>(i)] = odd[static_cast<size_t>(i - 1)];
@@ -90,15 +89,15 @@ void pack_bf12(uint8_t* out, uint8_t* table, int64_t* fits, const uint16_t* valu
     if (n < 1 || k < 1 || n > (int64_t{1} << 40) || k > (int64_t{1} << 40)) fail("pack_bf12: sizes must lie in [1, 2^40]");
     if (k % 8) fail("pack_bf12: columns must be a multiple of 8");
     const auto number = choose(count_exponents(values, n, k), table);
-    const int64_t block_bytes = k * 24 + (k + kChunk - 1) / kChunk * kExceptions * 4;
+    const int64_t block_bytes = k * 24 + (k + kBf12Chunk - 1) / kBf12Chunk * kBf12Exceptions * 4;
     std::atomic<bool> good{true};
     parallel_for((n + kLanes - 1) / kLanes, [&](int64_t block, int) {
         const int64_t rows = n - block * kLanes < kLanes ? n - block * kLanes : kLanes;
         uint8_t* to = out + block * block_bytes;
-        for (int64_t c = 0; c < k && good.load(std::memory_order_relaxed); c += kChunk) {
-            const int64_t columns = k - c < kChunk ? k - c : kChunk;
+        for (int64_t c = 0; c < k && good.load(std::memory_order_relaxed); c += kBf12Chunk) {
+            const int64_t columns = k - c < kBf12Chunk ? k - c : kBf12Chunk;
             if (!pack_chunk(to, values + block * kLanes * k + c, rows, k, columns, number)) good.store(false, std::memory_order_relaxed);
-            to += columns * 24 + kExceptions * 4;
+            to += columns * 24 + kBf12Exceptions * 4;
         }
     });
     *fits = good.load();

@@ -4,14 +4,13 @@
 #include <atomic>
 #include <cstring>
 
+#include "facts.h"
 #include "pool.h"
 #include "registry.h"
 #include "super_planes.h"
 
 namespace quire {
 namespace {
-
-constexpr int64_t kLanes = 16;
 
 struct SuperSource {
     const int8_t* codes;

@@ -4,7 +4,7 @@
 // To add an op: write `void my_op(float* out, const float* x, int64_t rows)` in a .cpp of csrc/ and, in the same file,
 //     static const quire::OpEntry kOps[] = {quire::op_entry<&my_op>("my_op")};
 //     static const quire::Register kRegister(kOps);
-// CMake finds the file by itself. Ops that exist once per instruction set live in csrc/units/ and are listed in unit.h.
+// CMake finds the file by itself. Ops that exist once per instruction set live in csrc/units/, whose .cpp files list theirs.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,17 @@ struct OpEntry {
     const char* signature;  // one letter per slot: p pointer, o pointer or null, i integer, f number
     void (*call)(const Slot*);
 };
+
+// Ops that a file of csrc/units has for one unit.
+struct OpList {
+    const OpEntry* ops;
+    size_t count;
+};
+
+template <size_t N>
+constexpr OpList list_of(const OpEntry (&ops)[N]) {
+    return {ops, N};
+}
 
 // Throws std::invalid_argument with `message`.
 [[noreturn]] void fail(const char* message);

@@ -198,6 +198,9 @@ class Emulated(types.ModuleType):
         """A table of the source, the same for every processor."""
         return _built_here().kinds()  # type: ignore[no-any-return]
 
+    def facts(self) -> dict[str, int]:
+        return _built_here().facts()  # type: ignore[no-any-return]
+
     def threads(self) -> int:
         return self._threads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from quire.ops.cpu.state import ACTIVATION_NUMBERS, Arena, Cpu
 from quire.ops.layout import KVLayout
 from quire.ops.native import HUGE, Native, huge_bytes, load_native
 from quire.ops.reference.caches import allocate
+from quire.ops.tuning import Tuning
 from quire.ops.weights import Weight
 
 module = load_native()
@@ -164,6 +167,83 @@ def test_huge_memory_has_the_size_and_the_alignment(size: int) -> None:
 
 
 @built
+def test_arguments_go_by_name_and_wrong_ones_are_said() -> None:
+    assert module is not None
+    ids, program = module.ops(unit="portable"), module.Program()
+    tuning = {"id": ids["set_tuning"], "args": (0, 1, 1)}
+    module.call(**tuning)
+    module.call(ids["set_tuning"], args=(0, 1, 1))
+    program.add(**tuning)
+    program.run()
+    assert len(program) == 1 and str(inspect.signature(module.call)) == "(id, args)"
+    Native("portable", 1).set_tuning(Tuning())
+    refused: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((), {}), ((0,), {}), ((0, [1]), {}), ((0, (), 1), {}), ((0.0, ()), {}), (("0", ()), {}),
+        ((0,), {"id": 0}), ((0,), {"other": ()}), ((0, ()), {"args": ()}),
+    ]  # fmt: skip
+    for function in (module.call, program.add):
+        for args, named in refused:
+            with pytest.raises(TypeError):
+                function(*args, **named)
+        for unknown in (-1, len(ids) * 100):
+            with pytest.raises(ValueError, match=f"unknown op id {unknown}"):
+                function(unknown, ())
+    with pytest.raises(TypeError):
+        module.Program(1)
+    with pytest.raises(TypeError):
+        module.set_threads(1, pin=1)
+    with pytest.raises(ValueError, match=re.escape("threads must lie in [0, 1024]")):
+        module.set_threads(threads=1025, pin=False)
+
+
+@built
+def test_pointers_are_arrays_addresses_or_none() -> None:
+    native = Native("portable", 1)
+    x, out = np.arange(-4, 4, dtype=np.float32), np.zeros(8, np.float32)
+
+    class Part(np.ndarray[Any, Any]):
+        pass
+
+    relu = ACTIVATION_NUMBERS["relu"]
+    for given in (x, x.view(Part), address(x), np.int64(address(x))):
+        out[:] = -1
+        native.module.call(native.ids["activation"], (out, given, np.int64(1), True * 8, relu))
+        assert np.array_equal(out, np.maximum(x, 0))
+    for bad, why in ((None, "argument 1 is a null pointer"), (0, "argument 1 is a null pointer"), ("x", "wrong type"),
+                     (1 << 64, "wrong type or range"), (1.0, "wrong type"), ([x], "wrong type")):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"op portable/activation\(ppiii\): .*{why}"):
+            native.module.call(native.ids["activation"], (out, bad, 1, 8, relu))
+
+
+@built
+def test_a_program_can_be_a_base_and_ends() -> None:
+    assert module is not None
+
+    class Named(module.Program):  # type: ignore[misc,name-defined]
+        pass
+
+    native = Native("portable", 1)
+    before = sys.getrefcount(module.Program), sys.getrefcount(Named)
+    for kind in (module.Program, Named):
+        for _ in range(50):
+            program = kind()
+            program.add(native.ids["set_tuning"], (0, 1, 1))
+            assert len(program) == 1
+    del program, kind
+    assert (sys.getrefcount(module.Program), sys.getrefcount(Named)) == before
+
+
+@built
+def test_one_build_serves_every_python_from_3_11() -> None:
+    """A name that begins with `_Py` is of CPython's inside, but for these four, which the limited API promises too."""
+    assert module is not None and module.__file__ is not None
+    path = Path(module.__file__)
+    asked = set(re.findall(rb"\0(_Py\w+)(?=\0)", path.read_bytes()))
+    assert ".abi3." in path.name
+    assert asked <= {b"_Py_Dealloc", b"_Py_NoneStruct", b"_Py_TrueStruct", b"_Py_FalseStruct"}
+
+
+@built
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
     layout = KVLayout(16, 2, 32, dtype)
@@ -175,17 +255,33 @@ def test_caches_have_the_layouts_shape_and_are_zero(dtype: Dtype) -> None:
             assert have.dtype == want.dtype and have.is_contiguous() and torch.equal(have, want)
 
 
-def test_without_the_extension_auto_warns_and_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extension_auto_warns_and_cpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(choice, "load_native", lambda: None)
     monkeypatch.setattr(native_module, "load_native", lambda: None)
-    with pytest.warns(RuntimeWarning, match="slow torch reference"):
+    choice._say_that_native_is_missing.cache_clear()
+    for _ in range(2):
         ops = open_backend(DeviceConfig())
-    assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
+        assert ops.name == "reference" and set(ops.chosen.values()) == {"reference"}
+    (said,) = caplog.records
+    assert said.levelname == "WARNING" and "PyTorch's reference runs, about 50 times slower" in said.getMessage()
     with pytest.raises(ConfigError, match="not built"):
         open_backend(DeviceConfig(device="cpu"))
     monkeypatch.setattr(choice, "has_torch", lambda: False)
     with pytest.raises(ConfigError, match=r"C\+\+20 compiler"):
         open_backend(DeviceConfig())
+
+
+def test_an_install_without_the_extension_says_so_in_one_line() -> None:
+    """What is missing, what that costs and how to get it, where nobody has set up logging too."""
+    code = "import sys; sys.modules['quire._native'] = None; from quire.cli import main; main()"
+    told = subprocess.run([sys.executable, "-c", code, "inspect"], capture_output=True, text=True, check=True)
+    (line,) = told.stderr.splitlines()
+    for part in ("quire._native) was not built", "50 times slower", "install g++ 12 or newer", "QUIRE_NATIVE=OFF"):
+        assert part in line
+    chosen = [sys.executable, "-c", code, "inspect", "--device", "reference"]
+    assert not subprocess.run(chosen, capture_output=True, text=True, check=True).stderr
 
 
 def test_layers_take_turns_in_the_arena() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from quire.ops.weights import Weight, plain_packed
 
 native = load_native()
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
+ROOT = Path(__file__).parent.parent
 UNITS_HERE: list[str] = native.units() if native else []
 OPS = of_module("reference")
 
@@ -108,8 +111,13 @@ def test_equals_the_reference(name: str, isa: str) -> None:
             close(f"{name}/{isa}", f, e, 2**-8 if cached and f.dim() > 2 else definition.tolerance)
 
 
-def test_units_are_known_and_portable_is_there() -> None:
-    assert set(UNITS_HERE) <= set(UNITS) and UNITS_HERE[-1] == "portable"
+def test_units_are_known() -> None:
+    assert UNITS_HERE and set(UNITS_HERE) <= set(UNITS)
+
+
+def test_units_of_the_build_are_those_of_the_options() -> None:
+    table = (ROOT / "csrc" / "units.cmake").read_text()
+    assert set(re.findall(r"^ *quire_unit\((\w+)", table, re.MULTILINE)) == set(UNITS)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
@@ -363,7 +371,7 @@ def test_ops_refuse_indices_outside_their_tables() -> None:
 
 def test_native_calls_check_their_arguments() -> None:
     assert native is not None
-    ids = native.ops("portable")
+    ids = native.ops(UNITS_HERE[0])
     for args in ((), (1, 2, 3), (0, 0, 0, 1, 1, 1e-5), ("x",) * 6):
         with pytest.raises(ValueError, match="rmsnorm"):
             native.call(ids["rmsnorm"], args)

@@ -7,21 +7,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <stdexcept>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "isa.h"
+#include "op_table.h"
 #include "pool.h"
-#include "registry.h"
 
 namespace quire {
 namespace {
-
-std::vector<OpEntry>& table() {
-    static std::vector<OpEntry> ops;
-    return ops;
-}
 
 // Bytes of standard input and output; the sender's end of the pipe is this program's.
 void read_bytes(void* to, size_t size) {
@@ -108,7 +103,7 @@ void run_call() {
     }
     std::string error;
     try {
-        table().at(static_cast<size_t>(id)).call(slots.data());
+        op_of_id(id).call(slots.data());
     } catch (const std::exception& caught) {
         error = *caught.what() ? caught.what() : "the op failed";
     }
@@ -120,45 +115,19 @@ void run_call() {
     }
 }
 
-// unit of each op ("" for those that exist once), its name and its signature; the place in the list is its id.
-struct Named {
-    std::string unit;
-    OpEntry op;
-};
-
-std::vector<Named>& names() {
-    static std::vector<Named> all;
-    return all;
-}
-
-void add(const char* unit, const OpEntry* entries, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-        table().push_back(entries[i]);
-        names().push_back({unit, entries[i]});
-    }
-}
-
+// The units, best first; then unit ("" of ops that exist once), name and signature of each op of the table.
 void greet() {
-    for (const Unit& unit : supported_units()) {
-        add(unit.name, unit.ops, unit.count);
-        add(unit.name, unit.load_ops, unit.load_count);
-    }
     write_word(static_cast<int64_t>(supported_units().size()));
     for (const Unit& unit : supported_units()) write_text(unit.name);
-    write_word(static_cast<int64_t>(names().size()));
-    for (const Named& named : names()) {
-        write_text(named.unit);
-        write_text(named.op.name);
-        write_text(named.op.signature);
+    write_word(static_cast<int64_t>(op_table().size()));
+    for (const TableOp& op : op_table()) {
+        write_text(op.unit);
+        write_text(op.name);
+        write_text(op.signature);
     }
 }
 
 }  // namespace
-
-void fail(const char* message) { throw std::invalid_argument(message); }
-
-Register::Register(const OpEntry* entries, size_t count) { add("", entries, count); }
-
 }  // namespace quire
 
 // First the list of units and ops; then, for each request, its kind: 0 sets the number of threads, 1 makes a call.

@@ -2,6 +2,11 @@
 // Shapes are set by a configuration that belongs to the thread.
 #pragma once
 
+#include "unit.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Rows and bytes per row of each tile register; palette 1 of the architecture, 64 bytes in its order.
 struct alignas(64) TileShapes {
     uint8_t palette = 1;
@@ -59,3 +64,6 @@ template <int kSum, int kA, int kB>
 QUIRE_INLINE void tile_dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -8,6 +8,16 @@
 // that were never written are never multiplied: the last pair is masked and blocks outside the range read zeros.
 #pragma once
 
+#include "attention_softmax.h"
+#include "attention_tiles.h"
+#include "attention_tree.h"
+#if defined(QUIRE_AMX)
+#include "attention_amx.h"
+#endif
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // All rows against one tile, a few rows at a time; the first few ask for the next tile.
 template <bool kBf16, bool kAsk>
 QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t n, int64_t start, int64_t visible) {
@@ -236,3 +246,6 @@ void fold_rows(const AttentionCall& c, const float* states, const int64_t* start
         write_row(c, at, head, total, 0);
     }
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

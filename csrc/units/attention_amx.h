@@ -2,6 +2,14 @@
 // on the batch. Registers 0-3 hold sums, 4 the rows (queries or probabilities), 5-7 keys or values.
 #pragma once
 
+#include "amx.h"
+#include "attention_pages.h"
+#include "attention_softmax.h"
+#include "attention_tiles.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kPassRows = 16;
 
 TileShapes attention_tiles() {
@@ -201,3 +209,6 @@ void clear_behind(const AttentionCall& c, const AttentionBuffers& b, const Pages
         for (int64_t i = 0; i < c.padded; ++i) words[left / 2 * c.padded + i] &= 0xffff;
     std::memset(words + first * c.padded, 0, static_cast<size_t>((kTile / 2 - first) * c.padded * 4));
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

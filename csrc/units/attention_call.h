@@ -1,6 +1,11 @@
 // Attention as its kernels see it: the call, the rows that walk keys together, their states, and the memory of a thread.
 #pragma once
 
+#include "cache.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr float kLog2E = 1.44269504f;
 constexpr int64_t kTile = 64;
 constexpr int64_t kSplit = 512;
@@ -110,3 +115,6 @@ struct AttentionBuffers {
     int64_t read;        // tiles
     float* scores_of(int64_t r) const { return scores + (r - low) * kTile; }
 };
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,12 @@
 // The attention op: checks and memory. The arithmetic is in attention.h, who walks which keys in attention_plan.h.
 #pragma once
 
+#include "attention_plan.h"
+#include "pieces.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 AttentionBuffers thread_buffers(Pieces& pieces, int64_t most, int64_t padded) {
     const int64_t rows = most + kSpareRows;
     AttentionBuffers b{};
@@ -157,3 +163,6 @@ void fold_states(float* out, const float* states, const int64_t* starts, const i
     const int64_t each = (starts[rows] - starts[0]) / (rows > 0 ? rows : 1) * d;
     parallel_ranges(rows * heads, each, [&](int64_t begin, int64_t end) { fold_rows(c, states, starts, order, begin, end); });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // Where the keys and values of a tile lie, and copies of layouts that the kernels cannot read in place.
 #pragma once
 
+#include "attention_call.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Where the tokens of one sequence lie. Divisions by the block size are shifts: they would cost more than the arithmetic.
 struct Pages {
     const int32_t* table;
@@ -246,3 +251,6 @@ void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages&
         for (int64_t i = 0; values_stay && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
     }
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -5,6 +5,12 @@
 // Where states are wanted instead of rows all tasks are cut, and splits whose blocks others have are left out.
 #pragma once
 
+#include "attention.h"
+#include "pieces.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 struct AttentionPlan {
     const AttentionCall& c;
     int64_t threads = thread_count();
@@ -137,3 +143,6 @@ struct AttentionPlan {
             const_cast<State*>(of->parts)[split - of->split_begin] = {state.most + r, state.sum + r, state.acc + r * c.padded};
     }
 };
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // Scores to probabilities with a running maximum and sum, and how states over disjoint keys are merged.
 #pragma once
 
+#include "attention_call.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // q.k of n rows and a tile times the scales of the keys.
 QUIRE_INLINE void scale_scores(const AttentionBuffers& b, int64_t first, int64_t n) {
     for (int64_t j = 0; j < kTile; j += 16) {
@@ -143,3 +148,6 @@ QUIRE_INLINE void clear(const State& s, int64_t rows, int64_t padded) {
     std::memset(s.sum, 0, static_cast<size_t>(rows) * 4);
     for (int64_t r = 0; r < rows; ++r) s.most[r] = -INFINITY;
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,13 @@
 // The matrix products of a tile of 64 keys: q k^T and p v, in registers.
 #pragma once
 
+#include "attention_call.h"
+#include "dispatch.h"
+#include "lanes.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Vectors of scores, or of values, in a tile of so many rows: of a prompt 8 x 2 were 5 % faster than 4 x 4 (Zen 5), but the few
 // rows of a decode need all four for enough independent sums.
 constexpr int attention_vectors(int rows) { return rows <= 4 ? kAttentionTiles : kAttentionTiles / 2; }
@@ -114,3 +121,6 @@ void value_rows(int64_t rows, float* out, int64_t out_stride, const float* resca
             });
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

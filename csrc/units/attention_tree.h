@@ -3,6 +3,11 @@
 // of the same tokens without branches; masks, windows and slopes know positions only.
 #pragma once
 
+#include "attention_pages.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Where a token's numbers of a head lie in a cache: `count` words of `bytes` bytes, `stride` bytes apart.
 struct Strided {
     const char* from;
@@ -53,3 +58,6 @@ void graft(const AttentionCall& c, AttentionBuffers& b, const Pages& pages, int6
     for (int64_t position = root; mask; ++position, mask &= mask - 1)
         if (position >= start && position < start + kTile) place_token(c, b, pages, root + __builtin_ctzll(mask), position - start);
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -2,6 +2,11 @@
 // numbers get there.
 #pragma once
 
+#include "math.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kMaxHeadDim = 512;
 
 // The order of KV_FORMATS in ops/layout.py. Attention computes in f32 over f32 and f16 caches, in bf16 over the others.
@@ -26,7 +31,7 @@ struct CacheShape {
     int64_t piece_at(int64_t block, int64_t head) const { return block * step + head * piece(); }
 };
 
-void check_cache(const CacheShape& c) {
+inline void check_cache(const CacheShape& c) {
     if (c.d < 8 || c.d % 8 || c.d > kMaxHeadDim) fail("cache: head_dim must be a multiple of 8 up to 512");
     if (c.block_size < 1 || c.block_size > 128 || (c.block_size & (c.block_size - 1))) fail("cache: block_size must be a power of two up to 128");
     if (c.kv_heads < 1 || c.blocks < 1) fail("cache: needs heads and blocks");
@@ -149,7 +154,7 @@ QUIRE_INLINE bool side_by_side(const CacheShape& c, const int64_t* slots) {
 }
 
 // `store_key` of 16 such tokens: a word of two numbers of each is a line (a word at a time took twice as long).
-void store_keys(char* keys, const float* k, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
+inline void store_keys(char* keys, const float* k, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
     const SixteenRows rounded(k, stride, c);
     const Place place(keys, c, slot, head);
     char* to = place.piece + place.offset * c.d * 2;
@@ -163,7 +168,7 @@ void store_keys(char* keys, const float* k, int64_t stride, const CacheShape& c,
 }
 
 // `store_value` of 16 such tokens.
-void store_values(char* values, const float* v, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
+inline void store_values(char* values, const float* v, int64_t stride, const CacheShape& c, int64_t slot, int64_t head) {
     const SixteenRows rounded(v, stride, c);
     const Place place(values, c, slot, head);
     for (int64_t t = 0; t < 16; t += 2) {
@@ -216,3 +221,6 @@ QUIRE_INLINE void widen(const CacheShape& c, char* to, const char* from, const c
         default: return widen_as<kFormatF16>(to, from, next, count);
     }
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

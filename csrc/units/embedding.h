@@ -1,6 +1,14 @@
 // Rows of a table of tokens: numbers as they are (elementwise.h), or taken out of a packed matrix.
 #pragma once
 
+#include "elementwise.h"
+#include "kind.h"
+#include "linear_op.h"
+#include "look_up.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // out [rows, k] f32; `rounded`: to bf16, as the rows of a bf16 table are; `first` as of row_of_token.
 void embedding_packed(float* out, const int32_t* tokens, const Matrix* w, int64_t rows, int64_t rounded, int64_t first) {
     const KindRow& kind = row_of(*w);
@@ -18,9 +26,12 @@ void embedding_packed(float* out, const int32_t* tokens, const Matrix* w, int64_
                 continue;
             }
             float* x = in_order + r * k;
-            kind.look_up(*w, row, x);
+            kind.of->decode_row(*w, row, x);
             for (int64_t i = 0; rounded && i < k; ++i) x[i] = rounded_to_bf16(x[i]);
             for (int64_t i = 0; order && i < k; ++i) out[r * k + order[i]] = x[i];
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

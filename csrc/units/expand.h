@@ -3,6 +3,11 @@
 // up to 64 bytes, however few the mask asks for.
 #pragma once
 
+#include "unit.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 #if defined(__AVX2__)
 
 // For each mask of eight bits, the number's place among those chosen, 128 where there is none (`pshufb` makes it a zero).
@@ -116,3 +121,6 @@ struct Expander {
         out[1] = shift<-4>(shuffled_bytes(high, from));
     }
 };
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -2,6 +2,11 @@
 // it is read from memory when an op runs, so that a recorded step can be replayed for other tokens.
 #pragma once
 
+#include "linear_op.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // An expert that has pairs: begin .. begin + count of them, and their activations before its first and its last matrix.
 struct Expert {
     int64_t id, begin, count;
@@ -59,7 +64,7 @@ ExpertPieces pieces_of(const Experts& experts, int64_t columns, int64_t width, i
 void lay_out(const Matrix& w, const Experts& experts, Rows Expert::* rows, Scratch codes, Scratch numbers) {
     const Kernels& kernels = kernels_of(w);
     const auto bytes_of = [&](const Expert& e) {
-        const RowBytes bytes = bytes_of_rows(w, e.count, kernels.abreast(e.count));
+        const RowBytes bytes = bytes_of_rows(w, e.count, kernels.interleaved(e.count));
         return RowBytes{(bytes.codes + 63) / 64 * 64, (bytes.numbers + 63) / 64 * 64};
     };
     RowBytes all{0, 0};
@@ -67,39 +72,39 @@ void lay_out(const Matrix& w, const Experts& experts, Rows Expert::* rows, Scrat
     auto* at = static_cast<char*>(scratch(codes, static_cast<size_t>(all.codes)));
     auto* at_numbers = static_cast<char*>(scratch(numbers, static_cast<size_t>(all.numbers)));
     for (Expert& e : experts) {
-        e.*rows = rows_at(w, e.count, kernels.abreast(e.count), at, at_numbers);
+        e.*rows = rows_at(w, e.count, kernels.interleaved(e.count), at, at_numbers);
         at += bytes_of(e).codes;
         at_numbers += bytes_of(e).numbers;
     }
 }
 
-// `count` words one below the other, to every `abreast`-th.
-QUIRE_INLINE void spread_words(char* to, int64_t abreast, const void* from, int64_t count) {
+// `count` words one below the other, to every `interleaved`-th.
+QUIRE_INLINE void spread_words(char* to, int64_t interleaved, const void* from, int64_t count) {
     const auto* words = static_cast<const char*>(from);
-    if (abreast == 1) {
+    if (interleaved == 1) {
         std::memcpy(to, words, static_cast<size_t>(count) * 4);
         return;
     }
-    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * abreast * 4, words + i * 4, 4);
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * interleaved * 4, words + i * 4, 4);
 }
 
 // Row r of `from`, where rows lie one below the other, as row `at` of `to`.
 void copy_row(const Matrix& w, const Rows& to, int64_t at, const Rows& from, int64_t r) {
     const char* row = from.codes + r * from.stride;
-    const bool below = to.abreast == 1;
+    const bool below = to.interleaved == 1;
     char* target = to.codes + at * (below ? to.stride : 4);
     if (row_of(w).form != Form::kCodes) {
         const int64_t words = row_of(w).form == Form::kFloats ? w.k : below ? (w.k + 31) / 32 * 16 : (w.k + 1) / 2;
-        spread_words(target, to.abreast, row, words);
+        spread_words(target, to.interleaved, row, words);
         return;
     }
     const int64_t place = at * (below ? to.groups : 1), first = r * from.groups;
-    for (int64_t d = 0; d < w.digits; ++d) spread_words(target + d * to.digit, to.abreast, row + d * from.digit, w.k / 4);
+    for (int64_t d = 0; d < w.digits; ++d) spread_words(target + d * to.digit, to.interleaved, row + d * from.digit, w.k / 4);
     for (int64_t g = 0; g < to.groups; ++g) {
-        to.scales[place + g * to.abreast] = from.scales[first + g];
-        to.sums[place + g * to.abreast] = from.sums[first + g];
+        to.scales[place + g * to.interleaved] = from.scales[first + g];
+        to.sums[place + g * to.interleaved] = from.sums[first + g];
         for (int64_t d = 0; d < w.digits; ++d)
-            to.starts[(place + g * to.abreast) * w.digits + d] = from.starts[(first + g) * w.digits + d];
+            to.starts[(place + g * to.interleaved) * w.digits + d] = from.starts[(first + g) * w.digits + d];
     }
 }
 
@@ -122,3 +127,6 @@ void read_pairs(const Matrix& w, const Experts& experts, const float* x, const i
             }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

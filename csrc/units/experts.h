@@ -2,6 +2,14 @@
 // columns) for all experts together. A piece is computed by its kind's own tiles, so a row has the bits that `linear` gives it.
 #pragma once
 
+#include "expert_rows.h"
+#include "linear_tiles.h"
+#include "mlp.h"
+#include "moe.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kExpertColumns = kMlpColumns, kExpertRows = kMlpRows;
 constexpr int64_t kFewPairs = 256;  // up to which the products of a piece of columns stay in a core's caches until they are summed
 
@@ -154,3 +162,6 @@ void expert_mlp(float* out, float* y, const float* x, const Matrix* gate_up, Opt
     multiply_pairs(y, last, in_use, &Expert::inner, pairs);
     combine(out, y, places, weights, rows, top_k, n);
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

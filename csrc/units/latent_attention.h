@@ -5,6 +5,13 @@
 // maximum, merged in ascending order; within a split, sums ascend. Positions a row cannot see add 0 times a finite number.
 #pragma once
 
+#include "latent_call.h"
+#include "pieces.h"
+#include "attention_tiles.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Where the tokens start..start + 64 lie; zeros past `end`.
 inline void locate_latents(const LatentCall& c, LatentBuffers& b, int64_t sequence, int64_t start, int64_t end) {
     const LatentCache& cache = c.cache;
@@ -257,3 +264,6 @@ void latent_attention(float* out, const float* latent, const float* q, char* key
     if (bf16) run_latent_attention<true>(c, sequences);
     else run_latent_attention<false>(c, sequences);
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -2,6 +2,14 @@
 // results out of it. Every sum of a product ascends, whatever the tile it was computed in.
 #pragma once
 
+#include "cache.h"
+#include "dispatch.h"
+#include "elementwise.h"
+#include "linear_tiles.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kLatentRows = 32;  // rows (tokens x heads) that share a pass over the keys
 constexpr int64_t kMostLatent = 1 << 16;
 
@@ -151,3 +159,6 @@ void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const 
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // Attention over latents as its kernels see it: the call, the pieces that it is computed in, and the memory of a thread.
 #pragma once
 
+#include "latent_cache.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kLatentSplit = 512;
 constexpr int64_t kLatentTile = 64;
 
@@ -27,3 +32,6 @@ struct LatentBuffers {
     char *q, *p, *tile, *zeros;
     const char *keys[kLatentTile], *values[kLatentTile];
 };
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -8,6 +8,12 @@
 // linear_int.h; two and three sums leave registers for two column blocks and for one.
 #pragma once
 
+#include "linear_amx_few.h"
+#include "linear_super.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int kSumTiles = 4;  // tile registers that hold sums
 constexpr int kTall = 4;    // row tiles whose floats stay in the first-level cache beside the weights of a group
 // Activations of a panel; every processor with AMX so far has 2 MiB of second-level cache a core.
@@ -45,14 +51,14 @@ using UnpackGroup = void (*)(const TileGroup& to, int64_t b, const LinearCall& c
 
 QUIRE_INLINE void store_bytes(char* to, U codes, __m512i offset) { _mm512_store_si512(to, _mm512_sub_epi8(codes.v, offset)); }
 
-template <WeightKind kKind>
+template <class W>
 void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g) {
-    constexpr int kStep = is_int8(kKind) ? 4 : 8, kPlanes = planes_of(kKind);
-    constexpr bool kTable = !is_int8(kKind) && !is_int4(kKind);
+    constexpr int kStep = W::kColumns, kPlanes = W::kPlanes;
+    constexpr bool kTable = W::kTable, kInt4 = W::kBits == 4 && !kTable;
     const int64_t block_bytes = c.w.k * (64 / kStep), begin = g * c.w.group * (64 / kStep), at = block * c.groups + g;
     const int64_t ahead = begin + g_tuning.ahead < block_bytes ? 0 : (to.blocks - 1) * block_bytes;
     const char* w = c.w.codes + block * block_bytes + begin;
-    const __m512i offset = _mm512_set1_epi8(static_cast<char>(is_int4(kKind) ? (c.w.mins ? 0 : 8) : 128));
+    const __m512i offset = _mm512_set1_epi8(static_cast<char>(kInt4 ? (c.w.mins ? 0 : 8) : 128));
     U table[kPlanes];
     for (int p = 0; p < kPlanes; ++p) table[p] = {kTable ? _mm512_sub_epi8(load_table(c.w.table + p * 16).v, offset) : offset};
     char* codes = to.codes(b);
@@ -64,7 +70,7 @@ void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t b
                 store_u(to.codes(b, p) + i * 128, look_up(table[p], low_nibbles(packed)));
                 store_u(to.codes(b, p) + i * 128 + 64, look_up(table[p], high_nibbles(packed)));
             }
-        } else if constexpr (is_int4(kKind)) {
+        } else if constexpr (kInt4) {
             store_bytes(codes + i * 128, low_nibbles(packed), offset);
             store_bytes(codes + i * 128 + 64, high_nibbles(packed), offset);
         } else {
@@ -77,9 +83,9 @@ void unpack_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t b
 }
 
 // A group is a chunk of a super-block, or half of one.
-template <WeightKind kKind>
+template <class W>
 void unpack_super_group(const TileGroup& to, int64_t b, const LinearCall& c, int64_t block, int64_t g) {
-    constexpr SuperForm kForm = super_form(kKind);
+    constexpr SuperForm kForm = W::kForm;
     constexpr int kWords = kForm.group / 4, kPerChunk = 8 / kWords;
     const int64_t block_bytes = super_block_bytes(c, kForm), super = g / kForm.groups(), inner = g % kForm.groups();
     const int64_t at = block * (c.w.k / kSuperColumns) + super, begin = super * kForm.bytes();
@@ -101,7 +107,7 @@ void unpack_super_group(const TileGroup& to, int64_t b, const LinearCall& c, int
         });
     });
     const F unit = load_group(c, c.w.scales, at), least_unit = kForm.mins ? load_group(c, c.w.mins, at) : unit;
-    const SuperScales scales = super_scales<kKind>(multiples, inner, unit, least_unit);
+    const SuperScales scales = super_scales<W>(multiples, inner, unit, least_unit);
     store(to.scales(b), scales.scale);
     if constexpr (kForm.mins) store(to.beside(b), scales.least);
 }
@@ -249,19 +255,19 @@ void tile_blocks(const LinearCall& c, const Panel& p, UnpackGroup unpack, TileAr
         const int tall = static_cast<int>(left < kTall ? left : kTall);
         std::memset(area.acc, 0, static_cast<size_t>(tall) * sizeof(area.acc[0]));
         Waiting waiting{area.sums[1], area.acc[kTall], p.row, 0, {p.work, codes_bytes, NB, kForm.planes}};
-        int turn = 0;
+        int buffer = 0;
         for (int64_t g = 0; g < c.groups; ++g) {
             const TileGroup weights{p.work + g * tile_group_bytes(group, NB, kForm.planes), codes_bytes, NB, kForm.planes};
             if (top == p.row)
                 for (int b = 0; b < NB; ++b) unpack(weights, b, c, p.block + b, g);
-            for (int t = 0; t < tall; ++t, turn ^= 1) {
+            for (int t = 0; t < tall; ++t, buffer ^= 1) {
                 const int64_t row = tile_row(p, top, t, rows);
                 const char* x = c.x + row * c.x_stride + g * group;
                 auto flush = flush_of<kForm, NB>(c, waiting, rows);
                 zero_sums(sums);
                 dot_group<kForm, kFull>(c, x, weights, flush, std::make_integer_sequence<int, kSteps>{});
-                store_sums(area.sums[turn], sums);
-                waiting = {area.sums[turn], area.acc[t], row, g, weights};
+                store_sums(area.sums[buffer], sums);
+                waiting = {area.sums[buffer], area.acc[t], row, g, weights};
             }
         }
         auto flush = flush_of<kForm, NB>(c, waiting, rows);
@@ -271,12 +277,12 @@ void tile_blocks(const LinearCall& c, const Panel& p, UnpackGroup unpack, TileAr
 }
 
 // Column blocks of a panel that share a tile of activations.
-template <WeightKind kKind>
-constexpr int tile_blocks_of() { return TileForm{Beside::kNothing, 1, planes_of(kKind), digits_of(kKind)}.wide(); }
+template <class W>
+constexpr int tile_blocks_of() { return TileForm{Beside::kNothing, 1, W::kPlanes, W::kDigits}.wide(); }
 
 // Memory that a panel needs: the unpacked weights of some blocks.
-template <WeightKind kKind>
-QUIRE_INLINE int64_t tile_panel_bytes(const LinearCall& c) { return c.groups * tile_group_bytes(c.w.group, tile_blocks_of<kKind>(), planes_of(kKind)); }
+template <class W>
+QUIRE_INLINE int64_t tile_panel_bytes(const LinearCall& c) { return c.groups * tile_group_bytes(c.w.group, tile_blocks_of<W>(), W::kPlanes); }
 
 template <TileForm kForm>
 void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
@@ -299,49 +305,45 @@ void tile_panel(const LinearCall& c, Panel p, UnpackGroup unpack) {
         for (; p.block < p.blocks_end; ++p.block) tile_blocks<kForm, 1, false>(c, p, unpack, area);
 }
 
-// Weights that tiles can serve. With groups of 16 columns a product takes a tile as long as with 64, its time being that of the rows
-// of activations, and so do its stores and floats: by count no faster than vectors, so the tuner may leave them to vectors.
-consteval bool has_tiles(WeightKind kind) { return is_super(kind) || !(is_float(kind) || is_sparse(kind) || kind == WeightKind::kFp8); }
-
-// Whether tiles serve these weights and so many rows.
-template <WeightKind kKind>
-QUIRE_INLINE bool tiles_serve(const LinearCall&, int64_t rows) { return has_tiles(kKind) && rows >= g_tuning.tile_rows; }
-
-template <WeightKind kKind, Beside kBeside>
+template <class W, Beside kBeside>
 void tile_panel_of(const LinearCall& c, const Panel& p) {
-    constexpr int kPlanes = planes_of(kKind), kDigits = digits_of(kKind);
-    if (c.w.group <= 64) return tile_panel<TileForm{kBeside, 1, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
-    tile_panel<TileForm{kBeside, 2, kPlanes, kDigits}>(c, p, &unpack_group<kKind>);
+    if (c.w.group <= 64) return tile_panel<TileForm{kBeside, 1, W::kPlanes, W::kDigits}>(c, p, &unpack_group<W>);
+    tile_panel<TileForm{kBeside, 2, W::kPlanes, W::kDigits}>(c, p, &unpack_group<W>);
 }
 
-template <WeightKind kKind>
+// With groups of 16 columns a product takes a tile as long as with 64, its time being that of the rows of activations, and so do its
+// stores and floats: by count no faster than vectors, so the tuner may leave them to vectors.
+template <class W>
 void run_tile_panel(const LinearCall& c, const Panel& p) {
-    if constexpr (is_super(kKind)) {
-        constexpr Beside kBeside = super_form(kKind).mins ? Beside::kMins : Beside::kNothing;
-        return tile_panel<TileForm{kBeside, 1, 1, 1}>(c, p, &unpack_super_group<kKind>);
+    if constexpr (requires { W::kForm; }) {
+        constexpr Beside kBeside = W::kForm.mins ? Beside::kMins : Beside::kNothing;
+        return tile_panel<TileForm{kBeside, 1, 1, 1}>(c, p, &unpack_super_group<W>);
     } else {
-        if constexpr (is_plain(kKind))
-            if (p.rows_end - p.row <= kSide && c.w.group >= kFewGroup && !c.w.mins) return few_panel_of<kKind>(c, p);
-        if constexpr (is_int8(kKind) || is_int4(kKind)) {
-            if (c.w.mins) return tile_panel_of<kKind, Beside::kMins>(c, p);
-            if (c.w.zeros) return tile_panel_of<kKind, Beside::kZeros>(c, p);
+        if constexpr (W::kPlanes == 1 && W::kDigits == 1)
+            if (p.rows_end - p.row <= kSide && c.w.group >= kFewGroup && !c.w.mins) return few_panel_of<W>(c, p);
+        if constexpr (!W::kTable) {
+            if (c.w.mins) return tile_panel_of<W, Beside::kMins>(c, p);
+            if (c.w.zeros) return tile_panel_of<W, Beside::kZeros>(c, p);
         }
-        tile_panel_of<kKind, Beside::kNothing>(c, p);
+        tile_panel_of<W, Beside::kNothing>(c, p);
     }
 }
 
 // All rows and column blocks, in panels of about equal height.
-template <WeightKind kKind>
+template <class W>
 void run_tile_linear(const LinearCall& c, int64_t m) {
     const int64_t most = kTilePanelBytes / c.x_stride < kSide ? 1 : kTilePanelBytes / c.x_stride / kSide;
     const int64_t tiles = (m + kSide - 1) / kSide, panels = (tiles + most - 1) / most;
     const int64_t height = (tiles + panels - 1) / panels * kSide;
-    constexpr int kWide = tile_blocks_of<kKind>();
+    constexpr int kWide = tile_blocks_of<W>();
     const int64_t blocks = (c.w.n + 15) / 16, columns = (blocks + kWide - 1) / kWide;
-    const Work work(tile_panel_bytes<kKind>(c));
+    const Work work(tile_panel_bytes<W>(c));
     parallel_for((m + height - 1) / height * columns, [&](int64_t index, int thread) {
         const int64_t row = index / columns * height, block = index % columns * kWide;
         const int64_t blocks_end = block + kWide < blocks ? block + kWide : blocks;
-        run_tile_panel<kKind>(c, {row, row + height < m ? row + height : m, block, blocks_end, work.of(thread)});
+        run_tile_panel<W>(c, {row, row + height < m ? row + height : m, block, blocks_end, work.of(thread)});
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

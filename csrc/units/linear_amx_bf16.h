@@ -1,8 +1,15 @@
 // bf16 weights by tile registers: 32 rows by 32 columns of sums at a time, for any number of rows.
 //
 // The packed layout [n / 16][k / 2][16][2] is the one the instruction reads, so a tile of weights is 1 KiB of it. A sum is one
-// chain over k in steps of 32 whatever the number of rows, as everywhere in linear.h; between parts of k it waits in memory.
+// chain over k in steps of 32 whatever the number of rows, as everywhere in linear_kernels.h; between parts of k it waits in memory.
 #pragma once
+
+#include "amx.h"
+#include "kind.h"
+#include "linear_tiles.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
 
 // A part: at most 9 tiles of two blocks, a third of the first-level cache; with 16, activations that pass through displace them
 // (measured; of 36 tiles, 4 parts of 9 are 3 % faster than 4 of 8 and one of 4).
@@ -153,3 +160,14 @@ void amx_bf16(const LinearCall& c, int64_t m) {
         amx_bf16_panel(c, {row, row + height < m ? row + height : m, block, block + width < blocks ? block + width : blocks, work.of(thread)});
     });
 }
+
+constexpr Kernels kBf16Tiles = {
+    [](const LinearCall& c, int64_t m) { amx_bf16(with_large_output(c, m), m); },
+    &one_below_another,
+    [](const LinearCall& c, int64_t, const Panel& p) { amx_bf16_panel(c, p); },
+    [](const LinearCall&, int64_t, int64_t rows, int64_t blocks) { return amx_panel_bytes(rows, blocks); },
+    kMlpRows,
+};
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -6,6 +6,12 @@
 // turning sums into floats takes the time.
 #pragma once
 
+#include "amx.h"
+#include "linear_int.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int kSide = 16;   // rows of a tile, and columns
 constexpr int kTileInts = kSide * 16;
 constexpr int kFewWide = 2;  // two streams of weights for the hardware's prefetcher
@@ -46,21 +52,21 @@ QUIRE_INLINE void few_floats(const LinearCall& c, F (&acc)[kSide], const int32_t
     }
 }
 
-// Asks for as many bytes as a group has in each of NB blocks. Measured with 8-bit codes at 16 rows: 17.1 instead of 13.8 GB/s.
+// Prefetches as many bytes as a group has in each of NB blocks. Measured with 8-bit codes at 16 rows: 17.1 instead of 13.8 GB/s.
 template <int64_t kGroupBytes, int NB>
-QUIRE_INLINE void ask_group(const char* w, int64_t at, int64_t block_bytes) {
-    const int64_t ahead = place_ahead<NB>(at, block_bytes, g_tuning.ahead);
+QUIRE_INLINE void prefetch_group(const char* w, int64_t at, int64_t block_bytes) {
+    const int64_t ahead = prefetch_offset<NB>(at, block_bytes, g_tuning.ahead);
 #pragma GCC unroll 2
     for (int b = 0; b < NB; ++b)
 #pragma GCC unroll 32
         for (int64_t i = 0; i < kGroupBytes; i += 64) prefetch(w + b * block_bytes + ahead + i);
 }
 
-// The integer sums of a group of NB blocks: tiles 2 kTurn and 2 kTurn + 1, activations 4 and 5, weights 6 and 7.
-template <int kGroup, int kTurn, int NB>
+// The integer sums of a group of NB blocks: tiles 2 kBuffer and 2 kBuffer + 1, activations 4 and 5, weights 6 and 7.
+template <int kGroup, int kBuffer, int NB>
 QUIRE_INLINE void few_dots(const char* x, int64_t x_stride, const void* w0, const void* w1, FewArea& area) {
     constexpr int kBytes = kGroup < 64 ? kGroup : 64;
-    constexpr int kA = kTurn * 2, kB = kA + 1;
+    constexpr int kA = kBuffer * 2, kB = kA + 1;
     const auto* v0 = static_cast<const char*>(w0);
     const auto* v1 = static_cast<const char*>(w1);
     tile_zero<kA>();
@@ -81,15 +87,14 @@ QUIRE_INLINE void few_dots(const char* x, int64_t x_stride, const void* w0, cons
             tile_dot_su8<kB, 5, 7>();
         }
     }
-    tile_store<kA>(area.sums[kTurn][0], 64);
-    if constexpr (NB == 2) tile_store<kB>(area.sums[kTurn][1], 64);
+    tile_store<kA>(area.sums[kBuffer][0], 64);
+    if constexpr (NB == 2) tile_store<kB>(area.sums[kBuffer][1], 64);
 }
 
 // NB column blocks for up to 16 rows.
-template <WeightKind kKind, bool kZeros, int kGroup, int NB, bool kFull>
+template <class W, bool kZeros, int kGroup, int NB, bool kFull>
 void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewArea& area) {
-    constexpr bool kTable = kKind == WeightKind::kTable4, kFour = is_int4(kKind) || kTable;
-    constexpr int kOffset = is_int4(kKind) ? 8 : kStart8;
+    constexpr bool kTable = W::kTable, kFour = W::kBits == 4;
     constexpr int64_t kGroupBytes = kGroup * (kFour ? 8 : 16);
     const int64_t block_bytes = c.groups * kGroupBytes;
     const char* w = c.w.codes + block * block_bytes;
@@ -98,22 +103,22 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
     for (int b = 0; b < NB; ++b)
         for (int r = 0; r < kSide; ++r) acc[b][r] = set1(0.0f);
     const U table = kTable ? load_table(c.w.table) : set1_u(0);
-    const auto unpack = [&](int64_t g, int turn) {
+    const auto unpack = [&](int64_t g, int buffer) {
         if constexpr (kFour) {
             if (g >= c.groups) return;
-            for (int b = 0; b < NB; ++b) unpack_nibbles<kGroup, kTable>(area.weights[turn][b], w + b * block_bytes + g * kGroupBytes, table);
+            for (int b = 0; b < NB; ++b) unpack_nibbles<kGroup, kTable>(area.weights[buffer][b], w + b * block_bytes + g * kGroupBytes, table);
         }
     };
-    const auto dots = [&]<int kTurn>(int64_t g) {
-        ask_group<kGroupBytes, NB>(w + g * kGroupBytes, g * kGroupBytes, block_bytes);
+    const auto dots = [&]<int kBuffer>(int64_t g) {
+        prefetch_group<kGroupBytes, NB>(w + g * kGroupBytes, g * kGroupBytes, block_bytes);
         const char* w0 = w + g * kGroupBytes;
-        if constexpr (kFour) few_dots<kGroup, kTurn, NB>(x + g * kGroup, c.x_stride, area.weights[kTurn][0], area.weights[kTurn][NB - 1], area);
-        else few_dots<kGroup, kTurn, NB>(x + g * kGroup, c.x_stride, w0, w0 + (NB - 1) * block_bytes, area);
+        if constexpr (kFour) few_dots<kGroup, kBuffer, NB>(x + g * kGroup, c.x_stride, area.weights[kBuffer][0], area.weights[kBuffer][NB - 1], area);
+        else few_dots<kGroup, kBuffer, NB>(x + g * kGroup, c.x_stride, w0, w0 + (NB - 1) * block_bytes, area);
     };
-    const auto floats = [&](int64_t g, int turn) {
+    const auto floats = [&](int64_t g, int buffer) {
 #pragma GCC unroll 2
         for (int b = 0; b < NB; ++b)
-            few_floats<kOffset, kZeros, kFull>(c, acc[b], area.sums[turn][b], row, rows, block + b, g);
+            few_floats<W::kOffset, kZeros, kFull>(c, acc[b], area.sums[buffer][b], row, rows, block + b, g);
     };
     unpack(0, 0);
     for (int64_t g = 0; g < c.groups; g += 2) {
@@ -142,7 +147,7 @@ void few_blocks(const LinearCall& c, int64_t row, int rows, int64_t block, FewAr
 }
 
 // A panel of at most 16 rows.
-template <WeightKind kKind, bool kZeros, int kGroup>
+template <class W, bool kZeros, int kGroup>
 void few_panel(const LinearCall& c, const Panel& p) {
     constexpr int kBytes = kGroup < 64 ? kGroup : 64;
     const int rows = static_cast<int>(p.rows_end - p.row);
@@ -153,8 +158,8 @@ void few_panel(const LinearCall& c, const Panel& p) {
     for (int i = 6; i < 8; ++i) shapes.set(i, kBytes / 4, 64);
     const TileScope scope(shapes);
     const auto run = [&]<int NB>(int64_t block) {
-        if (rows == kSide) few_blocks<kKind, kZeros, kGroup, NB, true>(c, p.row, rows, block, area);
-        else few_blocks<kKind, kZeros, kGroup, NB, false>(c, p.row, rows, block, area);
+        if (rows == kSide) few_blocks<W, kZeros, kGroup, NB, true>(c, p.row, rows, block, area);
+        else few_blocks<W, kZeros, kGroup, NB, false>(c, p.row, rows, block, area);
     };
     int64_t block = p.block;
     for (; block + kFewWide <= p.blocks_end; block += kFewWide) run.template operator()<kFewWide>(block);
@@ -162,9 +167,12 @@ void few_panel(const LinearCall& c, const Panel& p) {
 }
 
 // Groups of kFewGroup columns or more; a table has no zeros.
-template <WeightKind kKind>
+template <class W>
 void few_panel_of(const LinearCall& c, const Panel& p) {
-    if constexpr (kKind != WeightKind::kTable4)
-        if (c.w.zeros) return c.w.group == 64 ? few_panel<kKind, true, 64>(c, p) : few_panel<kKind, true, 128>(c, p);
-    c.w.group == 64 ? few_panel<kKind, false, 64>(c, p) : few_panel<kKind, false, 128>(c, p);
+    if constexpr (!W::kTable)
+        if (c.w.zeros) return c.w.group == 64 ? few_panel<W, true, 64>(c, p) : few_panel<W, true, 128>(c, p);
+    c.w.group == 64 ? few_panel<W, false, 64>(c, p) : few_panel<W, false, 128>(c, p);
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

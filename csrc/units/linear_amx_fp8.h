@@ -1,6 +1,12 @@
 // Widened groups of float8 weights by tile registers: the tiles of linear_amx_bf16.h, emptied at every group.
 #pragma once
 
+#include "linear_amx_bf16.h"
+#include "linear_fp8_groups.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Group g of RT row tiles by NB blocks. sums: [RT][2 blocks][256].
 template <int RT, int NB>
 void fp8_step(const LinearCall& c, const char* w, const int64_t (&rows)[2], int64_t g, float* sums) {
@@ -65,3 +71,6 @@ template <class Fn>
 QUIRE_INLINE void with_fp8_tile(int64_t /*m*/, const Fn& f) {
     f.template operator()<kAmxRows, 2>();
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

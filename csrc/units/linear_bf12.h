@@ -1,10 +1,19 @@
-// bf16 weights kept in 12 bits without loss : sign and mantissa as they are, and for the exponent the
+// bf16 weights kept in 12 bits without loss: sign and mantissa as they are, and for the exponent the
 // number of one of the matrix's 16 commonest; the few weights with another exponent are kept whole, as exceptions. The idea is
 // that of DFloat11 (Zhang et al. 2025), with codes of one length, which a vector register decodes in a few instructions.
 //
 // Chunks of columns are widened into a cache, in the layout of bf16 weights, and multiplied there, so every sum is
 // the one of bf16 weights. The layout is described in csrc/pack_bf12.cpp.
 #pragma once
+
+#include "linear_bf16.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
+// Columns of 12-bit weights (and of those without zeros) that are widened at a time: two blocks of them stay in the first-level cache, the four of a tile for
+// many rows in the second (256 columns of those, in the first, were 2-5 % slower at 512 rows).
+constexpr int64_t widened_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 
 constexpr int64_t kBf12Chunk = 256, kBf12Exceptions = 16;  // columns, and exceptions among them
 
@@ -64,7 +73,7 @@ QUIRE_INLINE void widen_columns(char* to, const LinearCall& c, const char* block
 }
 
 // Two pairs of columns with exceptions among them, which begin at `place` of their chunk.
-void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
+[[maybe_unused]] void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
     alignas(64) char numbers[128];
     store_u(numbers, pairs[0]);
     store_u(numbers + 64, pairs[1]);
@@ -74,29 +83,29 @@ void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
 }
 
 // Few rows: weights are widened in registers, for each tile anew.
-template <int R, int NB, int kAbreast, bool kAlone>
+template <int R, int NB, int kInterleaved, bool kStream>
 [[gnu::noinline]] void bf12_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     F acc[R][NB];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < NB; ++b) acc[r][b] = set1(0.0f);
     const Bf12Table table(c);
-    const int64_t block_bytes = bf12_bytes(c.w.k), ask = R == 1 ? g_tuning.ahead : kAlone ? stream_ahead(NB) : NB * block_bytes;
-    const int64_t x_step = kAbreast > 1 ? 4 : c.x_stride;
+    const int64_t block_bytes = bf12_bytes(c.w.k), stride = block_bytes * part.block_step, ahead = R == 1 ? g_tuning.ahead : kStream ? stream_ahead(NB) : NB * block_bytes;
+    const int64_t x_step = kInterleaved > 1 ? 4 : c.x_stride;
     const char* from = c.w.codes + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
-    Turns turns(part);
+    PrefetchShare share(part);
     for (int64_t column = 0; column < c.w.k; column += kBf12Chunk, from += kBf12Exceptions * 4) {
         const int64_t columns = c.w.k - column < kBf12Chunk ? c.w.k - column : kBf12Chunk;
         const char* list = from + columns * 24;
         Exceptions odd[NB];
-        for (int b = 0; b < NB; ++b) odd[b] = Exceptions(list + b * block_bytes);
+        for (int b = 0; b < NB; ++b) odd[b] = Exceptions(list + b * stride);
         for (int64_t i = 0; i < columns; i += 8, from += 192) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half, x += 8 * kAbreast) {
+            for (int half = 0; half < 2; ++half, x += 8 * kInterleaved) {
                 U wide[NB][2];
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b) {
-                    const char* at = from + b * block_bytes;
+                    const char* at = from + b * stride;
                     const U codes = load_u(at + 128);
                     widen_pairs(wide[b], table, load_u(at + half * 64), half ? high_nibbles(codes) : low_nibbles(codes));
                     const int64_t place = i * 16 + half * 64;
@@ -106,18 +115,18 @@ template <int R, int NB, int kAbreast, bool kAlone>
                 for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
                     for (int j = 0; j < 2; ++j) {
-                        const U xk = set1_u(word(x + r * x_step + j * 4 * kAbreast));
+                        const U xk = set1_u(word(x + r * x_step + j * 4 * kInterleaved));
 #pragma GCC unroll 8
                         for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wide[b][j], xk);
                     }
                 }
             }
-            if (kAlone || turns.now()) {
+            if (kStream || share.now()) {
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b)
                     for (int j = 0; j < 3; ++j) {
-                        const char* at = from + b * block_bytes + j * 64 + ask;
-                        kAlone ? prefetch(at) : prefetch_far(at);
+                        const char* at = from + b * block_bytes + j * 64 + ahead;
+                        kStream ? prefetch(at) : prefetch_far(at);
                     }
             }
         }
@@ -125,40 +134,24 @@ template <int R, int NB, int kAbreast, bool kAlone>
     store_tile<R, NB>(c, acc, row, block, part);
 }
 
-template <int NB, int R, int kAbreast, bool kAlone>
-void bf12_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
-    with_count<R, (kAbreast > 1 ? kAbreast / 2 : 1)>(rows, [&]<int kRows>() { bf12_tile<kRows, NB, kAbreast, kAlone>(c, row, block, part); });
-}
-
-template <int R, int NB, bool kAlone>
+template <int R, int NB, bool kStream>
 void bf12_few_rows(const LinearCall& c, const Panel& p) {
-    constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
+    constexpr int kRows = Bf16::interleaved<R, kStream>();
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R;
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
-            const Part part{0, c.w.k / 2, true, nullptr, 0, t, tiles};
-            if (p.blocks_end - block >= NB) {
-                bf12_tile_of<NB, R, kAbreast, kAlone>(c, rows, row, block, part);
-            } else {
-                for (int64_t b = block; b < p.blocks_end; ++b) bf12_tile_of<1, R, kAbreast, kAlone>(c, rows, row, b, part);
-            }
+            for_tile_blocks<NB>(block, p.blocks_end, {0, c.w.k / 2, true, nullptr, 0, t, tiles}, [&](int64_t b, const Part& part) {
+                with_rows<R, kRows>(rows, [&]<int kCount>() { bf12_tile<kCount, NB, kRows, kStream>(c, row, b, part); });
+            });
         }
     }
 }
 
-// Memory that a panel of `rows` rows needs.
-template <int R, int NB>
-QUIRE_INLINE int64_t bf12_panel_bytes(int64_t rows) {
-    return rows <= 2 * kTileRows ? 0 : NB * bf12_columns(NB) * 32 + (rows + R - 1) / R * R * NB * 64;
-}
-
 // Many rows: a part of the blocks' columns is widened for all of them.
-template <int R, int NB, bool kAlone>
-void bf12_panel(const LinearCall& c, const Panel& p) {
-    if (p.rows_end - p.row <= 2 * kTileRows) return bf12_few_rows<R, NB, kAlone>(c, p);
-    constexpr int kAbreast = rows_abreast<WeightKind::kBf12, R, kAlone>();
-    constexpr int64_t kColumns = bf12_columns(NB);
+template <int R, int NB, bool kStream>
+void bf12_many_rows(const LinearCall& c, const Panel& p) {
+    constexpr int64_t kColumns = widened_columns(NB);
     char* wide = p.work;
     const int64_t block_bytes = bf12_bytes(c.w.k), tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
     auto* sums = reinterpret_cast<float*>(p.work + NB * kColumns * 32);
@@ -175,13 +168,62 @@ void bf12_panel(const LinearCall& c, const Panel& p) {
                 part.next = end == c.w.k ? at + NB * block_bytes : at + bf12_bytes(end);
                 part.next_stride = block_bytes;
                 part.next_step = 48;
-                if (blocks == NB) {
-                    tile_of<WeightKind::kBf12, NB, R, kAbreast, kAlone>(c, rows, row, block, part);
-                } else {
-                    for (int64_t b = 0; b < blocks; ++b, part.at += R * 16, part.weights += part.stride)
-                        tile_of<WeightKind::kBf12, 1, R, kAbreast, kAlone>(c, rows, row, block + b, part);
-                }
+                for_tile_blocks<NB>(block, p.blocks_end, part, [&](int64_t b, const Part& of) { Bf16::tile<NB, R, kStream>(c, rows, row, b, of); });
             }
         }
     }
 }
+
+struct Bf12 {
+    static constexpr bool kWidens = true, kTileRegisters = false, kWideScales = false;
+    static constexpr int kRoom = 1;
+    static constexpr int64_t kMostUnwidened = 2 * kTileRows;  // rows whose tiles widen for themselves
+
+    template <class Fn>
+    static void with_tile(int64_t m, const Fn& f) {
+        if (m == 1) return f.template operator()<1, kRowBlocks, true>();
+        with_bf16_rows<kRowBlocks, true>(m, f);
+    }
+    template <int R, bool kStream>
+    static constexpr int interleaved() { return Bf16::interleaved<R, kStream>(); }
+    static int64_t row_bytes(const LinearCall&, int64_t part_steps) { return part_steps * 4; }
+    template <int R, int NB>
+    static int64_t part_steps(const LinearCall&, int64_t) { return widened_columns(NB) / 2; }
+    template <int R, int NB, bool kStream>
+    static void panel(const LinearCall& c, int64_t, const Panel& p) {
+        if (p.rows_end - p.row <= kMostUnwidened) bf12_few_rows<R, NB, kStream>(c, p);
+        else bf12_many_rows<R, NB, kStream>(c, p);
+    }
+    template <int R, int NB>
+    static int64_t panel_bytes(const LinearCall&, int64_t, int64_t rows) {
+        return rows <= kMostUnwidened ? 0 : NB * widened_columns(NB) * 32 + (rows + R - 1) / R * R * NB * 64;
+    }
+    static void decode_row(const Matrix& w, int64_t row, float* out);
+};
+
+// A row of a matrix in 12 bits (layout: pack_bf12.cpp).
+inline void Bf12::decode_row(const Matrix& w, int64_t row, float* out) {
+    const int64_t lane = row % 16;
+    const char* at = w.codes + row / 16 * w.code_step;
+    for (int64_t begin = 0; begin < w.k; begin += kBf12Chunk, out += kBf12Chunk) {
+        const int64_t columns = w.k - begin < kBf12Chunk ? w.k - begin : kBf12Chunk;
+        for (int64_t c = 0; c < columns; ++c) {
+            const int64_t pair = c % 8 / 2, place = 2 * lane + c % 2;
+            const char* unit = at + c / 8 * 192 + place / 8 * 16 + pair % 2 * 8 + place % 8;
+            const auto rest = static_cast<uint8_t>(unit[pair / 2 * 64]), codes = static_cast<uint8_t>(unit[128]);
+            const uint32_t code = codes >> (pair / 2 * 4) & 15u;
+            const uint32_t low = w.table[code], high = w.table[16 + code];
+            out[c] = of_bf16((rest & 0x7fu) | low | ((rest & 0x80u) | high) << 8);
+        }
+        at += columns * 24;
+        for (int64_t i = 0; i < kBf12Exceptions; ++i) {
+            const uint32_t odd = word(at + i * 4);
+            const int64_t place = odd & 0xffffu, column = place / 32 * 2 + place % 2;
+            if (place % 32 / 2 == lane && column < columns) out[column] = of_bf16(odd >> 16);
+        }
+        at += kBf12Exceptions * 4;
+    }
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

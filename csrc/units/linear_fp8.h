@@ -1,6 +1,18 @@
 // Products of float8 weights: tiles of widened groups, and all rows and blocks (with tile registers: linear_amx_fp8.h).
 #pragma once
 
+#include "dispatch.h"
+#include "kind.h"
+#include "linear_fp8_groups.h"
+#include "look_up.h"
+
+#if defined(QUIRE_AMX)
+#include "linear_amx_fp8.h"
+#endif
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 #if !defined(QUIRE_AMX)
 
 // A group of R rows by NB blocks; `w` holds the blocks' widened group, `to` are the rows' sums.
@@ -81,3 +93,21 @@ void run_fp8(const LinearCall& c, int64_t m) {
         });
     });
 }
+
+// The columns of a lane are k, k + 2, k + 1, k + 3.
+struct Fp8Words {
+    static constexpr int kColumns = 4;
+    QUIRE_INLINE void widen(uint32_t word, const Decode&, float* to) {
+        to[0] = of_e4m3(word & 255u), to[1] = of_e4m3(word >> 16 & 255u), to[2] = of_e4m3(word >> 8 & 255u), to[3] = of_e4m3(word >> 24);
+    }
+};
+
+void decode_fp8_row(const Matrix& w, int64_t row, float* out) {
+    words_of_row<Fp8Words>(w, row, out);
+    scale_row(w, row, out);
+}
+
+constexpr Kernels kFp8Tiles = {&run_fp8, &one_below_another, &fp8_panel_of, &fp8_panel_bytes, kMlpRows};
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,10 +1,15 @@
-// Linear layers of float8 (e4m3) weights with a scale per row and group of columns, and bf16 activations .
+// Linear layers of float8 (e4m3) weights with a scale per row and group of columns, and bf16 activations.
 //
 // A number of 4 significant bits is one of bf16 exactly, so codes need no arithmetic of their own: a group of a few column
 // blocks is widened into a buffer of the first-level cache, in the layout of bf16 weights, and multiplied there for a panel
 // of rows. Each group's sum is one chain in ascending k; groups are scaled and added in f32 in ascending order. Both are the
 // same whatever the number of rows.
 #pragma once
+
+#include "linear_tiles.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
 
 constexpr int64_t kFp8Group = 256;      // columns of the longest group: 8 KiB of bf16 a block
 constexpr int64_t kFp8PanelRows = 256;  // rows that share a widened group
@@ -41,3 +46,6 @@ QUIRE_INLINE void with_own_sums(const LinearCall& c, const Panel& p, const Body&
         }
     }
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

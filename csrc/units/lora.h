@@ -1,6 +1,11 @@
 // Low-rank additions to a linear's output, each row with the adapter it names.
 #pragma once
 
+#include "math.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // h [rows, rank] = a[slot] x for rows with a slot; a [slots, rank, k].
 void lora_shrink(float* h, const float* x, const float* a, const int32_t* slot_of, int64_t rows, int64_t k, int64_t rank, int64_t slots) {
     for (int64_t r = 0; r < rows; ++r)
@@ -37,3 +42,6 @@ void lora_expand(float* y, const float* h, const float* b, const int32_t* slot_o
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

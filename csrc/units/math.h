@@ -1,6 +1,11 @@
 // Vector functions shared by the kernels; every unit rounds them alike, save for the portable one's missing FMA.
 #pragma once
 
+#include "lanes.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // 2^x, relative error below 2e-7 for x in [-126, 128); 0 below -126.5, +inf above 128, exactly 1 at 0, NaN stays NaN.
 // A degree-6 minimax polynomial on [-0.5, 0.5].
 QUIRE_INLINE F exp2(F x) {
@@ -97,18 +102,5 @@ QUIRE_INLINE F verf(F x) {
     return div(mul(x, p), q);
 }
 
-// Calls body(offset, lanes) over [0, n) in steps of 16; lanes < 16 only at the end.
-template <class Body>
-QUIRE_INLINE void for_lanes(int64_t n, const Body& body) {
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) body(i, 16);
-    if (i < n) body(i, static_cast<int>(n - i));
-}
-QUIRE_INLINE F load_lanes(const float* p, int lanes) { return lanes == 16 ? load(p) : load_n(p, lanes); }
-QUIRE_INLINE void store_lanes(float* p, F v, int lanes) {
-    if (lanes == 16) {
-        store(p, v);
-    } else {
-        store_n(p, v, lanes);
-    }
-}
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

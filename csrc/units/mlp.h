@@ -6,22 +6,20 @@
 // the activation and linear in turn. Why: at 512 rows of a 1 B model the intermediates are 100 MB of traffic a layer.
 #pragma once
 
+#include "elementwise.h"
+#include "linear_op.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kMlpColumns = 128;
 // Neighbouring tasks have the piece of weights in common, or the panel of rows: where panels are low the weights would be read
 // from memory again for each (4 % of the time at 512 rows on a Zen 5).
 #if defined(QUIRE_AMX)
-constexpr int64_t kMlpRows = 256;
 constexpr bool kPieceInCommon = false;
 #else
-constexpr int64_t kMlpRows = 96;
 constexpr bool kPieceInCommon = true;
 #endif
-
-// Rows that a task of gated_mlp or plain_mlp computes at a time; 0: it is made of other ops.
-consteval int64_t mlp_rows(WeightKind kind) {
-    if (!is_plain(kind) || !kKindFacts[static_cast<int64_t>(kind)].fuses) return 0;
-    return kind == WeightKind::kBf12 || is_sparse(kind) || is_super(kind) ? 2 * kMlpRows : kMlpRows;  // that share what was widened for them
-}
 
 // The call that computes columns first .. first + count (multiples of 16) of `c` for rows from `row` on.
 QUIRE_INLINE LinearCall part_of(const LinearCall& c, int64_t row, int64_t first, int64_t count, float* out, int64_t out_stride) {
@@ -55,8 +53,8 @@ static_assert(sizeof(kAlone) / sizeof(Gate) == kActivations);
 // kernels' panels: code of its own for each kind and tile is the same code again, and a unit is built for longer.
 void inner_rows(const LinearCall& c, const Matrix& down, const Rows& inner, int64_t m, int64_t parts, Gate act) {
     const Kernels& kernels = kernels_of(c.w);
-    const int64_t width = kMlpColumns, f = down.k, pieces = (f + width - 1) / width;
-    const int64_t panels = (m + kernels.mlp_rows - 1) / kernels.mlp_rows, rows = ((m + panels - 1) / panels + 15) / 16 * 16;
+    const int64_t most = mlp_rows(c.w), width = kMlpColumns, f = down.k, pieces = (f + width - 1) / width;
+    const int64_t panels = (m + most - 1) / most, rows = ((m + panels - 1) / panels + 15) / 16 * 16;
     const int64_t own = rows * parts * width * 4;
     const Work work(own + kernels.panel_bytes(c, m, m < rows ? m : rows, width / 16));
     parallel_for(panels * pieces, [&](int64_t index, int thread) {
@@ -78,9 +76,9 @@ void mlp(float* out, const float* x, const Matrix& up, const float* bias, const 
     const Kernels &wide = kernels_of(up), &narrow = kernels_of(down);
     if (down.k % 16) fail("mlp: the inner size must be a multiple of 16");
     if (up.n != parts * down.k || down.n != up.k) fail("mlp: the matrices do not fit each other");
-    if (!wide.mlp_rows || !narrow.mlp_rows || up.order || down.order) fail("mlp: a kind of weights that it does not fuse");
-    const Rows inner = rows_for(down, m, narrow.abreast(m), Scratch::kHidden, Scratch::kHiddenScales);
-    inner_rows(call_of(up, read_rows(up, x, m, wide.abreast(m)), bias, nullptr), down, inner, m, parts, act);
+    if (!mlp_rows(up) || !mlp_rows(down) || up.order || down.order) fail("mlp: a kind of weights that it does not fuse");
+    const Rows inner = rows_for(down, m, narrow.interleaved(m), Scratch::kHidden, Scratch::kHiddenScales);
+    inner_rows(call_of(up, read_rows(up, x, m, wide.interleaved(m)), bias, nullptr), down, inner, m, parts, act);
     narrow.run(call_of(down, inner, down_bias, out), m);
 }
 
@@ -100,3 +98,6 @@ void plain_mlp(float* out, const float* x, const Matrix* up, Optional<const floa
                int64_t m, int64_t act) {
     mlp(out, x, *up, bias.ptr, *down, down_bias.ptr, m, 1, gate_of(kAlone, act));
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

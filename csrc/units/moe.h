@@ -1,6 +1,11 @@
 // What a mixture of experts needs per row: routing, the weighted sum of expert outputs, and two activations.
 #pragma once
 
+#include "math.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 enum Score : int64_t { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2, kScores = 3 };
 
 // Added to the sum that scores are divided by (LEAST_SUM of ops/reference/experts.py): where all of them are 0, so are the weights.
@@ -154,3 +159,6 @@ void scale_by_sigmoid(float* x, const float* gate, int64_t rows, int64_t d) {
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // Hands out 64-byte aligned pieces of a buffer; with a null base it only counts.
 #pragma once
 
+#include "unit.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 struct Pieces {
     char* base;
     int64_t used = 0;
@@ -11,3 +16,6 @@ struct Pieces {
         return reinterpret_cast<T*>(p);
     }
 };
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

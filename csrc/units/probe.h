@@ -1,6 +1,14 @@
 // What the machine can do at most: memory read, and the peak of each dot product. Benchmarks divide by these.
 #pragma once
 
+#include "unit.h"
+#if defined(QUIRE_AMX)
+#include "amx.h"
+#endif
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kProbeChains = 16;  // independent sums: more than latency times issue width of any core so far
 
 // Each thread reads `streams` places of a piece in turn: a Xeon with AMX reads 22 GB/s in one stream and 28 in four, other
@@ -130,3 +138,6 @@ void probe_tiles_g32(int64_t* out, int64_t rounds) { probe_group_sums<32>(out, r
 void probe_tiles_g64(int64_t* out, int64_t rounds) { probe_group_sums<64>(out, rounds); }
 void probe_tiles_g128(int64_t* out, int64_t rounds) { probe_group_sums<128>(out, rounds); }
 #endif
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

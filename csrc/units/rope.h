@@ -1,6 +1,12 @@
 // Rotary embedding of queries and keys, optional per-head norms, and the store of keys and values into their cache.
 #pragma once
 
+#include "cache.h"
+#include "elementwise.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 QUIRE_INLINE void rotate_head(float* x, const float* table, int64_t half) {
     for_lanes(half, [&](int64_t i, int n) {
         const F cosine = load_lanes(table + i, n), sine = load_lanes(table + half + i, n);
@@ -79,3 +85,6 @@ void cache_rows(const float* kv, const int64_t* slots, char* keys, char* values,
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,12 @@
 // Rotation of queries alone, for layers that read the keys and values of another layer.
 #pragma once
 
+#include "elementwise.h"
+#include "rope.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // out [rows, (heads + pad) * d] = rotated heads of q [rows, heads * d], then zeros; table [max_positions, 2, half].
 void rope_queries(float* out, const float* q, const int32_t* positions, Optional<const float> table, Optional<const float> norm,
                   int64_t rows, int64_t heads, int64_t pad, int64_t d, int64_t half, int64_t max_positions, double eps) {
@@ -23,3 +29,6 @@ void rope_queries(float* out, const float* q, const int32_t* positions, Optional
         }
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // Round-to-nearest quantization of groups of columns; the definition is in src/quire/quant/rtn.py.
 #pragma once
 
+#include "unit.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 constexpr int64_t kMostDivisors = 8;
 
 struct RoundCall {
@@ -106,3 +111,6 @@ void round_groups(int8_t* codes, uint16_t* scales, int64_t* bad, const char* w, 
         if (!good) __atomic_store_n(bad, int64_t{1}, __ATOMIC_RELAXED);
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

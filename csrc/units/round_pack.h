@@ -2,7 +2,11 @@
 // pack_int8 give, bit for bit. Sixteen rows go together, a row to a lane: nothing is summed or compared across lanes.
 #pragma once
 
-constexpr int64_t kMostDivisors = 8;
+#include "math.h"
+#include "round_groups.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
 
 struct RoundRule {
     int64_t group;
@@ -164,3 +168,6 @@ void round_pack(uint8_t* out, uint16_t* scales, int64_t* bad, const char* w, Opt
         if (!good) __atomic_store_n(bad, int64_t{1}, __ATOMIC_RELAXED);
     });
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

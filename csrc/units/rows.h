@@ -1,6 +1,11 @@
 // Rows of activations in the form that a kind's kernels read: numbers as they are, bf16, or integers with a scale per group.
 #pragma once
 
+#include "math.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Bytes from one row of bf16 activations to the next: room for zeros up to a multiple of 32, and an odd multiple of 64, so that
 // rows fall into different cache sets.
 constexpr int64_t bf16_stride(int64_t k) { return (k * 2 + 127) / 128 * 128 + 64; }
@@ -21,19 +26,19 @@ QUIRE_INLINE void round_pairs(char* to, int64_t step, const float* from, int64_t
 }
 
 // Where the codes, scales, sums and starts of a row's groups go: a word of four codes and a group of one row, then those of the
-// other rows `abreast`; the codes of the second digit lie `digit` bytes behind those of the first.
+// other `interleaved` rows; the codes of the second digit lie `digit` bytes behind those of the first.
 struct CodedRow {
     char* codes;
-    int64_t abreast, digit;
+    int64_t interleaved, digit;
     float* scales;
     float* sums;
     int32_t* starts;
 };
 
-// Rows of activations one below the other, `stride` bytes each, or all `abreast`; integers have `groups` groups a row, numbers none.
+// Rows of activations one below the other, `stride` bytes each, or all interleaved; integers have `groups` groups a row, numbers none.
 struct Rows {
     char* codes;
-    int64_t stride, digit, groups, abreast;
+    int64_t stride, digit, groups, interleaved;
     float* scales;
     float* sums;
     int32_t* starts;
@@ -41,9 +46,9 @@ struct Rows {
     // Group g of row r and those behind it.
     template <int kDigits>
     CodedRow from(int64_t r, int64_t g, int64_t group) const {
-        const int64_t at = g * abreast + r * (abreast > 1 ? 1 : groups);
-        char* first = codes + g * group * abreast + r * (abreast > 1 ? 4 : stride);
-        return {first, abreast, digit, scales + at, sums + at, starts + at * kDigits};
+        const int64_t at = g * interleaved + r * (interleaved > 1 ? 1 : groups);
+        char* first = codes + g * group * interleaved + r * (interleaved > 1 ? 4 : stride);
+        return {first, interleaved, digit, scales + at, sums + at, starts + at * kDigits};
     }
 };
 
@@ -61,11 +66,11 @@ constexpr int64_t digit_bytes(int64_t k) { return (k + 63) / 64 * 64; }
 constexpr int64_t coded_stride(int64_t k, int64_t digits) { return (digit_bytes(k) * digits) | 64; }
 
 // 16 codes of a row.
-QUIRE_INLINE void store_codes(char* to, int64_t abreast, I codes) {
-    if (abreast == 1) return store_i8(reinterpret_cast<int8_t*>(to), codes);
+QUIRE_INLINE void store_codes(char* to, int64_t interleaved, I codes) {
+    if (interleaved == 1) return store_i8(reinterpret_cast<int8_t*>(to), codes);
     int8_t words[16];
     store_i8(words, codes);
-    for (int i = 0; i < 4; ++i) std::memcpy(to + i * 4 * abreast, words + i * 4, 4);
+    for (int i = 0; i < 4; ++i) std::memcpy(to + i * 4 * interleaved, words + i * 4, 4);
 }
 
 // Codes, scale, start values and sum of each group of a row. The maximum is taken over bit patterns, which orders NaN above
@@ -87,34 +92,27 @@ QUIRE_INLINE void quantize_row(const CodedRow& to, const float* x, int64_t k, in
         for (int64_t i = 0; i < group; i += 16) {
             const F scaled = vmin(vmax(mul(load(in + i), inverse), set1(-kMost)), set1(kMost));  // NaN: a code like any other
             I code = round_i(scaled);
-            char* at = to.codes + (g * group + i) * to.abreast;
+            char* at = to.codes + (g * group + i) * to.interleaved;
             if constexpr (kDigits == 2) {
                 // never halfway between two digits, as 255 is odd
                 const I high = round_i(mul(to_f(code), set1(1.0f / 255.0f)));
                 code = sub_i(code, times255(high));
                 sum[0] = add_i(sum[0], high);
-                store_codes(at, to.abreast, high);
+                store_codes(at, to.interleaved, high);
             }
             sum[kDigits - 1] = add_i(sum[kDigits - 1], code);
-            store_codes(at + (kDigits - 1) * to.digit, to.abreast, code);
+            store_codes(at + (kDigits - 1) * to.digit, to.interleaved, code);
         }
         int32_t total = 0;
         for (int d = 0; d < kDigits; ++d) {
             const int32_t part = hsum_i(sum[d]);
-            to.starts[g * to.abreast * kDigits + d] = factor * part;
+            to.starts[g * to.interleaved * kDigits + d] = factor * part;
             total = total * 255 + part;
         }
-        to.scales[g * to.abreast] = top / kMost;
-        to.sums[g * to.abreast] = static_cast<float>(total) * (top / kMost);
+        to.scales[g * to.interleaved] = top / kMost;
+        to.sums[g * to.interleaved] = static_cast<float>(total) * (top / kMost);
     }
 }
 
-// The columns of rows in the weights' order.
-const float* reorder(const float* x, const int32_t* order, int64_t m, int64_t k) {
-    auto* out = static_cast<float*>(scratch(Scratch::kTasks, static_cast<size_t>(m * k) * 4));
-    parallel_ranges(m, k, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r)
-            for (int64_t i = 0; i < k; ++i) out[r * k + i] = x[r * k + order[i]];
-    });
-    return out;
-}
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,6 +1,11 @@
 // The passes of sampling that read whole rows of logits.
 #pragma once
 
+#include "math.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
 // Calls body(vectors, index) for every block of x [n]; the last block is padded with -inf.
 template <class Body>
 QUIRE_INLINE void for_blocks(const float* x, int64_t n, const Body& body) {
@@ -74,3 +79,6 @@ void top_logprobs(const float* logits, int64_t rows, int64_t n, const Query* que
                   Optional<int32_t> ids, Optional<float> logprobs) {
     score_rows(kRowKernels, logits, rows, n, queries, count, k, scores, ids.ptr, logprobs.ptr);
 }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

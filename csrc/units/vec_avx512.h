@@ -2,9 +2,11 @@
 #pragma once
 
 #include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
+
+namespace quire::QUIRE_UNIT {
+namespace {
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
@@ -241,3 +243,6 @@ QUIRE_INLINE void transpose_words(char* to, const char* const* from, int64_t at)
 }
 QUIRE_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 QUIRE_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <arm_neon.h>
-
 #include <cstdint>
 #include <cstring>
+
+namespace quire::QUIRE_UNIT {
+namespace {
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
@@ -280,3 +282,6 @@ QUIRE_INLINE void transpose_words(char* to, const char* const* from, int64_t at)
 }
 QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

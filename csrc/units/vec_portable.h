@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+namespace quire::QUIRE_UNIT {
+namespace {
+
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
 typedef float F4 __attribute__((vector_size(16)));
@@ -260,3 +263,6 @@ QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #undef QUIRE_FOUR
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

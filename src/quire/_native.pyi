@@ -1,4 +1,11 @@
-"""The native extension (csrc/module.cpp): integers, numbers and addresses in, results in the caller's memory."""
+"""The native extension (csrc/module.cpp): numbers, addresses and arrays in, results in the caller's memory.
+
+One build serves every CPython from 3.11 on: it is written in the limited API.
+"""
+
+from typing import Any
+
+from numpy.typing import NDArray
 
 def units() -> list[str]:
     """Instruction-set units this machine can run, best first."""
@@ -9,10 +16,13 @@ def ops(unit: str) -> dict[str, int]:
 def kinds() -> list[tuple[str, int, int, str, str, tuple[int, ...], tuple[str, ...], tuple[str, ...], bool, int]]:
     """The rows of csrc/kinds.inc by the number of the kind; `Kind` of quire/ops/kinds.py names the fields."""
 
+def facts() -> dict[str, int]:
+    """The numbers of csrc/facts.h by their names; quire/ops/facts.py says what they are."""
+
 def expands() -> bool:
     """Whether bytes are expanded by a mask in one instruction (AVX-512 VBMI2)."""
 
-def call(id: int, args: tuple[int | float, ...]) -> None:
+def call(id: int, args: tuple[int | float | NDArray[Any] | None, ...]) -> None:
     """Run one op; raises ValueError on bad arguments."""
 
 def threads() -> int:
@@ -31,7 +41,7 @@ class Program:
     """A recorded sequence of op calls."""
 
     def __init__(self) -> None: ...
-    def add(self, id: int, args: tuple[int | float, ...]) -> None:
+    def add(self, id: int, args: tuple[int | float | NDArray[Any] | None, ...]) -> None:
         """Append a call; its arguments are checked now."""
 
     def run(self) -> None:

@@ -51,12 +51,15 @@ def doctor(device: str, isa: str) -> None:
 
 
 def _select(device: DeviceConfig) -> Ops:
+    import logging
     import warnings
 
     from quire.ops.backend import open_backend
 
+    # doctor says the same in its own words
+    logging.getLogger("quire.ops.choice").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # doctor says the same in its own words
+        warnings.simplefilter("ignore", RuntimeWarning)
         return open_backend(device)
 
 
@@ -65,7 +68,7 @@ def _unit_rows() -> Rows:
     from quire.ops.native import UNITS, Native, load_native
 
     if load_native() is None:
-        return [("quire._native", "was not built: there was no C++20 compiler at installation")]
+        return [("quire._native", "was not built: installed without a C++20 compiler (QUIRE_NATIVE=OFF)")]
     rows: Rows = []
     for unit in UNITS:
         try:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import logging
 import pkgutil
 import sys
 import warnings
@@ -18,6 +20,7 @@ from quire.core.errors import ConfigError
 from quire.ops.lazy import has_torch
 from quire.ops.native import load_native, require_native
 
+log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
     "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation",
@@ -103,12 +106,17 @@ def backend_of(device: DeviceConfig) -> str:
         return "cpu"
     if not has_torch():
         require_native()
-    warnings.warn(
-        "quire._native is not built: running on the slow torch reference (install g++ and reinstall quire)",
-        RuntimeWarning,
-        stacklevel=3,
-    )
+    _say_that_native_is_missing()
     return "reference"
+
+
+@functools.cache
+def _say_that_native_is_missing() -> None:
+    """Once a process: which backend is asked for several times."""
+    log.warning(
+        "the native CPU backend (quire._native) was not built: PyTorch's reference runs, about 50 times slower; "
+        "install g++ 12 or newer and install quire again, without QUIRE_NATIVE=OFF"
+    )
 
 
 def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:

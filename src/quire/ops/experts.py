@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from quire.core.dtypes import F32
 from quire.ops.arrays import Array, dtype_of
-from quire.ops.kinds import LANES
+from quire.ops.facts import LANES
 from quire.ops.weights import Packed
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-"""The names that config.json files give them; the position is the number in csrc/units/elementwise.h."""
+"""The names that config.json files give them."""
 SCORES = ("softmax", "sigmoid", "sparsemixer")
-"""How logits become scores; the position is the number of the kind in csrc/units/moe.h."""
+"""How logits become scores."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from quire.core.dtypes import Dtype, named
 from quire.ops.native import load_native
 
-LANES = 16
-"""Rows of a block of the packed layouts (csrc/pack.cpp)."""
-BF12_CHUNK, BF12_EXCEPTION_BYTES = 256, 64
-"""Columns of 16 rows in 12 bits that share a list of exceptions, and its size; also in csrc/units/linear_bf12.h."""
-
 
 @dataclass(frozen=True)
 class Kind:

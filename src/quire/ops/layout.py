@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, U8, Dtype
 from quire.ops.arrays import Array, byte_strides, view_as
+from quire.ops.facts import LANES, dtype_numbers_of
 
-LANES = 16
 KV_FORMATS = (F32, BF16, F16, I8, F8)
-"""Numbers of the formats in csrc/units/rope.h."""
+_NUMBERS = dtype_numbers_of("cache")
 LARGEST = {I8: 127.0, F8: 448.0}
 """The code that the largest number of a scaled row gets."""
 SCALE_BYTES = 4
@@ -72,7 +72,7 @@ class KVLayout:
     @property
     def format(self) -> int:
         """Number of the format in the native extension."""
-        return KV_FORMATS.index(self.dtype)
+        return _NUMBERS[self.dtype]
 
     @property
     def bytes_per_token(self) -> int:

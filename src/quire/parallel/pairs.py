@@ -19,9 +19,6 @@ from quire.ops.backend import Ops
 from quire.ops.native import check
 from quire.parallel.experts import Held
 
-RUN = 16
-"""Pairs of an expert that are not worth a second reading of its weights (csrc/pairs.cpp)."""
-
 
 @dataclass(frozen=True)
 class Pairs:

@@ -14,7 +14,7 @@ from quire.model.mixers.attention import KEY_VALUE
 from quire.model.role import Role
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice
-from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
+from quire.ops.facts import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
 from quire.quant.base import Quantizer
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.registry import quantizer

@@ -6,9 +6,9 @@ from typing import Any
 
 from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, Cpu
-from quire.ops.experts import SCORES, Between, Choices, Grouped, Routing
-from quire.ops.kinds import LANES
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, SCORE_NUMBERS, Cpu
+from quire.ops.experts import Between, Choices, Grouped, Routing
+from quire.ops.facts import LANES
 from quire.ops.native import check
 from quire.ops.op import impl
 
@@ -24,7 +24,7 @@ def route(cpu: Cpu, logits: Host, bias: Host | None, routing: Routing) -> tuple[
     if rows:
         cpu.call(
             "route", ids, weights, scratch, logits, at_bias, rows,
-            routing.experts, routing.top_k, SCORES.index(routing.score), int(routing.renormalize), routing.groups,
+            routing.experts, routing.top_k, SCORE_NUMBERS[routing.score], int(routing.renormalize), routing.groups,
             routing.top_groups, routing.group_best, routing.scale, routing.jitter,
         )  # fmt: skip
     return ids, weights

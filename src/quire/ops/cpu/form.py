@@ -12,7 +12,8 @@ from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, take_apart
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks
 from quire.ops.cpu.samples import layout_digest, numbers
 from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import KINDS, LANES
+from quire.ops.facts import LANES
+from quire.ops.kinds import KINDS
 from quire.ops.weights import MOST, SUPER, Packed, PackedFacts, Weight
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLES, Cpu
+from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLE_NUMBERS, Cpu
+from quire.ops.facts import MAX_HEAD_DIM
 from quire.ops.kinds import KINDS
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import check
@@ -20,10 +21,10 @@ def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable, first: int | No
     rows = len(check(tokens, "embedding tokens", I32, -1))
     if isinstance(table, PackedTable):
         return _packed_rows(cpu, tokens, rows, table, first)
-    vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLES else F32, -1, -1).shape
+    vocabulary, d = check(table, "embedding table", table.dtype if table.dtype in TABLE_NUMBERS else F32, -1, -1).shape
     out = cpu.arena.empty(rows, d)
     if rows:
-        where, numbers = (out, tokens, table), TABLES.index(table.dtype)
+        where, numbers = (out, tokens, table), TABLE_NUMBERS[table.dtype]
         cpu.call("embedding", *where, rows, d, vocabulary, numbers, -1 if first is None else first)
     return out
 
@@ -337,6 +338,3 @@ def _heads(width: int, layout: KVLayout) -> int:
             f"of kv_heads and head_dim a multiple of 8 up to {MAX_HEAD_DIM}"
         )
     return heads
-
-
-MAX_HEAD_DIM = 512

@@ -10,7 +10,8 @@ import numpy as np
 
 from quire.core.dtypes import I64, U8
 from quire.ops.arrays import Host, address
-from quire.ops.kinds import BF12_CHUNK, BF12_EXCEPTION_BYTES, KINDS, LANES, NUMBERS
+from quire.ops.facts import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
+from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.weights import SUPER, Packed
 
 GROWING = {"codes": "code_step", "scales": "scale_step", "zeros": "zero_step", "mins": "min_step"}

@@ -14,7 +14,8 @@ from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.cpu.pack_sparse import without_zeros
 from quire.ops.cpu.pack_stored import pack_stored
 from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import KINDS, LANES, NUMBERS, SUPER_KINDS
+from quire.ops.facts import LANES
+from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.native import huge_bytes
 from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
 

@@ -12,7 +12,8 @@ import numpy as np
 from quire.core.dtypes import I64
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import LANES, NUMBERS
+from quire.ops.facts import LANES, SPARSE_COLUMNS, SPARSE_SLACK
+from quire.ops.kinds import NUMBERS
 from quire.ops.native import huge_bytes
 from quire.ops.weights import Packed
 
@@ -30,8 +31,8 @@ One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast
 takes what is 2:4 wherever a unit has it choose (two threads, 1, 16 and 512 rows: bf16 1.58, 1.32, 1.45 times as fast;
 int8 1.57, 0.98, 0.95; int4 1.27, 0.95, 0.93).
 """
-COLUMNS, SLACK, LINE = 32, 64, 64
-"""Columns of a chunk, bytes that readers may read past a block, and what blocks are multiples of; csrc/sparse.h."""
+LINE = 64
+"""What the bytes of blocks are multiples of."""
 
 
 def without_zeros(cpu: Cpu, packed: Packed) -> Packed:
@@ -63,7 +64,7 @@ def sieved(cpu: Cpu, packed: Packed, least: float = 0.0) -> Packed | None:
     cpu.call("count_sparse", kept, longest, dense, *size)
     if 1 - kept.item() / (n * k) < least:
         return None
-    step = -(-int(longest.item() + SLACK) // LINE) * LINE
+    step = -(-int(longest.item() + SPARSE_SLACK) // LINE) * LINE
     data = huge_bytes(blocks * step)
     cpu.call("pack_sparse", data, dense, *size, step)
     return assemble(kind, (n, k), packed.group, numbers, {**parts, "codes": data})
@@ -88,14 +89,14 @@ def _can_be(packed: Packed) -> bool:
     """Whether there is a kind without zeros of what else the dense matrix is."""
     numbers, parts = take_apart(packed)
     plain = numbers.activation_bits == 8 and not {"zeros", "mins"} & parts.keys()
-    return packed.kind in SPARSE and packed.k % COLUMNS == 0 and plain and not 0 < packed.group < COLUMNS
+    return packed.kind in SPARSE and packed.k % SPARSE_COLUMNS == 0 and plain and not 0 < packed.group < SPARSE_COLUMNS
 
 
 def holds_blocks(cpu: Cpu, packed: Packed) -> bool:
     """Whether every block of a matrix without zeros ends where the next one begins, as its bits say."""
     fits, w = np.zeros(1, I64), packed.handle
     step: int = w.code_step
-    if step < SLACK or packed.k % COLUMNS:
+    if step < SPARSE_SLACK or packed.k % SPARSE_COLUMNS:
         return False
     codes = take_apart(packed)[1]["codes"]
     cpu.call("check_sparse", fits, codes, -(-packed.n // LANES), packed.k, w.kind, step)

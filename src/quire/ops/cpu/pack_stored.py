@@ -12,7 +12,8 @@ from quire.core.errors import ModelError
 from quire.ops.arrays import Host, address
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.cpu.state import Cpu
-from quire.ops.kinds import KINDS, LANES, NUMBERS
+from quire.ops.facts import LANES
+from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.native import huge_bytes
 from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
 

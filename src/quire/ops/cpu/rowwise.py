@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host
-from quire.ops.cpu.state import TABLES, Cpu
+from quire.ops.cpu.state import TABLE_NUMBERS, Cpu
 from quire.ops.native import check
 from quire.ops.op import impl
 
@@ -91,9 +91,9 @@ def add(cpu: Cpu, x: Host, delta: Host) -> Host:
 def add_positions(cpu: Cpu, x: Host, positions: Host, table: Host, offset: int) -> Host:
     rows, d = check(x, "add_positions x", F32, -1, -1).shape
     check(positions, "add_positions positions", I32, rows)
-    check(table, "add_positions table", table.dtype if table.dtype in TABLES else F32, -1, d)
+    check(table, "add_positions table", table.dtype if table.dtype in TABLE_NUMBERS else F32, -1, d)
     if rows:
-        where, numbers = (x, positions, table), TABLES.index(table.dtype)
+        where, numbers = (x, positions, table), TABLE_NUMBERS[table.dtype]
         cpu.call("add_positions", *where, rows, d, len(table), offset, numbers)
     return x
 

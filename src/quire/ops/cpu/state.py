@@ -5,15 +5,15 @@ The arena is one buffer, bumped, and reset when the next step begins.
 
 from __future__ import annotations
 
-from quire.core.dtypes import BF16, F16, F32, Dtype
+from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Host
-from quire.ops.experts import ACTIVATIONS
+from quire.ops.facts import dtype_numbers_of, numbers_of
 from quire.ops.native import ALIGN, HUGE, Native, huge_bytes
 
-ACTIVATION_NUMBERS = {name: index for index, name in enumerate(ACTIVATIONS)}
-"""Numbers of the activations in csrc/units/elementwise.h."""
-TABLES = (F32, BF16, F16)
-"""Numbers of the dtypes of tables in csrc/units/elementwise.h."""
+ACTIVATION_NUMBERS = numbers_of("activation")
+SCORE_NUMBERS = numbers_of("score")
+TABLE_NUMBERS = dtype_numbers_of("table")
+"""What ops call activations, scores of experts, and the dtypes of tables of embeddings and positions."""
 MAX_VIEWS = 4096
 
 

@@ -1,5 +1,99 @@
-// What some families need besides elementwise.h: LayerNorm, norms of parts of a row, learned positions, factors and caps.
-#pragma once
+// Ops of a row at a time: norms, activations, embeddings, selection, adapters, sampling. A row's result depends on that row only.
+#include "elementwise.h"
+#include "lora.h"
+#include "sample_rows.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
+void rmsnorm(float* out, const float* x, const float* weight, int64_t rows, int64_t d, double eps) {
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) norm_row(out + r * d, x + r * d, weight, d, static_cast<float>(eps));
+    });
+}
+
+void add_rmsnorm(float* out, float* x, const float* delta, const float* weight, int64_t rows, int64_t d, double eps) {
+    parallel_ranges(rows, 2 * d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            float* row = x + r * d;
+            for_lanes(d, [&](int64_t i, int n) {
+                store_lanes(row + i, add(load_lanes(row + i, n), load_lanes(delta + r * d + i, n)), n);
+            });
+            norm_row(out + r * d, row, weight, d, static_cast<float>(eps));
+        }
+    });
+}
+
+// table [vocabulary, d].
+void embedding(float* out, const int32_t* tokens, const void* table, int64_t rows, int64_t d, int64_t vocabulary, int64_t numbers, int64_t first) {
+    if (numbers < 0 || numbers >= kNumbers) fail("embedding: unknown numbers");
+    for (int64_t r = 0; r < rows; ++r) row_of_token(tokens[r], first, vocabulary);
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t row = row_of_token(tokens[r], first, vocabulary);
+            if (row < 0) {
+                std::fill_n(out + r * d, d, -0.0f);
+                continue;
+            }
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(out + r * d + i, load_numbers(table, row * d + i, n, numbers), n); });
+        }
+    });
+}
+
+template <int64_t kKind, bool kGated>
+void activate_rows(float* out, const float* x, int64_t rows, int64_t f) {
+    const int64_t stride = kGated ? 2 * f : f;
+    constexpr int64_t kStep = 1024;
+    const int64_t pieces = (f + kStep - 1) / kStep;
+    parallel_ranges(rows * pieces, 4 * (f < kStep ? f : kStep), [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+            const int64_t r = at / pieces, from = at % pieces * kStep, count = f - from < kStep ? f - from : kStep;
+            const float* gate = x + r * stride + from;
+            float* target = out + r * f + from;
+            for_lanes(count, [&](int64_t i, int n) {
+                F y = activate<kKind>(load_lanes(gate + i, n));
+                if constexpr (kGated) y = mul(y, load_lanes(gate + f + i, n));
+                store_lanes(target + i, y, n);
+            });
+        }
+    });
+}
+
+template <bool kGated>
+void activate_kind(float* out, const float* x, int64_t rows, int64_t f, int64_t kind) {
+    switch (kind) {
+        case kSilu: return activate_rows<kSilu, kGated>(out, x, rows, f);
+        case kGelu: return activate_rows<kGelu, kGated>(out, x, rows, f);
+        case kGeluTanh: return activate_rows<kGeluTanh, kGated>(out, x, rows, f);
+        case kRelu: return activate_rows<kRelu, kGated>(out, x, rows, f);
+        case kRelu2: return activate_rows<kRelu2, kGated>(out, x, rows, f);
+        default: fail("activation: unknown kind");
+    }
+}
+
+void gated_activation(float* out, const float* gate_up, int64_t rows, int64_t f, int64_t kind) {
+    activate_kind<true>(out, gate_up, rows, f, kind);
+}
+
+void activation(float* out, const float* x, int64_t rows, int64_t f, int64_t kind) {
+    activate_kind<false>(out, x, rows, f, kind);
+}
+
+// out [count, d] = rows of x [total, d] (null: all in turn), plus those of delta.
+void take_rows(float* out, const float* x, Optional<const float> delta, Optional<const int32_t> rows, int64_t count, int64_t d, int64_t total) {
+    if (!rows.ptr && count != total) fail("take_rows: all rows are not as many");
+    for (int64_t r = 0; rows.ptr && r < count; ++r)
+        if (rows.ptr[r] < 0 || rows.ptr[r] >= total) fail("take_rows: a row lies outside the batch");
+    parallel_ranges(count, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t at = (rows.ptr ? rows.ptr[r] : r) * d;
+            for_lanes(d, [&](int64_t i, int n) {
+                const F v = load_lanes(x + at + i, n);
+                store_lanes(out + r * d + i, delta.ptr ? add(v, load_lanes(delta.ptr + at + i, n)) : v, n);
+            });
+        }
+    });
+}
 
 // out may be x. Two passes: the mean first, so that a large common offset does not cancel the variance away.
 QUIRE_INLINE void layernorm_row(float* out, const float* x, const float* weight, const float* bias, int64_t d, float eps) {
@@ -110,3 +204,31 @@ void clip(float* x, int64_t count, double limit) {
     const F high = set1(static_cast<float>(limit)), low = set1(static_cast<float>(-limit));
     change_all(x, count, [&](F v) { return vmin(high, vmax(low, v)); });
 }
+
+}  // namespace
+
+constexpr OpEntry kOps[] = {
+    op_entry<&embedding>("embedding"),
+    op_entry<&rmsnorm>("rmsnorm"),
+    op_entry<&add_rmsnorm>("add_rmsnorm"),
+    op_entry<&lora_shrink>("lora_shrink"),
+    op_entry<&lora_expand>("lora_expand"),
+    op_entry<&gated_activation>("gated_activation"),
+    op_entry<&activation>("activation"),
+    op_entry<&take_rows>("take_rows"),
+    op_entry<&layernorm>("layernorm"),
+    op_entry<&add_layernorm>("add_layernorm"),
+    op_entry<&norm_spans>("norm_spans"),
+    op_entry<&place_columns>("place_columns"),
+    op_entry<&add_rows>("add"),
+    op_entry<&add_positions>("add_positions"),
+    op_entry<&scale>("scale"),
+    op_entry<&softcap>("softcap"),
+    op_entry<&clip>("clip"),
+    op_entry<&sample>("sample"),
+    op_entry<&top_logprobs>("top_logprobs"),
+};
+extern const OpList kRowwiseOps;
+const OpList kRowwiseOps = list_of(kOps);
+
+}  // namespace quire::QUIRE_UNIT

@@ -1,0 +1,118 @@
+# The native code's files and flags, for the extension (CMakeLists.txt) and for the program that emulators run (csrc/emulate).
+# Every .cpp of csrc/ is built once; every .cpp of csrc/units/ once for each instruction-set unit that is asked for.
+set(QUIRE_CSRC "${CMAKE_CURRENT_LIST_DIR}")
+set(QUIRE_UNITS "native" CACHE STRING
+    "Instruction-set units to build, a list: native (the best that this processor runs), all (of its architecture), names such as avx2")
+file(GLOB QUIRE_SOURCES CONFIGURE_DEPENDS "${QUIRE_CSRC}/*.cpp")
+file(GLOB QUIRE_UNIT_SOURCES CONFIGURE_DEPENDS "${QUIRE_CSRC}/units/*.cpp")
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" QUIRE_PROCESSOR)
+set(QUIRE_DEFINITIONS "")
+set(QUIRE_KNOWN_UNITS "")
+
+# quire_unit(NAME VECTORS FLAG...): a unit of this architecture, its vector types csrc/units/VECTORS, and its flags.
+macro(quire_unit name vectors)
+  list(APPEND QUIRE_KNOWN_UNITS ${name})
+  set(QUIRE_VECTORS_${name} ${vectors})
+  set(QUIRE_FLAGS_${name} ${ARGN})
+endmacro()
+
+# The table of units, best first. Whether a processor runs one says the function of its name in csrc/processor.h.
+if(QUIRE_PROCESSOR MATCHES "x86_64|amd64")
+  set(QUIRE_DEFINITIONS QUIRE_X86)
+  # GCC 12's own intrinsics headers trip the warnings about uninitialized values.
+  set(QUIRE_AVX512 -march=x86-64-v4 -mavx512vnni -mprefer-vector-width=512 -Wno-uninitialized -Wno-maybe-uninitialized)
+  quire_unit(amx vec_avx512.h ${QUIRE_AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)  # tile registers where a kernel has a use for them
+  quire_unit(avx512 vec_avx512.h ${QUIRE_AVX512} -mavx512bf16)
+  quire_unit(avx512vnni vec_avx512.h ${QUIRE_AVX512})  # without BF16 (Cascade Lake, Ice Lake): products of bf16 are two multiply-adds
+  quire_unit(avxvnni vec_avx2.h -march=x86-64-v3 -mavxvnni)  # VNNI's dot product in its 256-bit form (Alder Lake and later, Zen 5)
+  quire_unit(avx2 vec_avx2.h -march=x86-64-v3)
+elseif(QUIRE_PROCESSOR MATCHES "aarch64|arm64")
+  set(QUIRE_DEFINITIONS QUIRE_ARM64)
+  quire_unit(neon_i8mm vec_neon.h -march=armv8.2-a+dotprod+i8mm)  # unsigned with signed bytes (Neoverse V1 and N2, Apple M2)
+  quire_unit(neon vec_neon.h -march=armv8.2-a+dotprod)  # dot products of 8-bit integers (Cortex-A76, Neoverse N1, Apple M1)
+endif()
+quire_unit(portable vec_portable.h)
+
+# Writes FILE with a line UNIT(name) for each of the units, as C++ reads the table.
+function(quire_write_units file)
+  set(lines "")
+  foreach(unit IN LISTS ARGN)
+    string(APPEND lines "UNIT(${unit})\n")
+  endforeach()
+  file(CONFIGURE OUTPUT "${file}" CONTENT "${lines}" @ONLY)
+endfunction()
+
+# Units that the processor of this machine runs, best first, into the variable of that name; empty where that cannot be asked.
+function(quire_units_here variable)
+  set(${variable} "" PARENT_SCOPE)
+  if(CMAKE_CROSSCOMPILING)
+    return()
+  endif()
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/units_here")
+  quire_write_units("${folder}/units.inc" ${QUIRE_KNOWN_UNITS})
+  list(TRANSFORM QUIRE_DEFINITIONS PREPEND "-D" OUTPUT_VARIABLE definitions)
+  try_run(ran compiled "${folder}" "${QUIRE_CSRC}/units/here/units_here.cpp" COMPILE_DEFINITIONS ${definitions}
+          CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${QUIRE_CSRC};${folder}" RUN_OUTPUT_VARIABLE here)
+  if(compiled AND ran EQUAL 0)
+    string(STRIP "${here}" here)
+    set(${variable} ${here} PARENT_SCOPE)
+  endif()
+endfunction()
+
+set(QUIRE_BUILT_UNITS "")
+foreach(asked IN LISTS QUIRE_UNITS)
+  if(asked STREQUAL "native")
+    quire_units_here(here)
+    if(here)
+      list(GET here 0 asked)
+    else()
+      set(asked ${QUIRE_KNOWN_UNITS})
+    endif()
+  elseif(asked STREQUAL "all")
+    set(asked ${QUIRE_KNOWN_UNITS})
+  endif()
+  list(APPEND QUIRE_BUILT_UNITS ${asked})
+endforeach()
+list(REMOVE_DUPLICATES QUIRE_BUILT_UNITS)
+foreach(unit IN LISTS QUIRE_BUILT_UNITS)
+  if(NOT unit IN_LIST QUIRE_KNOWN_UNITS)
+    list(JOIN QUIRE_KNOWN_UNITS ", " known)
+    message(FATAL_ERROR "quire: QUIRE_UNITS names ${unit}; units of ${QUIRE_PROCESSOR} are ${known}, and native and all stand for some of them")
+  endif()
+endforeach()
+set(best_first "")
+foreach(unit IN LISTS QUIRE_KNOWN_UNITS)
+  if(unit IN_LIST QUIRE_BUILT_UNITS)
+    list(APPEND best_first ${unit})
+  endif()
+endforeach()
+set(QUIRE_BUILT_UNITS ${best_first})
+quire_write_units("${CMAKE_CURRENT_BINARY_DIR}/units.inc" ${QUIRE_BUILT_UNITS})
+message(STATUS "quire: instruction-set units ${QUIRE_BUILT_UNITS}")
+
+function(quire_options target)
+  target_include_directories(${target} PRIVATE "${QUIRE_CSRC}" "${CMAKE_CURRENT_BINARY_DIR}")
+  target_compile_definitions(${target} PRIVATE ${QUIRE_DEFINITIONS})
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
+  # The order of every floating-point sum is part of the result: no fast math, and no contraction the source does not ask for.
+  target_compile_options(${target} PRIVATE -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Wvla
+    -Wno-psabi -Werror=return-type -Werror=vla -Werror=sign-compare -Werror=uninitialized)
+endfunction()
+
+# Adds the units to TARGET, each of them a library of objects, quire_NAME.
+function(quire_add_units target)
+  foreach(unit IN LISTS QUIRE_BUILT_UNITS)
+    add_library(quire_${unit} OBJECT ${QUIRE_UNIT_SOURCES})
+    quire_options(quire_${unit})
+    target_compile_definitions(quire_${unit} PRIVATE QUIRE_UNIT=${unit} "QUIRE_UNIT_VEC=\"${QUIRE_VECTORS_${unit}}\"")
+    target_compile_options(quire_${unit} PRIVATE ${QUIRE_FLAGS_${unit}} ${ARGN})
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:quire_${unit}>)
+  endforeach()
+  quire_options(${target})
+  target_link_libraries(${target} PRIVATE Threads::Threads)
+  # libgcc's own conversions of half floats, before the shared library's, which has them since GCC 12.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_link_libraries(${target} PRIVATE gcc)
+  endif()
+endfunction()

@@ -1,0 +1,11 @@
+// The ops of this unit: a list for each file that has some.
+#include "unit.h"
+
+namespace quire::QUIRE_UNIT {
+
+extern const OpList kRowwiseOps, kRoundingOps, kLinearOps, kAttentionOps, kLatentOps, kProbeOps;
+
+extern const OpList* const kOpLists[];
+const OpList* const kOpLists[] = {&kRowwiseOps, &kRoundingOps, &kLinearOps, &kAttentionOps, &kLatentOps, &kProbeOps, nullptr};
+
+}  // namespace quire::QUIRE_UNIT
