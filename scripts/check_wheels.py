@@ -3,8 +3,8 @@
     python scripts/check_wheels.py              both
     python scripts/check_wheels.py x86_64       one
 
-x86_64: `quire doctor` and `quire demo` in an unpacked Debian 11 (glibc 2.31) that has no compiler and no libstdc++. Its
-own Python is too old, so CPython's sources, as Debian has them, are compiled in a second one that has a compiler.
+x86_64: `quire doctor` and `quire demo` in an unpacked Debian 11 (glibc 2.31) that has no compiler. Its own Python
+is too old, so CPython's sources, as Debian has them, are compiled in a second one that has a compiler.
 aarch64: the same commands under qemu-user, with the libraries and the Python of an unpacked Debian 12 for arm64.
 
 What is unpacked stays in build/wheel-check. Root is needed, for chroot. Debian: apt install mmdebstrap qemu-user
@@ -117,7 +117,7 @@ def check_x86_64(wheel: Path) -> None:
 def check_aarch64(wheel: Path) -> None:
     """Run the commands under qemu-user. `SystemExit` where one fails."""
     need("mmdebstrap", "qemu-aarch64")
-    root = unpacked("arm64", "bookworm", ("python3.11",), "--variant=extract", "--arch=arm64")
+    root = unpacked("arm64", "bookworm", ("python3.11", "libstdc++6"), "--variant=extract", "--arch=arm64")
     install(wheel, HERE / "quire-arm64", 36, "aarch64")
     # quire starts its server and engines by sys.executable, which is this: the kernel would not run the program itself.
     start = HERE / "python-arm64"

@@ -80,11 +80,13 @@ def built(architecture: str, jobs: int) -> Path:
 
 
 def repaired(wheel: Path, output: Path) -> Path:
-    """The wheel under the oldest manylinux tag that auditwheel finds true, in `output`."""
+    """The wheel under the oldest manylinux tag that auditwheel finds true, in `output`; `SystemExit` for too new a glibc."""
     folder = wheel.parent / "repaired"
     command = [str(TOOLS / "auditwheel"), "repair", "--wheel-dir", str(folder), str(wheel)]
     run(f"auditwheel {wheel.name}", command, with_tools())
     (made,) = folder.glob("*.whl")
+    if glibc(made.name) > GLIBC:
+        sys.exit(f"wheels.py: {made.name} needs a newer glibc than {'.'.join(map(str, GLIBC))}")
     output.mkdir(parents=True, exist_ok=True)
     return made.rename(output / made.name)
 
@@ -109,8 +111,6 @@ def main() -> None:
     tools()
     for architecture in args.architectures or ARCHITECTURES:
         wheel = repaired(built(architecture, args.jobs), args.output)
-        if glibc(wheel.name) > GLIBC:
-            sys.exit(f"wheels.py: {wheel.name} needs a newer glibc than {'.'.join(map(str, GLIBC))}")
         print(f"{wheel}: {wheel.stat().st_size / 1e6:.1f} MB")
 
 
