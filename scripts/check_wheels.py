@@ -7,6 +7,7 @@ x86_64: `quire doctor` and `quire demo` in an unpacked Debian 11 (glibc 2.31) th
 is too old, so CPython's sources, as Debian has them, are compiled in a second one that has a compiler.
 aarch64: the same commands under qemu-user, with the libraries and the Python of an unpacked Debian 12 for arm64.
 
+Nothing else should be running: quire bounds how long its processes take to start, and an emulator starts them slowly.
 What is unpacked stays in build/wheel-check. Root is needed, for chroot. Debian: apt install mmdebstrap qemu-user
 """
 
