@@ -80,7 +80,7 @@ def built(architecture: str, jobs: int) -> Path:
 
 
 def repaired(wheel: Path, output: Path) -> Path:
-    """The wheel under the oldest manylinux tag that is true, in `output`. `SystemExit` where that is of too new a glibc."""
+    """The wheel under the oldest manylinux tag that is true, in `output`. `SystemExit` where its glibc is too new."""
     folder = wheel.parent / "repaired"
     command = [str(TOOLS / "auditwheel"), "repair", "--wheel-dir", str(folder), str(wheel)]
     run(f"auditwheel {wheel.name}", command, with_tools())
