@@ -43,7 +43,7 @@ class Step:
     command: list[str]
     made_of: tuple[Path, ...] = ()
     names: tuple[str, ...] = ()
-    """Files of which only the names matter."""
+    """Files of which only the names matter, and settings of the build."""
 
     def digest(self) -> str:
         """Digest the command and the files: another one means that the step is done again."""
@@ -65,7 +65,8 @@ def native() -> Step:
     made_of = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "src/quire/core/version.py")]
     modules = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.py")))
     step = pip("native kernels", "--no-build-isolation", "--no-deps", "--editable", ".")
-    return Step(step.name, step.command, (*made_of, *sources), modules)
+    # scikit-build-core reads it: SKBUILD_CMAKE_DEFINE=QUIRE_UNITS=all
+    return Step(step.name, step.command, (*made_of, *sources), (*modules, os.environ.get("SKBUILD_CMAKE_DEFINE", "")))
 
 
 @dataclass(frozen=True)

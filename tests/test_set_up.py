@@ -70,7 +70,7 @@ def test_pip_compiles_no_modules_and_keeps_to_the_constraints() -> None:
     assert all("--no-compile" in command and "constraints.txt" in command for command in commands)
 
 
-def test_a_step_is_done_again_when_what_it_is_made_of_changes(clone: Path) -> None:
+def test_a_step_is_done_again_when_what_it_is_made_of_changes(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (clone / ".venv/bin").mkdir()
     (clone / ".venv/bin/pip").touch()
     everything = plan("test", PROJECT)
@@ -91,6 +91,9 @@ def test_a_step_is_done_again_when_what_it_is_made_of_changes(clone: Path) -> No
     (clone / "src/quire/core/version.py").write_text("VERSION = '2'")
     assert again() == ["native kernels"]
     (clone / "src/quire/core/version.py").write_text("")
+    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "QUIRE_UNITS=all")
+    assert again() == ["native kernels"], "other units"
+    monkeypatch.delenv("SKBUILD_CMAKE_DEFINE")
     (clone / "constraints.txt").write_text("torch==3")
     assert set(again()) == {step.name for step in steps[1:]} - {"native kernels"}
     (clone / ".venv/bin/pip").unlink()
