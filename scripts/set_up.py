@@ -43,7 +43,7 @@ class Step:
     command: list[str]
     made_of: tuple[Path, ...] = ()
     names: tuple[str, ...] = ()
-    """Files of which only the names matter, and settings of the build."""
+    """Files of which only the names matter."""
 
     def digest(self) -> str:
         """Digest the command and the files: another one means that the step is done again."""
@@ -59,14 +59,15 @@ def pip(name: str, *words: str) -> Step:
     return Step(name, [*command, "--constraint", "constraints.txt", *words], (ROOT / "constraints.txt",))
 
 
-def native() -> Step:
-    """The editable install, which builds the kernels. It keeps a list of the modules, so their names count."""
+def native(units: str) -> Step:
+    """The editable install, which builds the kernels of these units. It keeps a list of modules, so their names count."""
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
     made_of = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "src/quire/core/version.py")]
     modules = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.py")))
-    step = pip("native kernels", "--no-build-isolation", "--no-deps", "--editable", ".")
-    # scikit-build-core reads it: SKBUILD_CMAKE_DEFINE=QUIRE_UNITS=all
-    return Step(step.name, step.command, (*made_of, *sources), (*modules, os.environ.get("SKBUILD_CMAKE_DEFINE", "")))
+    step = pip(
+        "native kernels", f"-Ccmake.define.QUIRE_UNITS={units}", "--no-build-isolation", "--no-deps", "--editable", "."
+    )
+    return Step(step.name, step.command, (*made_of, *sources), modules)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def plan(what: str, project: dict[str, Any]) -> Plan:
         Step("environment", [sys.executable, "-m", "venv", str(BIN.parent)]),
         pip("build tools", *project["build-system"]["requires"], "ninja", "cmake"),
     ]
-    return Plan(first, [[native()], downloads])
+    # Tests compare every unit with the portable one.
+    units = os.environ.get("QUIRE_UNITS", "native" if what == "demo" else "native;portable")
+    return Plan(first, [[native(units)], downloads])
 
 
 @dataclass

@@ -91,9 +91,9 @@ def test_a_step_is_done_again_when_what_it_is_made_of_changes(clone: Path, monke
     (clone / "src/quire/core/version.py").write_text("VERSION = '2'")
     assert again() == ["native kernels"]
     (clone / "src/quire/core/version.py").write_text("")
-    monkeypatch.setenv("SKBUILD_CMAKE_DEFINE", "QUIRE_UNITS=all")
+    monkeypatch.setenv("QUIRE_UNITS", "all")
     assert again() == ["native kernels"], "other units"
-    monkeypatch.delenv("SKBUILD_CMAKE_DEFINE")
+    monkeypatch.delenv("QUIRE_UNITS")
     (clone / "constraints.txt").write_text("torch==3")
     assert set(again()) == {step.name for step in steps[1:]} - {"native kernels"}
     (clone / ".venv/bin/pip").unlink()
