@@ -60,7 +60,7 @@ def pip(name: str, *words: str) -> Step:
 
 
 def native(units: str) -> Step:
-    """The editable install, which builds the kernels of these units. It keeps a list of modules, so their names count."""
+    """The editable install, which builds the kernels of these units; it keeps a list of modules: their names count."""
     sources = sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
     made_of = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "src/quire/core/version.py")]
     modules = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.py")))
