@@ -3,23 +3,21 @@ PYTHON ?= python3
 export PYTHONDONTWRITEBYTECODE :=
 # Where it is set, each of the thousand processes that tests start compiles 600 modules anew.
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*.inc csrc/*.cmake csrc/units/*.cpp csrc/units/*.h csrc/units/here/*.cpp)
 
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/test_,boundary.py ops.py amx.py native.py fused.py four_bits.py codes.py kv_formats.py bf12.py \
 	moe_ops.py sampler_ops.py tree_attention.py stored.py super_blocks.py experts.py sharing.py kinds.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean
+.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
 .DEFAULT_GOAL := demo
 
-demo: build  ## serve the embedded model and ask it a few things over HTTP
+demo: quire  ## serve the embedded model and ask it a few things over HTTP
 	$(BIN)/quire demo
 
-serve: build  ## the embedded model on http://127.0.0.1:8000
+serve: quire  ## the embedded model on http://127.0.0.1:8000
 	$(BIN)/quire serve
 
-test: build .venv/triton
+test: triton
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 sanitize: build  ## the tests of ops with every address and integer operation of the kernels checked; minutes to build once
@@ -30,7 +28,7 @@ sanitize: build  ## the tests of ops with every address and integer operation of
 emulate: build  ## every op case on units that this machine cannot run (aarch64 by qemu-user, AVX-512 by AVX2, AMX by a signal handler); minutes to build once
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m slow -s tests/test_emulated.py
 
-test-slow: build .venv/triton
+test-slow: triton
 	$(BIN)/python -m pytest -m slow
 
 chaos: build  ## engines that are killed, stopped, torn and poisoned under load; every answer as alone
@@ -82,7 +80,7 @@ bench-serving: build  ## quire serve beside llama.cpp's server
 gpu-check:  ## on a machine with a GPU: build, tests, bits, speed, in 8 minutes; WHEELS=folder where there is no network
 	$(PYTHON) benchmarks/gpu_check.py
 
-gpu-kernels: build .venv/triton  ## compile the GPU's kernels without one; registers, shared memory and spills as JSON
+gpu-kernels: triton  ## compile the GPU's kernels without one; registers, shared memory and spills as JSON
 	$(BIN)/python benchmarks/compile_kernels.py
 
 bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
@@ -121,30 +119,25 @@ pictures: build  ## the playground's and the dashboards', of the embedded model 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py
 
-build: .venv/built
+# What is missing in .venv is installed, one line a step; where nothing is, that takes a tenth of a second.
+quire:
+	@$(PYTHON) scripts/set_up.py demo
 
-# Torch goes first and alone: with it in place no other package pulls another build of it.
-.venv/dependencies: constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) scikit-build-core numpy ninja cmake
-	touch $@
+build:  ## quire and the libraries of development in .venv
+	@$(PYTHON) scripts/set_up.py dev
 
 # The GPU's kernels are tested on the CPU, by Triton's interpreter; nothing else wants it without a GPU.
-.venv/triton: .venv/dependencies
-	$(PIP) --no-deps triton
-	touch $@
+triton:
+	@$(PYTHON) scripts/set_up.py test
 
-# An editable install keeps a list of the modules there are: it is made anew when one comes, goes or moves.
-build/sources: FORCE
-	@mkdir -p build
-	@find src -name '*.py' | sort | cmp -s - $@ || find src -name '*.py' | sort > $@
+wheels:  ## wheels for manylinux, x86-64 and (by a cross compiler) aarch64, in dist/; a quarter of an hour the first time
+	$(PYTHON) scripts/wheels.py
 
-FORCE:
+wheel-check:  ## the wheels of dist/ in a Debian 11 without a compiler, and under qemu-user; minutes to set up once
+	$(PYTHON) scripts/check_wheels.py
 
-.venv/built: .venv/dependencies pyproject.toml build/sources $(NATIVE)
-	$(PIP) --no-build-isolation --editable '.[dev,clients]'
-	touch $@
+bench-first-start: quire  ## make demo of a fresh clone into an empty environment, by its phases
+	$(BIN)/python benchmarks/first_start.py
 
 clean:
 	rm -rf .venv build

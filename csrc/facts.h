@@ -7,10 +7,10 @@
 
 namespace quire {
 
-constexpr int64_t kLanes = 16;                            // rows of a block of a packed matrix
+constexpr int64_t kLanes = 16;                             // rows of a block of a packed matrix
 constexpr int64_t kBf12Chunk = 256, kBf12Exceptions = 16;  // columns of 16 rows that share a list of exceptions, and its length
-constexpr int64_t kMaxHeadDim = 512;                      // of attention and its cache; latent attention has its own
-constexpr int64_t kSplit = 512;                           // keys of a split of attention
+constexpr int64_t kMaxHeadDim = 512;                       // of attention and its cache; latent attention has its own
+constexpr int64_t kSplit = 512;                            // keys of a split of attention
 
 // Of numbers in a cache. Attention computes in f32 over f32 and f16 caches, in bf16 over the others.
 enum Format : int64_t { kFormatF32, kFormatBf16, kFormatF16, kFormatInt8, kFormatFp8, kFormats };
@@ -21,7 +21,7 @@ enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };
 enum Activation : int64_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kActivations };
 
 // How a router's logits become scores of experts.
-enum Score : int64_t { kSoftmax, kSigmoid, kSparseMixer, kScores };
+enum RouterScore : int64_t { kSoftmax, kSigmoid, kSparseMixer, kScores };
 
 struct Fact {
     const char* name;

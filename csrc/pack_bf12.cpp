@@ -3,10 +3,10 @@
 //   [columns/8][192 B]  eight columns of 16 rows, in four pairs of columns:
 //                       64 B sign and mantissa (7 bits) of pairs 0 and 1, 64 B of pairs 2 and 3, 64 B exponents: byte i holds the
 //                       numbers, in the table of 16, of those of byte i of the first 64 (low half) and of the second (high half)
-//   [16] uint32         exceptions, numbers whose exponent is not in the table: bf16 number << 16 | place, places ascending;
+//   [16] uint32         exceptions, numbers whose exponent is not in the table: bf16 number << 16 | position, positions ascending;
 //                       all ones where there is none
 // Of a pair p of the eight columns, number w = 2 * row + column (0 .. 31) lies at byte w / 8 * 16 + p % 2 * 8 + w % 8: bytes of
-// two registers zipped within 16 bytes give whole pairs. Its place is pair in the chunk * 32 + w.
+// two registers zipped within 16 bytes give whole pairs. Its position is pair in the chunk * 32 + w.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -60,7 +60,7 @@ bool pack_chunk(uint8_t* to, const uint16_t* values, int64_t rows, int64_t k, in
     std::array<uint32_t, kBf12Exceptions> odd;
     odd.fill(~0u);
     int64_t found = 0;
-    for (int64_t c = 0; c < columns; ++c) {  // places ascend when columns go first
+    for (int64_t c = 0; c < columns; ++c) {  // positions ascend when columns go first
         uint8_t* unit = to + c / 8 * 192;
         const int64_t pair = c % 8 / 2;
         for (int64_t row = 0; row < rows; ++row) {
@@ -73,10 +73,10 @@ bool pack_chunk(uint8_t* to, const uint16_t* values, int64_t rows, int64_t k, in
                 continue;
             }
             if (found == kBf12Exceptions) return false;
-            const auto place = static_cast<uint32_t>(c / 2 * 32 + w);
+            const auto position = static_cast<uint32_t>(c / 2 * 32 + w);
             int64_t i = found++;  // the two columns of a pair alternate
-            for (; i > 0 && (odd[static_cast<size_t>(i - 1)] & 0xffffu) > place; --i) odd[static_cast<size_t>(i)] = odd[static_cast<size_t>(i - 1)];
-            odd[static_cast<size_t>(i)] = static_cast<uint32_t>(value) << 16 | place;
+            for (; i > 0 && (odd[static_cast<size_t>(i - 1)] & 0xffffu) > position; --i) odd[static_cast<size_t>(i)] = odd[static_cast<size_t>(i - 1)];
+            odd[static_cast<size_t>(i)] = static_cast<uint32_t>(value) << 16 | position;
         }
     }
     std::memcpy(to + columns * 24, odd.data(), sizeof odd);

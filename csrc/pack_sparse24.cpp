@@ -27,7 +27,7 @@ struct Bf16 {
         std::memcpy(&places, to + at * 2, 2);
         places = static_cast<uint16_t>(places | place << (2 * piece));
         std::memcpy(to + at * 2, &places, 2);
-        std::memcpy(to + kPlaces + piece * 64 + at * 2, &half, 2);
+        std::memcpy(to + kPositions + piece * 64 + at * 2, &half, 2);
     }
 };
 
@@ -37,7 +37,7 @@ struct Int8 {
     static int get(const uint8_t* chunk, int row, int column) { return chunk[column / 4 * 64 + row * 4 + column % 4] ^ 0x80; }
     static void put(uint8_t* to, int piece, int at, int number, int place) {
         to[at] = static_cast<uint8_t>(to[at] | place << (2 * piece));
-        to[kPlaces + piece * 64 + at] = static_cast<uint8_t>(number);
+        to[kPositions + piece * 64 + at] = static_cast<uint8_t>(number);
     }
 };
 
@@ -49,7 +49,7 @@ struct Int4 {
     }
     static void put(uint8_t* to, int piece, int at, int number, int place) {
         to[at] = static_cast<uint8_t>(to[at] | place << (2 * piece));
-        uint8_t& both = to[kPlaces + piece / 2 * 64 + at];
+        uint8_t& both = to[kPositions + piece / 2 * 64 + at];
         both = static_cast<uint8_t>(both | number << (piece % 2 * 4));
     }
 };

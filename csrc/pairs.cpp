@@ -11,11 +11,7 @@ namespace {
 
 constexpr int64_t kRun = 16;  // pairs of one expert for which its weights are read once: they are not worth a second rank
 
-// homes [experts, copies]: the ranks that hold an expert, ascending, -1 behind them.
-struct Homes {
-    const int32_t* ranks;
-    int64_t experts, copies, world;
-
+struct Homes : HomesDescriptor {
     int64_t first(int64_t expert) const { return ranks[expert * copies]; }
     bool single(int64_t expert) const { return copies == 1 || ranks[expert * copies + 1] < 0; }
     int64_t least(int64_t expert, const std::vector<int64_t>& loads) const {
@@ -60,12 +56,12 @@ void count_pairs(int64_t* counted, const std::vector<int64_t>& counts, const std
     counted[homes.experts + homes.world] += *std::max_element(given.begin(), given.end());
 }
 
-// local [experts]: the place of an expert among the `held` that `rank` has, or -1. ids [rows, top_k]. tokens, order [rows * top_k],
-// offsets [held + 1], sends [world], places [own rows * top_k].
+// ids [rows, top_k]. tokens, order [rows * top_k], offsets [held + 1], sends [world], places [own rows * top_k].
 void divide_pairs(int32_t* tokens, int32_t* order, int32_t* offsets, int32_t* sends, int32_t* places, int64_t* counted, const int32_t* ids,
-                  const int32_t* ranks, const int32_t* local, int64_t rows, int64_t top_k, int64_t experts, int64_t copies, int64_t held,
-                  int64_t rank, int64_t world) {
-    const Homes homes{ranks, experts, copies, world};
+                  const Homes* homes_at, int64_t rows, int64_t top_k) {
+    const Homes& homes = *homes_at;
+    const int64_t experts = homes.experts, copies = homes.copies, held = homes.held, rank = homes.rank, world = homes.world;
+    const int32_t* local = homes.local;
     if (rows < 1 || top_k < 1 || experts < 1 || copies < 1 || held < 1 || world < 1 || rank < 0 || rank >= world || rows * top_k > INT32_MAX)
         fail("divide_pairs: sizes must be positive and fit 31 bits");
     check_homes(homes);

@@ -1,5 +1,6 @@
-// The table of native ops. An op is a plain function over integers, numbers and pointers; `op_entry` derives from its
-// parameter types how a flat array of slots is turned into arguments, so that a recorded call is (op, slots) and nothing else.
+// The table of native ops. An op is a plain function over integers, numbers and pointers to arrays and descriptors (descriptors.h);
+// `op_entry` derives from its parameter types how a flat array of slots is turned into arguments, so that a recorded call is
+// (op, slots) and nothing else.
 //
 // To add an op: write `void my_op(float* out, const float* x, int64_t rows)` in a .cpp of csrc/ and, in the same file,
 //     static const quire::OpEntry kOps[] = {quire::op_entry<&my_op>("my_op")};
@@ -10,7 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "descriptors.h"
+
 namespace quire {
+
+// What is more than these belongs into a descriptor.
+constexpr size_t kMostArguments = 10;
 
 union Slot {
     int64_t i;
@@ -77,6 +83,7 @@ struct MakeIndices<0, I...> {
 
 template <auto Fn, class... Args>
 struct OpCall {
+    static_assert(sizeof...(Args) <= kMostArguments, "an op has too many arguments: put what is fixed into a descriptor");
     static constexpr char kSignature[] = {SlotType<Args>::kLetter..., '\0'};
     template <size_t... I>
     static void expand(const Slot* slots, Indices<I...>) {

@@ -18,6 +18,8 @@
 // The logarithm as it was before glibc 2.29, which only reports errors in another way.
 #if defined(__GLIBC__) && defined(__x86_64__)
 __asm__(".symver log, log@GLIBC_2.2.5");
+#elif defined(__GLIBC__) && defined(__aarch64__)
+__asm__(".symver log, log@GLIBC_2.17");
 #endif
 
 namespace quire {

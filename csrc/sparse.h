@@ -24,7 +24,7 @@
 namespace quire {
 
 constexpr int64_t kSparseColumns = 32, kSparseMasks = 64, kSparseSlack = 64;
-constexpr int64_t kPlaces = 64;  // bytes of places of a chunk
+constexpr int64_t kPositions = 64;  // bytes of positions of a chunk
 
 // Whether the processor expands bytes by a mask in one instruction (AVX-512 VBMI2), which no unit's flags say.
 extern const bool g_expands;

@@ -329,27 +329,27 @@ class Pool {
 
 // A stream serves one walk at a time: that of the thread which runs the steps.
 struct Stream {
-    Stream(int64_t threads, int64_t piece, bool cached) : fetcher(threads, piece, cached) {}
+    explicit Stream(const ReaderDescriptor& by) : fetcher(by.threads, by.piece, by.cached != 0) {}
 
     Fetcher fetcher;
     std::unique_ptr<Turns> turns;
     std::unique_ptr<Pool> pool;
 };
 
-void stream_layers(int64_t* out, int64_t threads, int64_t piece, int64_t cached, const int64_t* slots, int64_t count, const Segment* segments,
-                   int64_t rows, int64_t layers) {
-    if (threads < 1 || piece < 1 || count < 1 || layers < 1) fail("stream: there is nothing to read, or nobody to read it");
+void stream_layers(int64_t* out, const ReaderDescriptor* reader, const int64_t* slots, int64_t count, const Segment* segments, int64_t rows,
+                   int64_t layers) {
+    if (reader->threads < 1 || reader->piece < 1 || count < 1 || layers < 1) fail("stream: there is nothing to read, or nobody to read it");
     for (int64_t i = 0; i < rows; ++i)
         if (segments[i].part < 0 || segments[i].part >= layers) fail("stream: a segment is of no layer");
-    auto made = std::make_unique<Stream>(threads, piece, cached != 0);
+    auto made = std::make_unique<Stream>(*reader);
     made->turns = std::make_unique<Turns>(made->fetcher, slots, count, segments, rows, layers);
     *out = reinterpret_cast<int64_t>(made.release());
 }
 
-void stream_experts(int64_t* out, int64_t threads, int64_t piece, int64_t cached, char* memory, int64_t slot_bytes, int64_t slots,
-                    const ExpertFile* files, int64_t layers) {
-    if (threads < 1 || piece < 1 || slots < 1 || slot_bytes < 1 || layers < 1) fail("stream: there is nothing to read, or nobody to read it");
-    auto made = std::make_unique<Stream>(threads, piece, cached != 0);
+void stream_experts(int64_t* out, const ReaderDescriptor* reader, char* memory, int64_t slot_bytes, int64_t slots, const ExpertFile* files,
+                    int64_t layers) {
+    if (reader->threads < 1 || reader->piece < 1 || slots < 1 || slot_bytes < 1 || layers < 1) fail("stream: there is nothing to read, or nobody to read it");
+    auto made = std::make_unique<Stream>(*reader);
     made->pool = std::make_unique<Pool>(made->fetcher, memory, slot_bytes, slots, files, layers);
     *out = reinterpret_cast<int64_t>(made.release());
 }

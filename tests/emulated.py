@@ -36,32 +36,32 @@ class Memory:
     """Where the arrays lie whose addresses somebody asked for."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], weakref.ref[Any]] = {}  # by address and size
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._address = torch.Tensor.data_ptr
 
     def watch(self) -> None:
-        """From here on addresses of tensors, numpy arrays and packed matrices go through this."""
+        """From here on addresses of tensors, numpy arrays and descriptors go through this."""
         from quire.ops import arrays
 
         plain, arrays.address = arrays.address, self.address  # before the modules that take its name from there
         from quire.ops.cpu import sampling
-        from quire.ops.cpu.matrix import Matrix
         from quire.ops.cpu.state import Arena
+        from quire.ops.descriptors import Descriptor
 
         for module in [m for name, m in sys.modules.items() if name.startswith("quire.")]:
             if getattr(module, "address", None) is plain:
                 module.address = self.address  # type: ignore[attr-defined]
-        memory, address_of, describe = self, sampling._address, Matrix.__init__
+        memory, address_of, describe = self, sampling._address, Descriptor.__init__
 
         def address(array: NDArray[Any], dtype: Any) -> int:
             address_of(array, dtype)
             return memory.address(array)
 
-        def described(matrix: Matrix, **fields: int) -> None:
-            describe(matrix, **fields)
-            memory._known[matrix.at, ctypes.sizeof(matrix)] = weakref.ref(matrix)
+        def described(descriptor: Descriptor, **fields: Any) -> None:
+            describe(descriptor, **fields)
+            memory._know(descriptor.at, ctypes.sizeof(descriptor), descriptor)
 
-        Matrix.__init__ = described  # type: ignore[method-assign]
+        Descriptor.__init__ = described  # type: ignore[method-assign]
         torch.Tensor.data_ptr = lambda tensor: memory.of_tensor(tensor)  # type: ignore[method-assign]
         sampling._address = address
         Arena.__init__.__defaults__ = (
@@ -72,11 +72,11 @@ class Memory:
         """Where a tensor lies."""
         storage = tensor.untyped_storage()
         if storage.nbytes():  # an empty one lies at 0, and not every 0 in memory is its address
-            self._known[storage.data_ptr(), storage.nbytes()] = weakref.ref(storage)
+            self._know(storage.data_ptr(), storage.nbytes(), storage)
         return self._address(tensor)
 
     def address(self, array: NDArray[Any] | torch.Tensor) -> int:
-        """Where an array lies; what it is a part of travels whole."""
+        """Where an array or a tensor lies; what it is a part of travels whole."""
         if isinstance(array, torch.Tensor):
             return self.of_tensor(array)
         whole = array
@@ -85,25 +85,28 @@ class Memory:
         if isinstance(whole.base, torch.Tensor) and whole.nbytes:
             self.of_tensor(whole.base)
         else:
-            self._known[_place(whole), whole.nbytes] = weakref.ref(whole)
+            self._know(_place(whole), whole.nbytes, whole)
         return _place(array)
+
+    def _know(self, at: int, size: int, owner: Any) -> None:
+        """`owner` has `size` bytes; a tensor over the first of an array is a part of that."""
+        known = self._known.get(at)
+        if known is None or known[0] <= size or known[1]() is None:
+            self._known[at] = size, weakref.ref(owner)
 
     def words(self, args: Sequence[Any]) -> tuple[int | float, ...]:
         """Arguments of a call with addresses in the place of arrays, and 0 for None."""
         return tuple(0 if a is None else self.address(a) if isinstance(a, np.ndarray) else a for a in args)
 
     def areas(self) -> tuple[list[int], list[int]]:
-        """Beginnings, ascending, and sizes of what is still there; what overlaps (a tensor over an array's part) is one."""
-        self._known = {area: found for area, found in self._known.items() if found() is not None}
-        beginnings: list[int] = []
-        sizes: list[int] = []
-        for at, size in sorted(self._known):
-            if beginnings and at < beginnings[-1] + sizes[-1]:
-                sizes[-1] = max(sizes[-1], at + size - beginnings[-1])
-            else:
+        """Beginnings, ascending, and sizes of what is still there, but for parts of others: tensors over arrays."""
+        self._known = {at: found for at, found in self._known.items() if found[1]() is not None}
+        beginnings, end = [], 0
+        for at in sorted(self._known):
+            if at + self._known[at][0] > end:
                 beginnings.append(at)
-                sizes.append(size)
-        return beginnings, sizes
+                end = at + self._known[at][0]
+        return beginnings, [self._known[at][0] for at in beginnings]
 
 
 def _place(array: NDArray[Any]) -> int:

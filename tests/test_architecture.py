@@ -28,7 +28,9 @@ LAYERS = (
 # Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, pictures are written
 # into texts, and what ranks exchange is recorded with the ops of a step.
 ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("pictures", "text"), ("parallel", "ops")}
-FILES = sorted(p for folder in ("src", "tests", "training", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    p for folder in ("src", "tests", "training", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py")
+)
 TORCH_FREE = {
     "core", "cache", "sched", "text", "pictures", "gguf", "quant", "figures", "server", "simulate", "dashboard",
 }  # fmt: skip

@@ -25,6 +25,7 @@ from quire.ops.arrays import Host, address, is_tensor, to_torch
 from quire.ops.backend import open_backend
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, Arena, Cpu
+from quire.ops.descriptors import ReaderDescriptor
 from quire.ops.layout import KVLayout
 from quire.ops.native import HUGE, Native, huge_bytes, load_native
 from quire.ops.reference.caches import allocate
@@ -358,7 +359,8 @@ def test_experts_that_were_not_read_are_not_taken_for_read(tmp_path: Path) -> No
     with path.open("rb") as file:
         layer = torch.tensor([[file.fileno(), 0, size, 4, places.data_ptr()]], dtype=torch.int64)
         where = memory.data_ptr(), size, slots, layer.data_ptr(), 1
-        native.call("stream_experts", stream.data_ptr(), 1, size, 0, *where)
+        reader = ReaderDescriptor(threads=1, piece=size, cached=0)
+        native.call("stream_experts", stream.data_ptr(), reader, *where)
         try:
             need(1)
             for _ in range(2):

@@ -69,7 +69,7 @@ def test_experts_chosen_most_stay(tmp_path: Path) -> None:
         rows = [(file.fileno(), i * experts * PAGE, PAGE, experts, int(p.ctypes.data)) for i, p in enumerate(places)]
         table = np.array(rows, np.int64)
         at = address(memory), PAGE, slots, int(table.ctypes.data), 2
-        stream = Stream(ops, "stream_experts", (memory, places), 1, *at)
+        stream = Stream(ops, "stream_experts", (memory, places), True, *at)
 
         def need(layer: int, *wanted: int) -> None:
             counts = np.isin(np.arange(experts), wanted)

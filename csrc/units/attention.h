@@ -18,32 +18,32 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-// All rows against one tile, a few rows at a time; the first few ask for the next tile.
-template <bool kBf16, bool kAsk>
+// All rows against one tile, a few rows at a time; the first few prefetch the next tile.
+template <bool kBf16, bool kPrefetch>
 QUIRE_INLINE void run_rows(const AttentionCall& c, AttentionBuffers& b, int64_t r, int64_t n, int64_t start, int64_t visible) {
     const int64_t width = c.cache.wide(), steps = kBf16 ? (visible + 1) / 2 : visible;
     const int64_t keys = (visible + 15) / 16 * 16;
     static_assert(kAttentionRows <= kPassing);
     b.low = r;
-    score_rows<kBf16, kAsk>(n, b.scores, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, keys / 16, c.cache.d / c.cache.pair());
+    score_rows<kBf16, kPrefetch>(n, b.scores, b.q + r * c.padded * width, c.padded * width, b.tile, b.next, keys / 16, c.cache.d / c.cache.pair());
     if (c.cache.scaled()) scale_scores(b, r, n);
     if (c.adjusted())
         for (int64_t i = r; i < r + n; ++i) adjust_scores(c, b, i, start);
     softmax_rows<kBf16>(c, b, r, n, start, keys);
-    value_rows<kBf16, kAsk>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p, b.tile, b.next, steps,
+    value_rows<kBf16, kPrefetch>(n, b.split.acc + r * c.padded, c.padded, b.rescale + r, b.p, b.tile, b.next, steps,
                             kBf16 && (visible & 1));
 }
 
-// Rows [first, last) against b.tile, which begins at position `start`, in vector registers. `ask`: for the next tile.
+// Rows [first, last) against b.tile, which begins at position `start`, in vector registers. `ahead`: the next tile is prefetched.
 template <bool kBf16>
-void run_vectors(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ask) {
+void run_vectors(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ahead) {
     for (int64_t r = first; r < last; r += kAttentionRows) {
         const int64_t n = last - r < kAttentionRows ? last - r : kAttentionRows;
         int64_t visible = 0;
         for (int64_t i = r; i < r + n; ++i) visible = b.to[i] - start > visible ? b.to[i] - start : visible;
         visible = visible < kTile ? visible : kTile;
         if (visible <= 0) continue;
-        if (r == first && ask) {
+        if (r == first && ahead) {
             run_rows<kBf16, true>(c, b, r, n, start, visible);
         } else {
             run_rows<kBf16, false>(c, b, r, n, start, visible);
@@ -52,14 +52,14 @@ void run_vectors(const AttentionCall& c, AttentionBuffers& b, int64_t first, int
 }
 
 template <bool kBf16>
-void run_tile(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ask) {
+void run_tile(const AttentionCall& c, AttentionBuffers& b, int64_t first, int64_t last, int64_t start, bool ahead) {
 #if defined(QUIRE_AMX)
     if constexpr (kBf16) {
         run_passes(c, b, first, last, start);
         return;
     } else
 #endif
-        run_vectors<kBf16>(c, b, first, last, start, ask);
+        run_vectors<kBf16>(c, b, first, last, start, ahead);
 }
 
 // A tile of a span, whose rows begin at `row`, that holds its draft: each token sees its own.
@@ -230,7 +230,7 @@ void run_task(const AttentionCall& c, AttentionBuffers& b, const AttentionTask& 
 // Rows first..last of all rows and heads from the states that each left, in the order that `order` says.
 void fold_rows(const AttentionCall& c, const float* states, const int64_t* starts, const int64_t* order, int64_t first, int64_t last) {
     alignas(64) float memory[2][kMaxHeadDim + 16] = {};
-    float most[2], sum[2];
+    float most[16], sum[16];  // two numbers, read as a vector
     const State total{&most[0], &sum[0], memory[0]}, part{&most[1], &sum[1], memory[1]};
     const int64_t d = c.cache.d;
     for (int64_t at = first; at < last; ++at) {

@@ -177,17 +177,17 @@ void run_passes(const AttentionCall& c, AttentionBuffers& b, int64_t first, int6
     for (int64_t r = first; r < last; r += kPassRows) run_pass(c, b, r, last - r < kPassRows ? last - r : kPassRows, start);
 }
 
-// Values of a tile side by side, with zeros where nothing was written; asks for the keys and values of the next tile, in the
+// Values of a tile side by side, with zeros where nothing was written; prefetches the keys and values of the next tile, in the
 // second level: a whole tile at once is more than the first level can have under way (measured: 16 % faster).
 void gather_values(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start) {
     const int64_t step = c.cache.block_size < kTile ? c.cache.block_size : kTile, row = c.padded * 4;
     for (int64_t t = 0; t < kTile; t += step) {
         const int64_t at = pages.at(start + t), next = pages.at(start + t + kTile), bytes = step / 2 * row;
         char* to = b.values + t / 2 * row;
-        const char *from = at < 0 ? nullptr : c.values + at, *ask = next < 0 ? nullptr : c.keys + next, *also = c.values + (next < 0 ? 0 : next);
+        const char *from = at < 0 ? nullptr : c.cache.values + at, *ahead = next < 0 ? nullptr : c.cache.keys + next, *also = c.cache.values + (next < 0 ? 0 : next);
         for (int64_t i = 0; i < bytes; i += 64) {
-            if (ask) {
-                prefetch_far(ask + i);
+            if (ahead) {
+                prefetch_far(ahead + i);
                 prefetch_far(also + i);
             }
             if (from) {

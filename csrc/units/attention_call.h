@@ -8,7 +8,6 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 constexpr int64_t kTile = 64;
-constexpr int64_t kSplit = 512;
 // Rows (tokens x heads of a group) that share a pass over the keys (32 were 2-4 % slower on a Zen 5), rows beyond them that a
 // pass may touch, and the multiple that head sizes are padded to.
 constexpr int64_t kQueryRows = 64;
@@ -31,28 +30,19 @@ struct Span {
     int64_t tokens() const { return last - first; }
 };
 
-struct AttentionCall {
+struct AttentionCall : BatchDescriptor, AttentionDescriptor {
     float* out;  // rows; or with `starts` states
     const float* qkv;
-    const char *keys, *values;
-    const int32_t *cu_q, *context, *tables;
-    const uint64_t* tree;  // per row its ancestors in the draft, or null
-    int64_t heads, group, max_blocks, window;
-    float scale, softcap;        // softcap 0: none
-    const float *sinks, *alibi;  // per head, or null
-    const float* bias;           // [heads][distances] by the distance from the key to the row, or null
-    int64_t distances;
     CacheShape cache;
+    int64_t group;   // heads of queries that share keys
     int64_t padded;  // head_dim rounded up to kDimStep
-    const int64_t* starts = nullptr;  // per row the first of the states that it leaves, and their number; or null: rows are finished
-    bool alone = false;               // rows have queries only, and those that share keys lie `cache.kv_heads` heads apart
 
     // Which of all heads of all rows head `i` of a group is, and where its query begins.
     int64_t place(int64_t token, int64_t head, int64_t i) const {
-        return alone ? (token * group + i) * cache.kv_heads + head : token * heads + head * group + i;
+        return queries_only ? (token * group + i) * cache.kv_heads + head : token * heads + head * group + i;
     }
     const float* query(int64_t token, int64_t head, int64_t i) const {
-        return qkv + (place(token, head, i) + (alone ? 0 : token * 2 * cache.kv_heads)) * cache.d;
+        return qkv + (place(token, head, i) + (queries_only ? 0 : token * 2 * cache.kv_heads)) * cache.d;
     }
 
     // Whether this cache has what `span` reads of `split`: entries of a table below 0 are blocks that others have.

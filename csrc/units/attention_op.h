@@ -52,7 +52,7 @@ void check_held(const AttentionCall& c, int64_t s, int64_t first, int64_t end) {
 }
 
 // The rows of sequence s leave as many states as they see splits that are held.
-void check_starts(const AttentionCall& c, int64_t s, int64_t count, int64_t room) {
+void check_starts(const AttentionCall& c, int64_t s, int64_t count) {
     Span span{};
     span.sequence = s;
     for (int64_t i = 0; i < count; ++i) {
@@ -60,20 +60,20 @@ void check_starts(const AttentionCall& c, int64_t s, int64_t count, int64_t room
         span.from = c.window > 0 && to > c.window ? to - c.window : 0;
         int64_t found = 0;
         for (int64_t split = span.from / kSplit; split * kSplit < to; ++split) found += c.held(span, split);
-        if (c.starts[row] < 0 || c.starts[row + 1] - c.starts[row] != found || c.starts[row + 1] > room)
+        if (c.starts[row] < 0 || c.starts[row + 1] - c.starts[row] != found || c.starts[row + 1] > c.states)
             fail("attention: a row has not as many states as splits that are held");
     }
 }
 
-void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences, int64_t room) {
+void check_attention(const AttentionCall& c, int64_t rows) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
     if (c.window < 0) fail("attention: window must not be negative");
     if (!(c.scale > 0.0f)) fail("attention: scale must be positive");
     if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
     if (c.bias && c.distances < 1) fail("attention: a bias by distance needs at least one distance");
-    if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
-    for (int64_t s = 0; s < sequences; ++s) {
+    if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("attention: cu_q must run from 0 to the number of rows");
+    for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
         if (count < 0) fail("attention: cu_q must ascend");
         if (count == 0) continue;
@@ -94,14 +94,14 @@ void check_attention(const AttentionCall& c, int64_t rows, int64_t sequences, in
         if (outside) fail("attention: a block lies outside the cache");
         if (!c.starts) continue;
         check_held(c, s, first, end);
-        check_starts(c, s, count, room);
+        check_starts(c, s, count);
     }
 }
 
 template <bool kBf16>
-void run_attention(const AttentionCall& c, int64_t sequences) {
+void run_attention(const AttentionCall& c) {
     const int64_t threads = thread_count(), most_rows = c.group > kQueryRows ? c.group : kQueryRows;
-    AttentionPlan plan(c, sequences);
+    AttentionPlan plan(c, c.sequences);
     Pieces size{nullptr};
     (void)thread_buffers(size, most_rows, c.padded);
     auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + plan.state_floats() * 4)));
@@ -127,21 +127,17 @@ void run_attention(const AttentionCall& c, int64_t sequences) {
     run(plan.tasks, plan.task_count);
 }
 
-void attention(float* out, const float* qkv, const char* keys, const char* values, const int32_t* cu_q, const int32_t* context,
-               const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t kv_heads, int64_t d,
-               int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t format, int64_t step, int64_t window, double scale,
-               double softcap, Optional<const float> sinks, Optional<const float> alibi, Optional<const float> bias,
-               int64_t distances, Optional<const uint64_t> tree, Optional<const int64_t> starts, int64_t room, int64_t alone) {
-    const AttentionCall c{out, qkv, keys, values, cu_q, context, tables, tree.ptr, heads, kv_heads > 0 ? heads / kv_heads : 0, max_blocks, window,
-                          static_cast<float>(scale), static_cast<float>(softcap), sinks.ptr, alibi.ptr, bias.ptr, distances, {kv_heads, d, block_size, blocks, format, step},
-                          (d + kDimStep - 1) / kDimStep * kDimStep, starts.ptr, alone != 0};
-    if (starts.ptr && tree.ptr) fail("attention: drafts that branch leave no states");
-    if (alone && (starts.ptr || tree.ptr)) fail("attention: rows that have queries only leave no states and are no drafts");
-    check_attention(c, rows, sequences, room);
+// qkv [rows, (heads + 2 kv_heads) * d], or `queries_only`, [rows, heads * d].
+void attention(float* out, const float* qkv, const CacheShape* cache, const BatchDescriptor* batch, const AttentionDescriptor* spec, int64_t rows) {
+    const int64_t group = cache->kv_heads > 0 ? spec->heads / cache->kv_heads : 0;
+    const AttentionCall c{*batch, *spec, out, qkv, *cache, group, (cache->d + kDimStep - 1) / kDimStep * kDimStep};
+    if (c.starts && c.tree) fail("attention: drafts that branch leave no states");
+    if (c.queries_only && (c.starts || c.tree)) fail("attention: rows that have queries only leave no states and are no drafts");
+    check_attention(c, rows);
     if (c.cache.bf16()) {
-        run_attention<true>(c, sequences);
+        run_attention<true>(c);
     } else {
-        run_attention<false>(c, sequences);
+        run_attention<false>(c);
     }
 }
 

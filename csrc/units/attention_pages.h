@@ -27,14 +27,14 @@ struct Pages {
 // Asks for `count` numbers of the next tile, if there are any: in small blocks they lie apart from the last ones, where no
 // hardware prefetcher looks (measured beside blocks of 16, 32/8 heads: 4.4 times as long without it, 1.4 with). In the second
 // level, as the first has no room for a tile beside the one in use.
-QUIRE_INLINE void ask_for(const CacheShape& s, const char* cache, int64_t next, int64_t count) {
+QUIRE_INLINE void prefetch_numbers(const CacheShape& s, const char* cache, int64_t next, int64_t count) {
     if (next < 0) return;
     for (int64_t i = 0; i < count * s.width(); i += 64) prefetch_far(cache + next + i);
 }
 
-// `count` numbers from `at` of a cache as the kernels read them: in place, zeros, or widened into `room`; asks for as many at `next`.
+// `count` numbers from `at` of a cache as the kernels read them: in place, zeros, or widened into `room`; prefetches as many at `next`.
 QUIRE_INLINE const char* readable(const AttentionCall& c, const AttentionBuffers& b, const char* cache, int64_t at, int64_t next, int64_t count, char* room) {
-    ask_for(c.cache, cache, next, count);
+    prefetch_numbers(c.cache, cache, next, count);
     if (at < 0) return b.zeros;
     if (!c.cache.narrow()) return cache + at;
     widen(c.cache, room, cache + at, cache + at, count);
@@ -56,7 +56,7 @@ void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& p
     const int64_t words = c.cache.d / c.cache.pair();
     const char* from[16];
     for (int64_t lane = 0; lane < 16; lane += kLanes)
-        from[lane] = readable(c, b, c.keys, pages.at(start + lane), pages.at(start + lane + kTile), kLanes * c.cache.d, b.room + lane * words * 4);
+        from[lane] = readable(c, b, c.cache.keys, pages.at(start + lane), pages.at(start + lane + kTile), kLanes * c.cache.d, b.room + lane * words * 4);
     if constexpr (kLanes == 1) {
         int64_t i = 0;
         for (; i + 16 <= words; i += 16) transpose_words(copy + i * 64, from, i * 4);
@@ -68,15 +68,15 @@ void copy_keys(const AttentionCall& c, const AttentionBuffers& b, const Pages& p
         for (int64_t i = 0; i < words; ++i) std::memcpy(copy + i * 64 + lane * 4, from[lane] + i * kLanes * 4, kLanes * 4);
 }
 
-// Keys of 16 tokens from larger blocks; of a narrow cache, asks for those of the next tile.
+// Keys of 16 tokens from larger blocks; of a narrow cache, prefetches those of the next tile.
 void copy_group(const AttentionCall& c, const Pages& pages, int64_t start, char* copy) {
     const int64_t at = pages.at(start), next = pages.at(start + kTile);
     if (at < 0) {
         std::memset(copy, 0, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
     } else if (!c.cache.narrow()) {
-        std::memcpy(copy, c.keys + at, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
+        std::memcpy(copy, c.cache.keys + at, static_cast<size_t>(16 * c.cache.d * c.cache.wide()));
     } else {
-        widen(c.cache, copy, c.keys + at, c.keys + (next < 0 ? at : next), 16 * c.cache.d);
+        widen(c.cache, copy, c.cache.keys + at, c.cache.keys + (next < 0 ? at : next), 16 * c.cache.d);
     }
 }
 
@@ -95,7 +95,7 @@ void copy_key_tile(const AttentionCall& c, const AttentionBuffers& b, const Page
 }
 
 // Values of pairs of tokens (bf16) or single tokens (f32), interleaved, in rows of whole vectors; of a narrow cache also
-// asks for those of the next tile.
+// prefetches those of the next tile.
 void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const CacheShape& s = c.cache;
     const int64_t pair = s.pair(), bytes = s.vpair() * s.d * s.wide(), step = s.block_size < kTile ? s.block_size : kTile;
@@ -107,7 +107,7 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
             if (at < 0) {
                 std::memset(copy, 0, static_cast<size_t>(step / pair * c.padded * 4));
             } else {
-                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), step * s.d);
+                widen(s, copy, c.cache.values + at, c.cache.values + (next < 0 ? at : next), step * s.d);
             }
         }
         return;
@@ -118,15 +118,15 @@ void copy_value_tile(const AttentionCall& c, const AttentionBuffers& b, const Pa
         const int64_t token = start + i * pair, at = pages.at(token), next = pages.at(token + kTile);
         if (s.vpair() == pair) {
             if (s.narrow() && at >= 0) {
-                widen(s, copy, c.values + at, c.values + (next < 0 ? at : next), pair * s.d);
+                widen(s, copy, c.cache.values + at, c.cache.values + (next < 0 ? at : next), pair * s.d);
             } else {
-                ask_for(s, c.values, next, pair * s.d);
-                copy_bytes(copy, at < 0 ? b.zeros : c.values + at, bytes);
+                prefetch_numbers(s, c.cache.values, next, pair * s.d);
+                copy_bytes(copy, at < 0 ? b.zeros : c.cache.values + at, bytes);
             }
             continue;
         }
-        const char* first = readable(c, b, c.values, at, next, s.d, b.room);
-        const char* second = readable(c, b, c.values, pages.at(token + 1), pages.at(token + 1 + kTile), s.d, b.room + bytes);
+        const char* first = readable(c, b, c.cache.values, at, next, s.d, b.room);
+        const char* second = readable(c, b, c.cache.values, pages.at(token + 1), pages.at(token + 1 + kTile), s.d, b.room + bytes);
         int64_t x = 0;
         for (; x + 16 <= s.d; x += 16) zip16(copy + x * 4, first + x * 2, second + x * 2);
         for (; x < s.d; ++x) {
@@ -152,7 +152,7 @@ QUIRE_INLINE void find_tokens(const Pages& pages, const char* cache, const char*
     for (int64_t t = end; t < kTile; ++t) at[t] = zeros;
 }
 
-QUIRE_INLINE void ask_for_token(const char* at, int64_t bytes) {
+QUIRE_INLINE void prefetch_token(const char* at, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) prefetch_far(at + i);
 }
 
@@ -160,22 +160,22 @@ QUIRE_INLINE void ask_for_token(const char* at, int64_t bytes) {
 void copy_tokens(const AttentionCall& c, const AttentionBuffers& b, const Pages& pages, int64_t start, Located& tile) {
     const int64_t bytes = c.cache.d * 2, all = c.padded * 2;
     const char *from[kTile], *next[kTile];
-    find_tokens(pages, c.keys, b.zeros, start, from);
-    find_tokens(pages, c.keys, b.zeros, start + kTile, next);
+    find_tokens(pages, c.cache.keys, b.zeros, start, from);
+    find_tokens(pages, c.cache.keys, b.zeros, start + kTile, next);
     for (int64_t j = 0; j < kTile / 16; ++j) {
         char* copy = b.keys + j * all * 16;
         tile.keys[j] = copy;
         for (int64_t i = 0; i < bytes; i += 64) transpose_words(copy + i * 16, from + j * 16, i);
-        for (int64_t t = 16 * j; t < 16 * j + 16; ++t) ask_for_token(next[t], bytes);
+        for (int64_t t = 16 * j; t < 16 * j + 16; ++t) prefetch_token(next[t], bytes);
     }
-    find_tokens(pages, c.values, b.zeros, start, from);
-    find_tokens(pages, c.values, b.zeros, start + kTile, next);
+    find_tokens(pages, c.cache.values, b.zeros, start, from);
+    find_tokens(pages, c.cache.values, b.zeros, start + kTile, next);
     for (int64_t t = 0; t < kTile; t += 2) {
         char* copy = b.values + t * all;
         tile.values[t / 2] = copy;
         for (int64_t i = 0; i < bytes; i += 32) zip16(copy + i * 2, from[t] + i, from[t + 1] + i);
-        ask_for_token(next[t], bytes);
-        ask_for_token(next[t + 1], bytes);
+        prefetch_token(next[t], bytes);
+        prefetch_token(next[t + 1], bytes);
     }
 }
 
@@ -189,8 +189,8 @@ void copy_scales(const AttentionCall& c, const AttentionBuffers& b, const Pages&
         if (piece < 0) continue;
         const int64_t at = piece + c.cache.numbers() + pages.offset(token) * 4, left = pages.context - token;
         const auto bytes = static_cast<size_t>(left < step ? left : step) * 4;
-        std::memcpy(b.key_scales + t, c.keys + at, bytes);
-        std::memcpy(b.value_scales + t, c.values + at, bytes);
+        std::memcpy(b.key_scales + t, c.cache.keys + at, bytes);
+        std::memcpy(b.value_scales + t, c.cache.values + at, bytes);
     }
 }
 
@@ -208,7 +208,7 @@ bool keys_in_place(const AttentionCall& c) {
 bool values_side_by_side(const AttentionCall& c) {
     return !c.cache.narrow() && c.cache.vpair() == c.cache.pair() && c.cache.d == c.padded;
 }
-// Whether no tile is copied, so that the next one can be located, and asked for, before its turn.
+// Whether no tile is copied, so that the next one can be located, and prefetched, early.
 template <bool kBf16>
 bool reads_in_place(const AttentionCall& c) {
     return !(kTileRegisters && kBf16) && keys_in_place(c) && values_side_by_side(c);
@@ -244,9 +244,9 @@ void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages&
     if (!keys_stay && !values_stay) return;
     for (int64_t t = 0; t < kTile; t += step) {
         const int64_t at = pages.at(start + t);
-        if (!keys_stay) ask_for(s, c.values, pages.at(start + t + kTile), step * s.d);
+        if (!keys_stay) prefetch_numbers(s, c.cache.values, pages.at(start + t + kTile), step * s.d);
         const int64_t key_bytes = at < 0 ? 0 : 16 * pages.token_bytes, value_bytes = at < 0 ? 0 : pair * pages.token_bytes;
-        const char *keys = at < 0 ? b.zeros : c.keys + at, *values = at < 0 ? b.zeros : c.values + at;
+        const char *keys = at < 0 ? b.zeros : c.cache.keys + at, *values = at < 0 ? b.zeros : c.cache.values + at;
         for (int64_t j = 0; keys_stay && j < step / 16; ++j) tile.keys[t / 16 + j] = keys + j * key_bytes;
         for (int64_t i = 0; values_stay && i < step / pair; ++i) tile.values[t / pair + i] = values + i * value_bytes;
     }

@@ -19,10 +19,10 @@ QUIRE_INLINE F broadcast_float(const char* p) {
 }
 
 // scores[r][16 j + lane] = q[r] . k[token 16 j + lane] for R rows and NS groups of 16 tokens. `next` are the keys of the
-// following tile, asked for meanwhile (kAsk): pieces of 2 KiB are too short for hardware prefetchers, and asking for a whole
+// following tile, prefetched meanwhile (kPrefetch): pieces of 2 KiB are too short for hardware prefetchers, and prefetching a whole
 // tile at once stalls. They come to the second level, as the first has no room for a tile beside the one in use (asked for in
 // the first, on a Zen 4, a decode took 1.1 times as long at 135 tokens and 1.3 at 1,024).
-template <bool kBf16, bool kAsk, int R, int NS>
+template <bool kBf16, bool kPrefetch, int R, int NS>
 void score_tile(float* scores, const char* q, int64_t q_stride, const char* const* keys, const char* const* next, int64_t words) {
     F acc[R][NS];
 #pragma GCC unroll 16
@@ -34,7 +34,7 @@ void score_tile(float* scores, const char* q, int64_t q_stride, const char* cons
 #pragma GCC unroll 16
         for (int j = 0; j < NS; ++j) {
             k[j] = load_u(keys[j] + i * 64);
-            if constexpr (kAsk) prefetch_far(next[j] + i * 64);
+            if constexpr (kPrefetch) prefetch_far(next[j] + i * 64);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -58,7 +58,7 @@ void score_tile(float* scores, const char* q, int64_t q_stride, const char* cons
 
 // acc[r] = acc[r] * rescale[r] + p[r] . v for R rows and NV vectors of head dimensions, over `steps` pairs (bf16) or tokens
 // (f32); of the last pair only the first token counts when `odd`.
-template <bool kBf16, bool kAsk, int R, int NV>
+template <bool kBf16, bool kPrefetch, int R, int NV>
 void value_tile(float* out, int64_t out_stride, const float* rescale, const char* p, const char* const* values,
                 const char* const* next, int64_t at, int64_t steps, bool odd) {
     constexpr int64_t kRowBytes = kTile * (kBf16 ? 2 : 4);
@@ -74,7 +74,7 @@ void value_tile(float* out, int64_t out_stride, const float* rescale, const char
 #pragma GCC unroll 16
         for (int j = 0; j < NV; ++j) {
             v[j] = load_u(values[i] + at + j * 64);
-            if constexpr (kAsk) prefetch_far(next[i] + at + j * 64);
+            if constexpr (kPrefetch) prefetch_far(next[i] + at + j * 64);
             if (kBf16 && half) v[j] = low_half(v[j]);
         }
 #pragma GCC unroll 16
@@ -101,23 +101,23 @@ void value_tile(float* out, int64_t out_stride, const float* rescale, const char
 }
 
 // Scores of `rows` <= kAttentionRows rows and a tile's first groups of 16 tokens.
-template <bool kBf16, bool kAsk>
+template <bool kBf16, bool kPrefetch>
 void score_rows(int64_t rows, float* scores, const char* q, int64_t q_stride, const Located& tile, const Located& next, int64_t groups, int64_t words) {
     with_count<kAttentionRows>(rows, [&]<int R>() {
         for (int64_t j = 0; j < groups; j += attention_vectors(R))
             with_count<attention_vectors(R)>(groups - j, [&]<int NS>() {
-                score_tile<kBf16, kAsk, R, NS>(scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
+                score_tile<kBf16, kPrefetch, R, NS>(scores + j * 16, q, q_stride, tile.keys + j, next.keys + j, words);
             });
     });
 }
 
-template <bool kBf16, bool kAsk>
+template <bool kBf16, bool kPrefetch>
 void value_rows(int64_t rows, float* out, int64_t out_stride, const float* rescale, const char* p, const Located& tile,
                 const Located& next, int64_t steps, bool odd) {
     with_count<kAttentionRows>(rows, [&]<int R>() {
         for (int64_t j = 0; j < out_stride; j += 16 * attention_vectors(R))
             with_count<attention_vectors(R)>((out_stride - j) / 16, [&]<int NV>() {
-                value_tile<kBf16, kAsk, R, NV>(out + j, out_stride, rescale, p, tile.values, next.values, j * 4, steps, odd);
+                value_tile<kBf16, kPrefetch, R, NV>(out + j, out_stride, rescale, p, tile.values, next.values, j * 4, steps, odd);
             });
     });
 }

@@ -27,9 +27,9 @@ void place_token(const AttentionCall& c, AttentionBuffers& b, const Pages& pages
     const CacheShape& s = c.cache;
     const int64_t piece = pages.piece(token), offset = pages.offset(token), lanes = s.lanes(), word = s.pair() * s.width(), vpair = s.vpair();
     char* keys = b.keys + lane / 16 * c.padded / s.pair() * 64 + lane % 16 * 4;
-    read_token(s, {c.keys + piece + offset / lanes * lanes * pages.token_bytes + offset % lanes * word, lanes * word, word, s.d / s.pair()}, b.room);
+    read_token(s, {c.cache.keys + piece + offset / lanes * lanes * pages.token_bytes + offset % lanes * word, lanes * word, word, s.d / s.pair()}, b.room);
     scatter<4>(keys, 64, b.room, s.d / s.pair());
-    read_token(s, {c.values + piece + offset / vpair * vpair * pages.token_bytes + offset % vpair * s.width(), vpair * s.width(), s.width(), s.d}, b.room);
+    read_token(s, {c.cache.values + piece + offset / vpair * vpair * pages.token_bytes + offset % vpair * s.width(), vpair * s.width(), s.width(), s.d}, b.room);
     char* values = b.values + lane / s.pair() * c.padded * 4;
     if (s.bf16()) {
         scatter<2>(values + lane % 2 * 2, 4, b.room, s.d);
@@ -37,8 +37,8 @@ void place_token(const AttentionCall& c, AttentionBuffers& b, const Pages& pages
         std::memcpy(values, b.room, static_cast<size_t>(s.d) * 4);
     }
     if (!s.scaled()) return;
-    std::memcpy(b.key_scales + lane, c.keys + piece + s.numbers() + offset * 4, 4);
-    std::memcpy(b.value_scales + lane, c.values + piece + s.numbers() + offset * 4, 4);
+    std::memcpy(b.key_scales + lane, c.cache.keys + piece + s.numbers() + offset * 4, 4);
+    std::memcpy(b.value_scales + lane, c.cache.values + piece + s.numbers() + offset * 4, 4);
 }
 
 // Makes b.tile, which begins at position `start`, that of a row with ancestors `mask` (itself included) in a draft whose first

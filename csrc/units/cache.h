@@ -7,14 +7,7 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-constexpr int64_t kMaxHeadDim = 512;
-
-// The order of KV_FORMATS in ops/layout.py. Attention computes in f32 over f32 and f16 caches, in bf16 over the others.
-enum Format : int64_t { kFormatF32, kFormatBf16, kFormatF16, kFormatInt8, kFormatFp8, kFormats };
-
-struct CacheShape {
-    int64_t kv_heads, d, block_size, blocks, format;
-    int64_t step;  // bytes from one block to the next: where layers share blocks, more than this layer has of one
+struct CacheShape : CacheDescriptor {
     bool bf16() const { return format != kFormatF32 && format != kFormatF16; }
     bool scaled() const { return format >= kFormatInt8; }
     // Stored in fewer bytes than the kernels read: copied before use.

@@ -27,8 +27,6 @@ inline int64_t row_of_token(int64_t token, int64_t first, int64_t rows) {
     return here ? row : -1;
 }
 
-enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };  // of a table; TABLES of ops/cpu/layers.py
-
 // Numbers at .. at + n of a table, n up to 16.
 QUIRE_INLINE F load_numbers(const void* table, int64_t at, int n, int64_t numbers) {
     if (numbers == kNumbersF32) return load_lanes(static_cast<const float*>(table) + at, n);
@@ -36,8 +34,6 @@ QUIRE_INLINE F load_numbers(const void* table, int64_t at, int n, int64_t number
     std::memcpy(halves, static_cast<const uint16_t*>(table) + at, static_cast<size_t>(n) * 2);
     return numbers == kNumbersBf16 ? bf16_load(halves) : f16_load(halves);
 }
-
-enum Activation : int64_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kActivations = 5 };
 
 template <int64_t kKind>
 QUIRE_INLINE F activate(F x) {

@@ -13,11 +13,15 @@ namespace {
 constexpr int64_t kExpertColumns = kMlpColumns, kExpertRows = kMlpRows;
 constexpr int64_t kFewPairs = 256;  // up to which the products of a piece of columns stay in a core's caches until they are summed
 
-// The matrices of all experts, of n rows each, padded to whole blocks, below each other; bias [experts, n].
+// The matrices of all experts: ExpertsDescriptor as the kernels see it.
 struct Stack {
     const Matrix& w;
     const float* bias;
     int64_t n;
+
+    explicit Stack(const ExpertsDescriptor& e) : w(*e.matrices), bias(e.bias), n(e.n) {
+        if (e.experts < 1 || n < 1 || w.n != e.experts * ((n + 15) / 16 * 16)) fail("experts: the matrix is not that of so many experts");
+    }
 
     LinearCall call(const Expert& e, const Rows& rows, float* out) const {
         return call_of(expert_of(w, e.id, n), rows, bias ? bias + e.id * n : nullptr, out);
@@ -36,18 +40,14 @@ int64_t panel_memory(const Stack& s, const Experts& experts, int64_t height, int
 }
 
 // How many pairs there are: as many as there is room for, or fewer where other ranks have experts too.
-int64_t check_pairs(const int32_t* tokens, const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t room) {
-    const int64_t pairs = offsets[experts];
-    if (offsets[0] != 0 || pairs < 0 || pairs > room) fail("experts: offsets must run from 0 to the number of pairs");
+int64_t check_pairs(const PairsDescriptor& p, int64_t experts) {
+    const int64_t pairs = p.offsets[experts];
+    if (p.offsets[0] != 0 || pairs < 0 || pairs > p.room) fail("experts: offsets must run from 0 to the number of pairs");
     for (int64_t e = 0; e < experts; ++e)
-        if (offsets[e + 1] < offsets[e]) fail("experts: offsets must ascend");
-    for (int64_t i = 0; tokens && i < pairs; ++i)
-        if (tokens[i] < 0 || tokens[i] >= x_rows) fail("experts: a token lies outside the batch");
+        if (p.offsets[e + 1] < p.offsets[e]) fail("experts: offsets must ascend");
+    for (int64_t i = 0; p.tokens && i < pairs; ++i)
+        if (p.tokens[i] < 0 || p.tokens[i] >= p.x_rows) fail("experts: a token lies outside the batch");
     return pairs;
-}
-
-void check_stack(const Stack& s, int64_t experts) {
-    if (experts < 1 || s.n < 1 || s.w.n != experts * ((s.n + 15) / 16 * 16)) fail("experts: the matrix is not that of so many experts");
 }
 
 // out [pairs, n] = the pairs' activations times their experts' matrices.
@@ -64,15 +64,13 @@ void multiply_pairs(float* out, const Stack& s, const Experts& experts, Rows Exp
     });
 }
 
-// With `tokens`, pair i reads row tokens[i] of x [x_rows, k], else row i.
-void grouped_linear(float* out, const float* x, const Matrix* w, Optional<const float> bias, Optional<const int32_t> tokens,
-                    const int32_t* offsets, int64_t experts, int64_t x_rows, int64_t room, int64_t n) {
-    const Stack s{*w, bias.ptr, n};
-    check_stack(s, experts);
-    const int64_t pairs = check_pairs(tokens.ptr, offsets, experts, x_rows, room);
+// out [room, n]. With `tokens`, pair i reads row tokens[i] of x [x_rows, k], else row i.
+void grouped_linear(float* out, const float* x, const ExpertsDescriptor* matrices, const PairsDescriptor* p) {
+    const Stack s(*matrices);
+    const int64_t pairs = check_pairs(*p, matrices->experts);
     if (!pairs) return;
-    const Experts in_use = experts_of(offsets, experts);
-    read_pairs(*w, in_use, x, tokens.ptr, x_rows);
+    const Experts in_use = experts_of(p->offsets, matrices->experts);
+    read_pairs(s.w, in_use, x, p->tokens, p->x_rows);
     multiply_pairs(out, s, in_use, &Expert::rows, pairs);
 }
 
@@ -140,27 +138,25 @@ void sum_few_pairs(float* out, float* y, const Stack& s, const Experts& experts,
 
 // out [rows, n]; y [rows * top_k, n] is work space; gate_up: matrices of 2 down.k rows, a multiple of 32. Of the rows the first
 // offsets[experts] / top_k are computed, which are all where this rank has all experts.
-void expert_mlp(float* out, float* y, const float* x, const Matrix* gate_up, Optional<const float> bias, const Matrix* down,
-                Optional<const float> down_bias, const int32_t* tokens, const int32_t* places, const int32_t* offsets,
-                const float* weights, int64_t experts, int64_t x_rows, int64_t room, int64_t top_k, int64_t n, int64_t act,
-                int64_t clamped, double alpha, double limit) {
-    if (down->k % 16 || down->order) fail("expert_mlp: the inner size must be a multiple of 16, and down's columns in order");
-    if (act < 0 || act >= kActivations) fail("expert_mlp: unknown activation");
-    const Stack first{*gate_up, bias.ptr, 2 * down->k}, last{*down, down_bias.ptr, n};
-    check_stack(first, experts);
-    check_stack(last, experts);
-    const int64_t pairs = check_pairs(tokens, offsets, experts, x_rows, room * top_k), rows = pairs / top_k;
+void expert_mlp(float* out, float* y, const float* x, const ExpertsDescriptor* gate_up, const ExpertsDescriptor* down,
+                const BetweenDescriptor* between, const PairsDescriptor* p) {
+    const Stack first(*gate_up), last(*down);
+    const int64_t act = between->activation, experts = down->experts, top_k = p->top_k;
+    if (last.w.k % 16 || last.w.order) fail("expert_mlp: the inner size must be a multiple of 16, and down's columns in order");
+    if (act < 0 || act >= kActivations || top_k < 1) fail("expert_mlp: unknown activation, or no choices");
+    if (gate_up->experts != experts || first.n != 2 * last.w.k) fail("expert_mlp: the matrices do not fit each other");
+    const int64_t pairs = check_pairs(*p, experts), rows = pairs / top_k;
     if (pairs % top_k) fail("expert_mlp: a row lacks choices");
     if (!pairs) return;
-    check_places(places, pairs);
-    const Experts in_use = experts_of(offsets, experts);
-    read_pairs(*gate_up, in_use, x, tokens, x_rows);
-    lay_out(*down, in_use, &Expert::inner, Scratch::kHidden, Scratch::kHiddenScales);
-    const ClampedSwiglu clamp(alpha, limit);
-    gate_pairs(first, *down, in_use, {kGates[act], clamped ? &clamp : nullptr});
-    if (pairs <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {places, weights, rows, top_k});
+    check_places(p->places, pairs);
+    const Experts in_use = experts_of(p->offsets, experts);
+    read_pairs(first.w, in_use, x, p->tokens, p->x_rows);
+    lay_out(last.w, in_use, &Expert::inner, Scratch::kHidden, Scratch::kHiddenScales);
+    const ClampedSwiglu clamp(between->alpha, between->limit);
+    gate_pairs(first, last.w, in_use, {kGates[act], between->clamped ? &clamp : nullptr});
+    if (pairs <= kFewPairs) return sum_few_pairs(out, y, last, in_use, {p->places, p->weights, rows, top_k});
     multiply_pairs(y, last, in_use, &Expert::inner, pairs);
-    combine(out, y, places, weights, rows, top_k, n);
+    combine(out, y, p->places, p->weights, rows, top_k, last.n);
 }
 
 }  // namespace

@@ -171,11 +171,11 @@ void latent_task(const LatentCall& c, LatentBuffers& b, const LatentTask& t) {
     if (!t.partial) write_latents(c, t, b.total);
 }
 
-void check_latent_batch(const LatentCall& c, int64_t rows, int64_t sequences) {
+void check_latent_batch(const LatentCall& c, int64_t rows) {
     check_latent(c.cache);
     if (c.heads < 1 || c.width < c.cache.rope || !(c.factor > 0.0f)) fail("latent_attention: needs heads and a positive scale");
-    if (c.cu_q[0] != 0 || c.cu_q[sequences] != rows) fail("latent_attention: cu_q must run from 0 to the number of rows");
-    for (int64_t s = 0; s < sequences; ++s) {
+    if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("latent_attention: cu_q must run from 0 to the number of rows");
+    for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
         if (count < 0) fail("latent_attention: cu_q must ascend");
         if (count == 0) continue;
@@ -189,9 +189,9 @@ void check_latent_batch(const LatentCall& c, int64_t rows, int64_t sequences) {
 }
 
 template <class Visit>
-void for_latent_tasks(const LatentCall& c, int64_t sequences, const Visit& visit) {
+void for_latent_tasks(const LatentCall& c, const Visit& visit) {
     const int64_t together = c.heads < kLatentRows ? c.heads : kLatentRows, tokens = kLatentRows / together;
-    for (int64_t s = 0; s < sequences; ++s) {
+    for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
         for (int64_t first = 0; first < count; first += tokens) {
             const int64_t last = first + tokens < count ? first + tokens : count;
@@ -217,9 +217,9 @@ LatentBuffers latent_buffers(const LatentCall& c, Pieces& pieces) {
 
 // Few tasks: every split is a task of its own, merged afterwards in the order in which one task would have merged.
 template <bool kBf16>
-void run_latent_attention(const LatentCall& c, int64_t sequences) {
+void run_latent_attention(const LatentCall& c) {
     int64_t tasks = 0, splits = 0;
-    for_latent_tasks(c, sequences, [&](const LatentTask& t) { ++tasks, splits += t.split_end; });
+    for_latent_tasks(c, [&](const LatentTask& t) { ++tasks, splits += t.split_end; });
     const int64_t threads = thread_count();
     const bool apart = tasks < 8 * threads && splits > tasks;
     Pieces size{nullptr};
@@ -230,7 +230,7 @@ void run_latent_attention(const LatentCall& c, int64_t sequences) {
     LatentTask* parts = list + tasks;
     auto* partial = reinterpret_cast<float*>(memory + size.used * threads);
     int64_t n = 0, m = 0;
-    for_latent_tasks(c, sequences, [&](LatentTask t) {
+    for_latent_tasks(c, [&](LatentTask t) {
         t.partial = apart ? partial : nullptr;
         list[n++] = t;
         for (int64_t split = 0; apart && split < t.split_end; ++split, partial += c.state())
@@ -255,14 +255,13 @@ void run_latent_attention(const LatentCall& c, int64_t sequences) {
     });
 }
 
-void latent_attention(float* out, const float* latent, const float* q, char* keys, char* values, const int32_t* cu_q,
-                      const int32_t* context, const int32_t* tables, int64_t rows, int64_t sequences, int64_t heads, int64_t width,
-                      int64_t rank, int64_t rope, int64_t block_size, int64_t blocks, int64_t max_blocks, int64_t bf16, double scale) {
-    const LatentCall c{out, latent, q, {keys, values, rank, rope, block_size, blocks, bf16 != 0}, cu_q, context, tables, heads, width,
-                       max_blocks, static_cast<float>(scale) * kLog2E};
-    check_latent_batch(c, rows, sequences);
-    if (bf16) run_latent_attention<true>(c, sequences);
-    else run_latent_attention<false>(c, sequences);
+// Of `spec` the heads and their scale: latents have no windows, caps or biases, and their drafts do not branch.
+void latent_attention(float* out, const float* latent, const float* q, const LatentCache* cache, const BatchDescriptor* batch,
+                      const AttentionDescriptor* spec, int64_t rows, int64_t width) {
+    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E};
+    check_latent_batch(c, rows);
+    if (c.cache.bf16) run_latent_attention<true>(c);
+    else run_latent_attention<false>(c);
 }
 
 }  // namespace

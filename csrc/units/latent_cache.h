@@ -108,10 +108,7 @@ void head_linear(float* out, const float* x, const Matrix* w, int64_t rows, int6
     else fail("head_linear: matrices must be f32 or bf16");
 }
 
-struct LatentCache {
-    char *keys, *values;  // [blocks, block_size, rope] and [blocks, block_size, rank]
-    int64_t rank, rope, block_size, blocks;
-    bool bf16;
+struct LatentCache : LatentCacheDescriptor {
     int64_t width() const { return bf16 ? 2 : 4; }
 };
 
@@ -130,24 +127,26 @@ QUIRE_INLINE void rotate_pairs(float* x, const float* table, int64_t half) {
     });
 }
 
-// q [rows, heads * width]: the last `rope` numbers of a head turn. kv [rows, rank + rope]: norm, turn, store.
-void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const float* table, const int64_t* slots, char* keys,
-                           char* values, const float* norm, int64_t rows, int64_t heads, int64_t width, int64_t rank, int64_t rope,
-                           int64_t max_positions, int64_t block_size, int64_t blocks, int64_t bf16, double eps) {
-    const LatentCache c{keys, values, rank, rope, block_size, blocks, bf16 != 0};
+// q [rows, heads * width]: the last `rope` numbers of a head are rotated. kv [rows, rank + rope]: norm, rotate, store.
+void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const int64_t* slots, const LatentCache* cache,
+                           const RopeDescriptor* rotation, int64_t rows, int64_t width) {
+    const LatentCache c = *cache;
+    const RopeDescriptor t = *rotation;
+    const int64_t heads = t.heads, rank = c.rank, rope = c.rope;
     check_latent(c);
     if (heads < 1 || width < rope) fail("latent_rope_and_cache: the heads are narrower than their rotated part");
+    if (t.half != rope / 2 || !t.k_norm) fail("latent_rope_and_cache: latents have a norm, and their rotated part is turned as a whole");
     for (int64_t r = 0; r < rows; ++r) {
-        if (positions[r] < 0 || positions[r] >= max_positions) fail("latent_rope_and_cache: a position lies outside the table");
-        if (slots[r] < 0 || slots[r] >= blocks * block_size) fail("latent_rope_and_cache: a slot lies outside the cache");
+        if (positions[r] < 0 || positions[r] >= t.positions) fail("latent_rope_and_cache: a position lies outside the table");
+        if (slots[r] < 0 || slots[r] >= c.blocks * c.block_size) fail("latent_rope_and_cache: a slot lies outside the cache");
     }
     parallel_ranges(rows, 4 * rank + 4 * heads * rope, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r) {
-            const float* turn = table + int64_t{positions[r]} * rope;
-            for (int64_t h = 0; h < heads; ++h) rotate_pairs(q + (r * heads + h) * width + width - rope, turn, rope / 2);
+            const float* angles = t.table + int64_t{positions[r]} * rope;
+            for (int64_t h = 0; h < heads; ++h) rotate_pairs(q + (r * heads + h) * width + width - rope, angles, rope / 2);
             float* latent = kv + r * (rank + rope);
-            norm_row(latent, latent, norm, rank, static_cast<float>(eps));
-            rotate_pairs(latent + rank, turn, rope / 2);
+            norm_row(latent, latent, t.k_norm, rank, t.eps);
+            rotate_pairs(latent + rank, angles, rope / 2);
             char *key = c.keys + slots[r] * rope * c.width(), *value = c.values + slots[r] * rank * c.width();
             if (c.bf16) {
                 store_as<true>(value, latent, rank);

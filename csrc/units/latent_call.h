@@ -9,12 +9,11 @@ namespace {
 constexpr int64_t kLatentSplit = 512;
 constexpr int64_t kLatentTile = 64;
 
-struct LatentCall {
+struct LatentCall : BatchDescriptor {
     float* out;
     const float *latent, *q;  // [rows, heads * rank], [rows, heads * width]
     LatentCache cache;
-    const int32_t *cu_q, *context, *tables;
-    int64_t heads, width, max_blocks;
+    int64_t heads, width;
     float factor;  // to powers of two
     int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }
     int64_t state() const { return kLatentRows * (cache.rank + 2); }  // floats of the state of some rows

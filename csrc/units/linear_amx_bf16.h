@@ -16,22 +16,22 @@ namespace {
 constexpr int kAmxRows = 16, kAmxPartTiles = 9;
 constexpr int64_t kAmxPanelRows = 384, kAmxBlocks = 18;
 
-// What a step asks for meanwhile: `lines` of one block, then those of the next, `stride` bytes further. One after the other: asked
-// for at once they take the places of all loads that may be under way (5 to 17 % slower at 256 rows).
-struct Ask {
+// What a step prefetches meanwhile: `lines` of one block, then those of the next, `stride` bytes further. One after the other: prefetched
+// at once they take the places of all loads that may be under way (5 to 17 % slower at 256 rows).
+struct Ahead {
     const char* from;
     int64_t lines, stride;
 };
 
 // Tiles 0 to 3: sums of (row tile, block) 00 01 10 11; 4, 5: activations; 6, 7: weights.
 template <int RT, int NB>
-QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, const char* w0, const char* w1, int64_t tiles, const Ask& ask = {}) {
-    // Of one row tile, weights are left to the hardware's prefetcher: it streams 28 GB/s here, and 25 with lines asked for 8 KiB ahead.
-    const int64_t each = tiles ? (ask.lines + tiles - 1) / tiles : 0;
+QUIRE_INLINE void bf16_sums(const char* x0, const char* x1, int64_t x_stride, const char* w0, const char* w1, int64_t tiles, const Ahead& ahead = {}) {
+    // Of one row tile, weights are left to the hardware's prefetcher: it streams 28 GB/s here, and 25 with lines prefetched 8 KiB ahead.
+    const int64_t each = tiles ? (ahead.lines + tiles - 1) / tiles : 0;
     for (int64_t t = 0; t < tiles; ++t) {
         for (int64_t i = t * each; i < (t + 1) * each; ++i) {
-            prefetch_far(ask.from + i * 64);
-            prefetch_far(ask.from + ask.stride + i * 64);
+            prefetch_far(ahead.from + i * 64);
+            prefetch_far(ahead.from + ahead.stride + i * 64);
         }
         tile_load<4>(x0 + t * 64, x_stride);
         tile_load<6>(w0 + t * 1024, 64);
@@ -56,7 +56,7 @@ QUIRE_INLINE void begin_sum(const float* from, bool first) {
 
 // A part of k of one or two row tiles by one or two blocks. sums: [2 blocks][256] of each row tile.
 template <int RT, int NB>
-void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int64_t begin, int64_t end, float* (&sums)[2], const Ask& ask) {
+void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int64_t begin, int64_t end, float* (&sums)[2], const Ahead& ahead) {
     const int64_t pairs = (c.w.k + 1) / 2, whole = pairs / 16, block_bytes = pairs * 64;
     const char* w = c.w.codes + block * block_bytes + begin * 1024;
     const char* x0 = c.x + rows[0] * c.x_stride + begin * 64;
@@ -66,7 +66,7 @@ void bf16_step(const LinearCall& c, const int64_t (&rows)[2], int64_t block, int
     if constexpr (RT == 2) begin_sum<2>(sums[1], begin == 0);
     if constexpr (RT == 2 && NB == 2) begin_sum<3>(sums[1] + 256, begin == 0);
     const int64_t tiles = (end < whole ? end : whole) - begin;
-    bf16_sums<RT, NB>(x0, x1, c.x_stride, w, w + block_bytes, tiles, ask);
+    bf16_sums<RT, NB>(x0, x1, c.x_stride, w, w + block_bytes, tiles, ahead);
     if (end > whole) {  // the last tile is not full: activations end in zeros, and so must the weights
         alignas(64) char rest[2][1024] = {};
         for (int b = 0; b < NB; ++b)
@@ -92,7 +92,7 @@ QUIRE_INLINE void store_sums(const LinearCall& c, const float* sums, int64_t str
 }
 
 // Slice `at` of `slices` of what a part has of the blocks `block` and the next.
-QUIRE_INLINE Ask ask_for(const LinearCall& c, int64_t block, int64_t begin, int64_t part, int64_t at, int64_t slices) {
+QUIRE_INLINE Ahead ahead_of(const LinearCall& c, int64_t block, int64_t begin, int64_t part, int64_t at, int64_t slices) {
     const int64_t block_bytes = (c.w.k + 1) / 2 * 64, first = part * 16 * at / slices;
     return {c.w.codes + block * block_bytes + begin * 1024 + first * 64, part * 16 * (at + 1) / slices - first, block_bytes};
 }
@@ -121,16 +121,16 @@ void amx_bf16_panel(const LinearCall& c, const Panel& p) {
             const int64_t next_block = more ? p.block + b + 2 : end < tiles ? p.block : p.blocks_end;
             const int64_t next_begin = more ? begin : end < tiles ? end : 0;
             for (int64_t t = 0; t < row_tiles; t += 2) {
-                const Ask ask = row_tiles > 2 ? ask_for(c, next_block, next_begin, part, t / 2, (row_tiles + 1) / 2) : Ask{};
+                const Ahead ahead = row_tiles > 2 ? ahead_of(c, next_block, next_begin, part, t / 2, (row_tiles + 1) / 2) : Ahead{};
                 const bool two = t + 1 < row_tiles;
                 const int64_t at[2] = {row_of(t), row_of(two ? t + 1 : t)};
                 float* sums[2] = {sums_of(t, b), sums_of(two ? t + 1 : t, b)};
                 if (b + 1 < blocks) {
-                    if (two) bf16_step<2, 2>(c, at, p.block + b, begin, end, sums, ask);
-                    else bf16_step<1, 2>(c, at, p.block + b, begin, end, sums, ask);
+                    if (two) bf16_step<2, 2>(c, at, p.block + b, begin, end, sums, ahead);
+                    else bf16_step<1, 2>(c, at, p.block + b, begin, end, sums, ahead);
                 } else {
-                    if (two) bf16_step<2, 1>(c, at, p.block + b, begin, end, sums, ask);
-                    else bf16_step<1, 1>(c, at, p.block + b, begin, end, sums, ask);
+                    if (two) bf16_step<2, 1>(c, at, p.block + b, begin, end, sums, ahead);
+                    else bf16_step<1, 1>(c, at, p.block + b, begin, end, sums, ahead);
                 }
             }
         }

@@ -15,8 +15,6 @@ namespace {
 // many rows in the second (256 columns of those, in the first, were 2-5 % slower at 512 rows).
 constexpr int64_t widened_columns(int blocks) { return blocks > 2 ? 1024 : 512; }
 
-constexpr int64_t kBf12Chunk = 256, kBf12Exceptions = 16;  // columns, and exceptions among them
-
 // Bytes of the chunks of `columns` columns of a block.
 constexpr int64_t bf12_bytes(int64_t columns) { return columns * 24 + (columns + kBf12Chunk - 1) / kBf12Chunk * kBf12Exceptions * 4; }
 
@@ -45,16 +43,16 @@ QUIRE_INLINE void widen_chunk(char* to, const char* from, int64_t columns, const
     }
 }
 
-// The exceptions of a chunk in ascending order of their places: number << 16 | place. None follows one of all ones.
+// The exceptions of a chunk in ascending order of their positions: number << 16 | position. None follows one of all ones.
 struct Exceptions {
     const char *at, *end;
     Exceptions() = default;
     explicit Exceptions(const char* list) : at(list), end(list + kBf12Exceptions * 4) {}
-    bool before(int64_t place) const { return at < end && static_cast<int64_t>(word(at) & 0xffffu) < place; }
-    // Those before `place`, into kNumbers numbers (a power of two) whose first has a place that they divide.
+    bool before(int64_t position) const { return at < end && static_cast<int64_t>(word(at) & 0xffffu) < position; }
+    // Those before `position`, into kNumbers numbers (a power of two) whose first has a position that they divide.
     template <uint32_t kNumbers>
-    void put(char* to, int64_t place) {
-        for (; before(place); at += 4) {
+    void put(char* to, int64_t position) {
+        for (; before(position); at += 4) {
             const auto number = static_cast<uint16_t>(word(at) >> 16);
             std::memcpy(to + (word(at) & (kNumbers - 1)) * 2, &number, 2);
         }
@@ -72,12 +70,12 @@ QUIRE_INLINE void widen_columns(char* to, const LinearCall& c, const char* block
     }
 }
 
-// Two pairs of columns with exceptions among them, which begin at `place` of their chunk.
-[[maybe_unused]] void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t place) {
+// Two pairs of columns with exceptions among them, which begin at `position` of their chunk.
+[[maybe_unused]] void replace_pairs(U (&pairs)[2], Exceptions& odd, int64_t position) {
     alignas(64) char numbers[128];
     store_u(numbers, pairs[0]);
     store_u(numbers + 64, pairs[1]);
-    odd.put<64>(numbers, place + 64);
+    odd.put<64>(numbers, position + 64);
     pairs[0] = load_u(numbers);
     pairs[1] = load_u(numbers + 64);
 }
@@ -108,8 +106,8 @@ template <int R, int NB, int kInterleaved, bool kStream>
                     const char* at = from + b * stride;
                     const U codes = load_u(at + 128);
                     widen_pairs(wide[b], table, load_u(at + half * 64), half ? high_nibbles(codes) : low_nibbles(codes));
-                    const int64_t place = i * 16 + half * 64;
-                    if (odd[b].before(place + 64)) [[unlikely]] replace_pairs(wide[b], odd[b], place);
+                    const int64_t position = i * 16 + half * 64;
+                    if (odd[b].before(position + 64)) [[unlikely]] replace_pairs(wide[b], odd[b], position);
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) {
@@ -208,8 +206,8 @@ inline void Bf12::decode_row(const Matrix& w, int64_t row, float* out) {
     for (int64_t begin = 0; begin < w.k; begin += kBf12Chunk, out += kBf12Chunk) {
         const int64_t columns = w.k - begin < kBf12Chunk ? w.k - begin : kBf12Chunk;
         for (int64_t c = 0; c < columns; ++c) {
-            const int64_t pair = c % 8 / 2, place = 2 * lane + c % 2;
-            const char* unit = at + c / 8 * 192 + place / 8 * 16 + pair % 2 * 8 + place % 8;
+            const int64_t pair = c % 8 / 2, position = 2 * lane + c % 2;
+            const char* unit = at + c / 8 * 192 + position / 8 * 16 + pair % 2 * 8 + position % 8;
             const auto rest = static_cast<uint8_t>(unit[pair / 2 * 64]), codes = static_cast<uint8_t>(unit[128]);
             const uint32_t code = codes >> (pair / 2 * 4) & 15u;
             const uint32_t low = w.table[code], high = w.table[16 + code];
@@ -218,8 +216,8 @@ inline void Bf12::decode_row(const Matrix& w, int64_t row, float* out) {
         at += columns * 24;
         for (int64_t i = 0; i < kBf12Exceptions; ++i) {
             const uint32_t odd = word(at + i * 4);
-            const int64_t place = odd & 0xffffu, column = place / 32 * 2 + place % 2;
-            if (place % 32 / 2 == lane && column < columns) out[column] = of_bf16(odd >> 16);
+            const int64_t position = odd & 0xffffu, column = position / 32 * 2 + position % 2;
+            if (position % 32 / 2 == lane && column < columns) out[column] = of_bf16(odd >> 16);
         }
         at += kBf12Exceptions * 4;
     }

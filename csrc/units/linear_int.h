@@ -23,7 +23,7 @@ QUIRE_INLINE int64_t group_index(const LinearCall& c, int64_t row, int64_t g, in
 }
 
 // The start of each sum. `step`: blocks from one to the next, 0 where there is only the first. `x_start` holds minus the offset of the weights' codes times the sum of each digit's codes, or,
-// with zeros, minus the sum alone. The sum of digit pairs (p, d) has the index p + d; the first digit is the high one.
+// with zeros, minus just the sum. The sum of digit pairs (p, d) has the index p + d; the first digit is the high one.
 template <int kPlanes, int kDigits, int kOffset, int R, int NB, int kInterleaved>
 QUIRE_INLINE void start_sums(const LinearCall& c, I (&sum)[kPlanes + kDigits - 1][R][NB], int64_t row, int64_t block, int64_t g, int64_t step = 1) {
 #pragma GCC unroll 8
@@ -76,14 +76,14 @@ QUIRE_INLINE void add_group(const LinearCall& c, F (&acc)[R][NB], I (&sum)[kSums
     }
 }
 
-// Asks for the scales of group `g` of NB blocks.
+// Prefetches the scales of group `g` of NB blocks.
 template <int NB>
 QUIRE_INLINE void prefetch_scales(const LinearCall& c, int64_t block, int64_t g) {
 #pragma GCC unroll 8
     for (int b = 0; b < NB; ++b) prefetch(c.w.scales + ((block + b) * c.groups + g) * (c.w.wide ? 64 : 32));
 }
 
-// Asks for what follows 64 bytes of NB blocks: a tile alone for those `ahead`, others for the next blocks'.
+// Prefetches what follows 64 bytes of NB blocks: a streaming tile those `ahead`, others the next blocks'.
 template <int NB, bool kStream>
 QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes, int64_t ahead) {
 #pragma GCC unroll 8

@@ -101,7 +101,7 @@ struct SparseStreams {
         : of{SparseStream<Dense, true>(c.w.codes + (block + kB) * c.w.code_step)...} {}
 };
 
-// Asks for what a stream reads later: as many bytes ahead as a dense one, which is further in columns.
+// Prefetches what a stream reads later: as many bytes ahead as a dense one, which is further in columns.
 template <class Dense, int NB>
 QUIRE_INLINE void prefetch_streams(const SparseStreams<Dense, NB>& from, int64_t ahead) {
 #pragma GCC unroll 8

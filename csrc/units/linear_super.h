@@ -106,7 +106,7 @@ template <class W, int R, int NB, int kInterleaved>
     const int64_t x_step = kInterleaved > 1 ? 4 : c.x_stride;
     const char* from = c.w.codes + block * block_bytes;
     const char* x = c.x + row * c.x_stride;
-    const auto ask = [&](const char* at) {
+    const auto prefetch_at = [&](const char* at) {
 #pragma GCC unroll 8
         for (int b = 0; b < NB; ++b) prefetch(at + b * block_bytes + ahead);
     };
@@ -120,13 +120,13 @@ template <class W, int R, int NB, int kInterleaved>
             if (kForm.mins) prefetch(c.w.mins + (at + ahead / kForm.bytes()) * 32);
         }
         const char* multiples = from;
-        for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) ask(from + i);
+        for (int64_t i = 0; i < kForm.multiples_bytes(); i += 64) prefetch_at(from + i);
         from += kForm.multiples_bytes();
         for (int64_t chunk = 0; chunk < kSuperColumns / 32; ++chunk, from += kForm.chunk_bytes(), x += 32 * kInterleaved) {
             U planes[kForm.bits];
 #pragma GCC unroll 8
             for (int i = 0; i < kForm.bits; ++i) {
-                ask(from + i * 64);
+                prefetch_at(from + i * 64);
                 if constexpr (R == 1) planes[i] = kept(load_u(from + i * 64));
             }
             unrolled<0, 8 / kWords>([&](auto part) {

@@ -56,7 +56,7 @@ QUIRE_INLINE void with_rows(int64_t rows, const Fn& f) {
     with_count<R, (kInterleaved > 1 ? kInterleaved / 2 : 1)>(rows, f);
 }
 
-// f(block, part) for NB blocks from `block` on; where there are fewer, for each of them alone (Part::block_step).
+// f(block, part) for NB blocks from `block` on; where there are fewer, for each of them by itself (Part::block_step).
 template <int NB, class Fn>
 QUIRE_INLINE void for_tile_blocks(int64_t block, int64_t blocks_end, Part part, const Fn& f) {
     if (blocks_end - block >= NB) return f(block, part);

@@ -1,4 +1,4 @@
-// Weights of which each four columns have two at most (kinds "sparse24_...", layout: sparse.h). A weight's place among four columns
+// Weights of which each four columns have two at most (kinds "sparse24_...", layout: sparse.h). A weight's position among four columns
 // chooses the activation that it meets: half of the products, and no zeros in between. The sums have the dense kind's bits: integers
 // are exact in any order, and of bf16 the pair is added in the dense order, in which products with zeros change nothing.
 #pragma once
@@ -8,31 +8,31 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-// Bytes of 32 columns of a block: the places, and half as many numbers as the dense family has.
+// Bytes of 32 columns of a block: the positions, and half as many numbers as the dense family has.
 template <class Dense>
-constexpr int64_t kTwoOfFourChunk = kPlaces + kSparseColumns / Dense::kColumns * 32;
+constexpr int64_t kTwoOfFourChunk = kPositions + kSparseColumns / Dense::kColumns * 32;
 
 // A chunk of a matrix of 2:4 as the dense kind has it.
 template <class Dense>
 void put_zeros_back(char* wide, const char* chunk) {
     constexpr int kEach = is_bf16<Dense> ? 2 : 4, kPieces = is_bf16<Dense> ? 8 : 4;
-    const char* numbers = chunk + kPlaces;
+    const char* numbers = chunk + kPositions;
     std::memset(wide, is_eight<Dense> ? 0x80 : is_four<Dense> ? 0x88 : 0, static_cast<size_t>(kSparseColumns / Dense::kColumns * 64));
     for (int at = 0; at < 16 * kEach; ++at) {
         for (int piece = 0; piece < kPieces; ++piece) {
             if constexpr (is_bf16<Dense>) {
-                uint16_t places;
-                std::memcpy(&places, chunk + 2 * at, 2);
-                const int place = places >> (2 * piece) & 3;
+                uint16_t positions;
+                std::memcpy(&positions, chunk + 2 * at, 2);
+                const int position = positions >> (2 * piece) & 3;
                 // A zero of a row that has fewer than two lies where there is none.
-                std::memcpy(wide + piece * 128 + place / 2 * 64 + at / 2 * 4 + place % 2 * 2, numbers + piece * 64 + 2 * at, 2);
+                std::memcpy(wide + piece * 128 + position / 2 * 64 + at / 2 * 4 + position % 2 * 2, numbers + piece * 64 + 2 * at, 2);
             } else {
-                const int place = static_cast<uint8_t>(chunk[at]) >> (2 * piece) & 3, later = at % 4 / 2;
+                const int position = static_cast<uint8_t>(chunk[at]) >> (2 * piece) & 3, later = at % 4 / 2;
                 if constexpr (is_eight<Dense>) {
-                    wide[piece * 128 + later * 64 + at / 4 * 4 + place] = static_cast<char>(numbers[piece * 64 + at] ^ 0x80);
+                    wide[piece * 128 + later * 64 + at / 4 * 4 + position] = static_cast<char>(numbers[piece * 64 + at] ^ 0x80);
                 } else {
                     const int code = (static_cast<uint8_t>(numbers[piece / 2 * 64 + at]) >> (piece % 2 * 4) & 15) ^ 8;
-                    char& both = wide[piece * 64 + at / 4 * 4 + place];
+                    char& both = wide[piece * 64 + at / 4 * 4 + position];
                     both = static_cast<char>(later ? (both & 15) | code << 4 : (both & 0xf0) | code);
                 }
             }
@@ -50,8 +50,8 @@ template <class Dense>
 
 #if defined(__AVX512BW__)
 
-// Asks for a chunk of NB blocks of `block_bytes`. Tiles of several rows by two blocks are most often those that share weights; one row
-// and as many as a tile has ask without a look at whose turn it is (kStream): 2:4 of bf16 is 1.65 times as fast as dense with one row,
+// Prefetches a chunk of NB blocks of `block_bytes`. Tiles of several rows by two blocks are most often those that share weights; one row
+// and as many as a tile has prefetch without a look at whose share it is (kStream): 2:4 of bf16 is 1.65 times as fast as dense with one row,
 // and was 1.44 times where that was looked up.
 template <class Dense, int R, int NB, bool kStream>
 QUIRE_INLINE void prefetch_chunk(const char* at, int64_t block_bytes) {
@@ -62,30 +62,30 @@ QUIRE_INLINE void prefetch_chunk(const char* at, int64_t block_bytes) {
             !kStream && R > 1 && NB == 2 ? prefetch_far(at + b * block_bytes + line) : prefetch(at + b * block_bytes + line);
 }
 
-// Of 16 columns: the codes of their two pieces, and the places among 16 activations that they meet. 4-bit codes are 16 times as large.
+// Of 16 columns: the codes of their two pieces, and the positions among 16 activations that they meet. 4-bit codes are 16 times as large.
 template <class Dense>
 struct Chosen {
     U codes[2], at[2];
 
-    // `half`: which 16 of the chunk's columns; `places` begin with theirs.
-    static inline __attribute__((always_inline)) Chosen of(const char* chunk, int half, U places) {
+    // `half`: which 16 of the chunk's columns; `positions` begin with theirs.
+    static inline __attribute__((always_inline)) Chosen of(const char* chunk, int half, U positions) {
         Chosen out;
         if constexpr (is_eight<Dense>) {
-            out.codes[0] = load_u(chunk + kPlaces + half * 128);
-            out.codes[1] = load_u(chunk + kPlaces + half * 128 + 64);
+            out.codes[0] = load_u(chunk + kPositions + half * 128);
+            out.codes[1] = load_u(chunk + kPositions + half * 128 + 64);
         } else {
-            const U both = load_u(chunk + kPlaces + half * 64), high = set1_u(0xf0f0f0f0u);
+            const U both = load_u(chunk + kPositions + half * 64), high = set1_u(0xf0f0f0f0u);
             out.codes[0] = and_u(shift<4>(both), high);
             out.codes[1] = and_u(both, high);
         }
-        out.at[0] = masked_or(places, set1_u(0x03030303u), set1_u(0x04040000u));
-        out.at[1] = masked_or(shift<-2>(places), set1_u(0x03030303u), set1_u(0x0c0c0808u));
+        out.at[0] = masked_or(positions, set1_u(0x03030303u), set1_u(0x04040000u));
+        out.at[1] = masked_or(shift<-2>(positions), set1_u(0x03030303u), set1_u(0x0c0c0808u));
         return out;
     }
 };
 
 // A tile's first row and block, how many rows are its own (what it computes for those behind them is not stored), and how far ahead it
-// asks for weights; 0: tiles that share them do, for the next blocks'.
+// prefetches weights; 0: tiles that share them do, for the next blocks'.
 struct ChosenTile {
     int64_t row, rows, block, ahead;
 };
@@ -108,21 +108,21 @@ template <class Dense, int R, int NB, bool kStream>
             codes[b] = set1_i(0);
             for (int r = 0; r < R; ++r) sum[0][r][b] = set1_i(0);
         }
-        const bool alone = kStream || at.ahead;
-        const int64_t ahead = alone ? prefetch_offset<NB>(g * group_bytes, block_bytes, at.ahead) : NB * block_bytes;
-        if (kStream || scale_share.now()) prefetch_scales<NB>(c, alone ? at.block : at.block + NB, alone ? g + ahead / group_bytes : g);
+        const bool streams = kStream || at.ahead;
+        const int64_t ahead = streams ? prefetch_offset<NB>(g * group_bytes, block_bytes, at.ahead) : NB * block_bytes;
+        if (kStream || scale_share.now()) prefetch_scales<NB>(c, streams ? at.block : at.block + NB, streams ? g + ahead / group_bytes : g);
         for (int64_t k = 0; k < c.w.group; k += kSparseColumns, w += kChunk) {
             if (kStream || share.now()) prefetch_chunk<Dense, R, NB, kStream>(w + ahead, block_bytes);
-            U places[NB];
+            U positions[NB];
 #pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * stride);
+            for (int b = 0; b < NB; ++b) positions[b] = load_u(w + b * stride);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half, x += 16) {
                 Chosen<Dense> chosen[NB];
 #pragma GCC unroll 8
                 for (int b = 0; b < NB; ++b) {
-                    chosen[b] = Chosen<Dense>::of(w + b * stride, half, places[b]);
-                    places[b] = shift<-4>(places[b]);
+                    chosen[b] = Chosen<Dense>::of(w + b * stride, half, positions[b]);
+                    positions[b] = shift<-4>(positions[b]);
                     codes[b] = dot4(dot4(codes[b], set1_u(0x01010101u), chosen[b].codes[0]), set1_u(0x01010101u), chosen[b].codes[1]);
                 }
 #pragma GCC unroll 8
@@ -162,33 +162,33 @@ template <int R, int NB, bool kStream>
     const char* x = c.x + at.row * c.x_stride + part.begin * 4;
     PrefetchShare share(part);
     for (int64_t step = part.begin; step < part.end; step += kSteps, w += kChunk) {
-        U places[NB];
+        U positions[NB];
         if (kStream || share.now()) {
             const int64_t ahead = kStream || at.ahead ? prefetch_offset<NB>(step / kSteps * kChunk, block_bytes, at.ahead) : NB * block_bytes;
             prefetch_chunk<Dense, R, NB, kStream>(w + ahead, block_bytes);
         }
 #pragma GCC unroll 8
-        for (int b = 0; b < NB; ++b) places[b] = load_u(w + b * stride);
+        for (int b = 0; b < NB; ++b) positions[b] = load_u(w + b * stride);
 #pragma GCC unroll 8
         for (int piece = 0; piece < 8; ++piece, x += 8) {
             U wk[NB];
 #pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) wk[b] = load_u(w + b * stride + kPlaces + piece * 64);
+            for (int b = 0; b < NB; ++b) wk[b] = load_u(w + b * stride + kPositions + piece * 64);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const U xk = four_halves(x + r * c.x_stride);
 #pragma GCC unroll 8
-                for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wk[b], choose_halves(xk, places[b]));
+                for (int b = 0; b < NB; ++b) acc[r][b] = dot_bf16(acc[r][b], wk[b], choose_halves(xk, positions[b]));
             }
 #pragma GCC unroll 8
-            for (int b = 0; b < NB; ++b) places[b] = shift<-2>(places[b]);
+            for (int b = 0; b < NB; ++b) positions[b] = shift<-2>(positions[b]);
         }
     }
     store_tile<R, NB>(c, acc, at.row, at.block, part, at.rows);
 }
 
 // The tile of `rows` <= R rows, or of a few more, which there is room for (see bytes_of_rows). Tiles for each number of rows, and each
-// way to ask for weights, are part of what made the AVX-512 units take twice as long to build (110 s of one with VNNI, 54 s without).
+// way to prefetch weights, are part of what made the AVX-512 units take twice as long to build (110 s of one with VNNI, 54 s without).
 template <class Dense, int NB, int R, bool kStream>
 void chosen_tile_of(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part) {
     // Single blocks of integers are those that are left over.

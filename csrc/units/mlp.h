@@ -46,8 +46,8 @@ void activate_row(float* x, const float* /*up*/, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) store(x + i, activate<kActivation>(load(x + i)));
 }
 
-constexpr Gate kAlone[] = {activate_row<kSilu>, activate_row<kGelu>, activate_row<kGeluTanh>, activate_row<kRelu>, activate_row<kRelu2>};
-static_assert(sizeof(kAlone) / sizeof(Gate) == kActivations);
+constexpr Gate kUngated[] = {activate_row<kSilu>, activate_row<kGelu>, activate_row<kGeluTanh>, activate_row<kRelu>, activate_row<kRelu2>};
+static_assert(sizeof(kUngated) / sizeof(Gate) == kActivations);
 
 // act(gate) * up for all rows, or, of one part instead of two, act(up), into the form `down` reads. Pieces are computed by the
 // kernels' panels: code of its own for each kind and tile is the same code again, and a unit is built for longer.
@@ -96,7 +96,7 @@ void gated_mlp(float* out, const float* x, const Matrix* gate_up, Optional<const
 // up [f, hidden], down [hidden, f]; f a multiple of 16.
 void plain_mlp(float* out, const float* x, const Matrix* up, Optional<const float> bias, const Matrix* down, Optional<const float> down_bias,
                int64_t m, int64_t act) {
-    mlp(out, x, *up, bias.ptr, *down, down_bias.ptr, m, 1, gate_of(kAlone, act));
+    mlp(out, x, *up, bias.ptr, *down, down_bias.ptr, m, 1, gate_of(kUngated, act));
 }
 
 }  // namespace

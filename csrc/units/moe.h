@@ -6,15 +6,8 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-enum Score : int64_t { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2, kScores = 3 };
-
 // Added to the sum that scores are divided by (LEAST_SUM of ops/reference/experts.py): where all of them are 0, so are the weights.
 constexpr float kLeastSum = 1e-20f;
-
-struct RouteCall {
-    int64_t experts, top_k, score, renormalize, groups, top_groups, group_best;
-    float scale, jitter;
-};
 
 // The index of the largest of x that is not `taken`; of equal ones the lower, and the lowest of all when none compares.
 inline int64_t best_of(const float* x, const bool* taken, int64_t count) {
@@ -25,7 +18,7 @@ inline int64_t best_of(const float* x, const bool* taken, int64_t count) {
 }
 
 // Marks the experts outside the best groups as taken. `choice` are the scores that choose.
-inline void leave_groups(const RouteCall& c, const float* choice, bool* taken) {
+inline void leave_groups(const RoutingDescriptor& c, const float* choice, bool* taken) {
     constexpr int64_t kMost = 256;
     float rank[kMost];
     bool chosen[kMost] = {};
@@ -44,7 +37,7 @@ inline void leave_groups(const RouteCall& c, const float* choice, bool* taken) {
 }
 
 // Two experts, each weighed by a softmax over the logits that lie near the best of those left.
-inline void sparsemixer(const RouteCall& c, int32_t* ids, float* weights, const float* logits) {
+inline void sparsemixer(const RoutingDescriptor& c, int32_t* ids, float* weights, const float* logits) {
     bool taken[1024] = {};
     for (int64_t i = 0; i < 2; ++i) {
         const int64_t best = best_of(logits, taken, c.experts);
@@ -60,7 +53,7 @@ inline void sparsemixer(const RouteCall& c, int32_t* ids, float* weights, const 
     }
 }
 
-inline void route_row(const RouteCall& c, int32_t* ids, float* weights, float* scores, const float* logits, const float* bias) {
+inline void route_row(const RoutingDescriptor& c, int32_t* ids, float* weights, float* scores, const float* logits, const float* bias) {
     if (c.score == kSparseMixer) return sparsemixer(c, ids, weights, logits);
     if (c.score == kSoftmax) {
         float most = logits[0], sum = 0.0f;
@@ -89,19 +82,18 @@ inline void route_row(const RouteCall& c, int32_t* ids, float* weights, float* s
 }
 
 // scratch [rows, 2 experts].
-void route(int32_t* ids, float* weights, float* scratch, const float* logits, Optional<const float> bias, int64_t rows,
-           int64_t experts, int64_t top_k, int64_t score, int64_t renormalize, int64_t groups, int64_t top_groups,
-           int64_t group_best, double scale, double jitter) {
-    if (experts < 1 || experts > 1024 || score < 0 || score >= kScores) fail("route: needs 1 to 1024 experts and a known score");
-    if (groups < 1 || groups > 256 || experts % groups || top_groups < 1 || top_groups > groups || group_best < 1 ||
-        group_best > experts / groups)
+void route(int32_t* ids, float* weights, float* scratch, const float* logits, Optional<const float> bias, const RoutingDescriptor* routing,
+           int64_t rows) {
+    const RoutingDescriptor c = *routing;
+    if (c.experts < 1 || c.experts > 1024 || c.score < 0 || c.score >= kScores) fail("route: needs 1 to 1024 experts and a known score");
+    if (c.groups < 1 || c.groups > 256 || c.experts % c.groups || c.top_groups < 1 || c.top_groups > c.groups || c.group_best < 1 ||
+        c.group_best > c.experts / c.groups)
         fail("route: the groups do not fit the experts");
-    if (top_k < 1 || top_k > experts / groups * top_groups || (score == kSparseMixer && (top_k != 2 || experts < 2)))
+    if (c.top_k < 1 || c.top_k > c.experts / c.groups * c.top_groups || (c.score == kSparseMixer && (c.top_k != 2 || c.experts < 2)))
         fail("route: that many experts cannot be chosen");
-    const RouteCall c{experts, top_k, score, renormalize, groups, top_groups, group_best, static_cast<float>(scale), static_cast<float>(jitter)};
-    parallel_ranges(rows, 16 * experts, [&](int64_t begin, int64_t end) {
+    parallel_ranges(rows, 16 * c.experts, [&](int64_t begin, int64_t end) {
         for (int64_t r = begin; r < end; ++r)
-            route_row(c, ids + r * top_k, weights + r * top_k, scratch + r * 2 * experts, logits + r * experts, bias.ptr);
+            route_row(c, ids + r * c.top_k, weights + r * c.top_k, scratch + r * 2 * c.experts, logits + r * c.experts, bias.ptr);
     });
 }
 

@@ -22,39 +22,38 @@ void check_slots(const int64_t* slots, int64_t rows, const CacheShape& cache) {
         if (slots[r] < -1 || slots[r] >= cache.blocks * cache.block_size) fail("rope_and_cache: a slot lies outside the cache");
 }
 
-// qkv [rows, (heads + 2 kv_heads) * d] in place; table [max_positions, 2, half].
-void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> table, const int64_t* slots, char* keys, char* values,
-                    Optional<const float> q_norm, Optional<const float> k_norm, int64_t rows, int64_t heads, int64_t kv_heads,
-                    int64_t d, int64_t half, int64_t max_positions, int64_t block_size, int64_t blocks, int64_t format, int64_t step,
-                    double eps) {
-    const CacheShape cache{kv_heads, d, block_size, blocks, format, step};
+// qkv [rows, (heads + 2 kv_heads) * d] in place.
+void rope_and_cache(float* qkv, const int32_t* positions, const int64_t* slots, const CacheShape* shape, const RopeDescriptor* rotation, int64_t rows) {
+    const CacheShape cache = *shape;
+    const RopeDescriptor rope = *rotation;
     check_cache(cache);
-    if (half < 0 || 2 * half > d || heads < 1 || (half > 0 && !table.ptr)) fail("rope_and_cache: bad number of heads or rotated dimensions");
+    const int64_t heads = rope.heads, kv_heads = cache.kv_heads, d = cache.d;
+    if (rope.half < 0 || 2 * rope.half > d || heads < 1 || (rope.half > 0 && !rope.table)) fail("rope_and_cache: bad number of heads or rotated dimensions");
     check_slots(slots, rows, cache);
     for (int64_t r = 0; r < rows; ++r)
-        if (positions[r] < 0 || positions[r] >= max_positions) fail("rope_and_cache: a position lies outside the table");
+        if (positions[r] < 0 || positions[r] >= rope.positions) fail("rope_and_cache: a position lies outside the table");
     const int64_t all = heads + 2 * kv_heads;
-    const auto turn = [&](int64_t r, int64_t head) {
+    const auto rotate = [&](int64_t r, int64_t head) {
         float* x = qkv + (r * all + head) * d;
-        const float* norm = head < heads ? q_norm.ptr : k_norm.ptr;
-        if (norm) norm_row(x, x, norm, d, static_cast<float>(eps));
-        if (half > 0) rotate_head(x, table.ptr + int64_t{positions[r]} * 2 * half, half);
+        const float* norm = head < heads ? rope.q_norm : rope.k_norm;
+        if (norm) norm_row(x, x, norm, d, rope.eps);
+        if (rope.half > 0) rotate_head(x, rope.table + int64_t{positions[r]} * 2 * rope.half, rope.half);
     };
     // Of a head the rows first .. last.
     const auto run = [&](int64_t head, int64_t first, int64_t last) {
         const int64_t kv = head - heads;
         const float* x = qkv + (first * all + head) * d;
-        for (int64_t r = first; kv < kv_heads && r < last; ++r) turn(r, head);
+        for (int64_t r = first; kv < kv_heads && r < last; ++r) rotate(r, head);
         if (kv < 0) return;
         if (last - first == 16 && side_by_side(cache, slots + first)) {
-            if (kv < kv_heads) store_keys(keys, x, all * d, cache, slots[first], kv);
-            else store_values(values, x, all * d, cache, slots[first], kv - kv_heads);
+            if (kv < kv_heads) store_keys(cache.keys, x, all * d, cache, slots[first], kv);
+            else store_values(cache.values, x, all * d, cache, slots[first], kv - kv_heads);
             return;
         }
         for (int64_t r = first; r < last; ++r, x += all * d) {
             if (slots[r] < 0) continue;
-            if (kv < kv_heads) store_key(keys, x, cache, slots[r], kv);
-            else store_value(values, x, cache, slots[r], kv - kv_heads);
+            if (kv < kv_heads) store_key(cache.keys, x, cache, slots[r], kv);
+            else store_value(cache.values, x, cache, slots[r], kv - kv_heads);
         }
     };
     constexpr int64_t kTogether = 16;
@@ -67,9 +66,9 @@ void rope_and_cache(float* qkv, const int32_t* positions, Optional<const float> 
 }
 
 // kv [rows, 2 kv_heads * d]: keys as they leave `rope_and_cache`, and values.
-void cache_rows(const float* kv, const int64_t* slots, char* keys, char* values, int64_t rows, int64_t kv_heads, int64_t d, int64_t block_size,
-                int64_t blocks, int64_t format, int64_t step) {
-    const CacheShape cache{kv_heads, d, block_size, blocks, format, step};
+void cache_rows(const float* kv, const int64_t* slots, const CacheShape* shape, int64_t rows) {
+    const CacheShape cache = *shape;
+    const int64_t kv_heads = cache.kv_heads, d = cache.d;
     check_cache(cache);
     check_slots(slots, rows, cache);
     const int64_t all = 2 * kv_heads;
@@ -78,9 +77,9 @@ void cache_rows(const float* kv, const int64_t* slots, char* keys, char* values,
             const int64_t r = at / all, head = at % all;
             if (slots[r] < 0) continue;
             if (head < kv_heads) {
-                store_key(keys, kv + at * d, cache, slots[r], head);
+                store_key(cache.keys, kv + at * d, cache, slots[r], head);
             } else {
-                store_value(values, kv + at * d, cache, slots[r], head - kv_heads);
+                store_value(cache.values, kv + at * d, cache, slots[r], head - kv_heads);
             }
         }
     });

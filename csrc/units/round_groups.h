@@ -96,13 +96,14 @@ QUIRE_INLINE bool round_row(const RoundCall& c, int8_t* codes, uint16_t* scales,
 }
 
 // codes [n, k] int8 and scales [n, k / group] f16 of w [n, k]; *bad becomes 1 when a scale is not finite.
-void round_groups(int8_t* codes, uint16_t* scales, int64_t* bad, const char* w, const float* divisors, int64_t tries, int64_t n,
-                  int64_t k, int64_t group, int64_t low, int64_t high, int64_t bf16) {
+void round_groups(int8_t* codes, uint16_t* scales, int64_t* bad, const char* w, const RoundingDescriptor* by, int64_t n) {
     constexpr int64_t kMost = int64_t{1} << 40;
+    const int64_t k = by->k, group = by->group, low = by->low, high = by->high, bf16 = by->bf16;
     if (n < 1 || k < 1 || n > kMost || k > kMost) fail("round_groups: sizes must lie in [1, 2^40]");
+    if (by->stride != k * (bf16 ? 2 : 4)) fail("round_groups: rows must lie without gaps");
     if ((group != 32 && group != 64 && group != 128) || k % group) fail("round_groups: columns must be a multiple of the group (32, 64, 128)");
-    if (tries < 1 || tries > kMostDivisors || low < -128 || high > 127 || low > high) fail("round_groups: codes or divisors out of range");
-    const RoundCall c{w, k, group, static_cast<float>(low), static_cast<float>(high), divisors, tries};
+    if (by->tries < 1 || by->tries > kMostDivisors || low < -128 || high > 127 || low > high) fail("round_groups: codes or divisors out of range");
+    const RoundCall c{w, k, group, static_cast<float>(low), static_cast<float>(high), by->divisors, by->tries};
     *bad = 0;
     parallel_ranges(n, k, [&](int64_t begin, int64_t end) {
         bool good = true;

@@ -153,14 +153,15 @@ QUIRE_INLINE bool round_block(const RoundPack& p, int64_t block) {
 
 // The n rows `order` (all where it is null) of w [., k], `stride` bytes apart, as int4 (`bits` 4) or int8 in the layouts of pack.cpp, and
 // their scales [n / 16][k / group][16] f16; *bad becomes 1 when a scale is not finite.
-void round_pack(uint8_t* out, uint16_t* scales, int64_t* bad, const char* w, Optional<const int64_t> order, const float* divisors,
-                int64_t tries, int64_t n, int64_t k, int64_t stride, int64_t group, int64_t low, int64_t high, int64_t bf16, int64_t bits) {
+void round_pack(uint8_t* out, uint16_t* scales, int64_t* bad, const char* w, Optional<const int64_t> order, const RoundingDescriptor* by,
+                int64_t n) {
     constexpr int64_t kMost = int64_t{1} << 40;
+    const int64_t k = by->k, stride = by->stride, group = by->group, low = by->low, high = by->high, bf16 = by->bf16, bits = by->bits;
     if (n < 1 || k < 1 || n > kMost || k > kMost || stride < k * (bf16 ? 2 : 4)) fail("round_pack: sizes must lie in [1, 2^40]");
     if ((group != 32 && group != 64 && group != 128) || k % group) fail("round_pack: columns must be a multiple of the group (32, 64, 128)");
-    if (tries < 1 || tries > kMostDivisors || (bits != 4 && bits != 8) || low < -(1 << (bits - 1)) || high >= 1 << (bits - 1) || low > high)
+    if (by->tries < 1 || by->tries > kMostDivisors || (bits != 4 && bits != 8) || low < -(1 << (bits - 1)) || high >= 1 << (bits - 1) || low > high)
         fail("round_pack: codes or divisors out of range");
-    const RoundPack p{w, order.ptr, n, k, stride, {group, static_cast<float>(low), static_cast<float>(high), divisors, tries}, out, scales};
+    const RoundPack p{w, order.ptr, n, k, stride, {group, static_cast<float>(low), static_cast<float>(high), by->divisors, by->tries}, out, scales};
     *bad = 0;
     parallel_for((n + 15) / 16, [&](int64_t block, int) {
         const bool good = bits == 4 ? (bf16 ? round_block<true, 4>(p, block) : round_block<false, 4>(p, block))

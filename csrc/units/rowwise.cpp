@@ -134,17 +134,17 @@ void add_layernorm(float* out, float* x, const float* delta, const float* weight
     });
 }
 
-// Columns start .. start + count of every row of `width` numbers, in pieces of `span`; weight [count].
-void norm_spans(float* x, const float* weight, int64_t rows, int64_t width, int64_t start, int64_t count, int64_t span,
-                int64_t centered, double eps) {
-    if (span < 1 || count % span || start < 0 || start > width - count) fail("norm_spans: the spans do not fit the row");
-    const int64_t spans = count / span;
+// Columns start .. start + count of every row of `width` numbers, in pieces of `span`.
+void norm_spans(float* x, const SpansDescriptor* by, int64_t rows, int64_t width) {
+    const SpansDescriptor s = *by;
+    if (s.span < 1 || s.count % s.span || s.start < 0 || s.start > width - s.count) fail("norm_spans: the spans do not fit the row");
+    const int64_t span = s.span, spans = s.count / span;
     parallel_ranges(rows * spans, 2 * span, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin; at < end; ++at) {
             const int64_t offset = at % spans * span;
-            float* part = x + at / spans * width + start + offset;
-            if (centered) layernorm_row(part, part, weight + offset, nullptr, span, static_cast<float>(eps));
-            else norm_row(part, part, weight + offset, span, static_cast<float>(eps));
+            float* part = x + at / spans * width + s.start + offset;
+            if (s.centered) layernorm_row(part, part, s.weight + offset, nullptr, span, s.eps);
+            else norm_row(part, part, s.weight + offset, span, s.eps);
         }
     });
 }

@@ -18,6 +18,7 @@
 #include <arm_neon.h>
 #endif
 
+#include "facts.h"
 #include "matrix.h"
 #include "pool.h"
 #include "registry.h"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ else:
 Fetched = Callable[[], list[Host]]
 """Waits for copies to the host, and returns them."""
 A = TypeVar("A", bound="AnyArray")
+_first_byte: Callable[[Any], c_char] = c_char.from_buffer
 _F8_NUMBERS = np.arange(256, dtype=np.uint8).view(F8).astype(F32)
 
 
@@ -167,7 +169,12 @@ def byte_strides(x: AnyArray) -> tuple[int, ...]:
 
 def address(x: AnyArray) -> int:
     """Where the first number of `x` lies, on whichever device."""
-    return int(cast("Any", x).data_ptr()) if is_tensor(x) else int(cast("Host", x).__array_interface__["data"][0])
+    if not isinstance(x, np.ndarray):
+        return int(cast("Any", x).data_ptr())
+    try:  # a quarter of the time of numpy's own way, which builds a dictionary
+        return addressof(_first_byte(x))
+    except (TypeError, ValueError):  # no array of one piece that may be written, or of a dtype that buffers lack
+        return int(x.__array_interface__["data"][0])
 
 
 def is_array(part: object) -> bool:

@@ -40,7 +40,7 @@ class Routing:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grouped:
     """The matrices [n, k] of all experts, of one weight format, below each other, and biases f32 [experts, n] or None.
 

@@ -120,7 +120,7 @@ class PlainLayout(KVLayout):
         return 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KVCache:
     """One layer's keys and values, in the shapes that `layout` says."""
 

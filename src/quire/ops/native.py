@@ -1,6 +1,6 @@
 """The native module seen from Python: op ids of one instruction-set unit, calls and their recordings, and memory.
 
-An op of `quire._native` takes integers, numbers, arrays and addresses; whoever calls it checks shapes first.
+An op of `quire._native` takes integers, numbers, arrays, descriptors and addresses; its caller checks shapes first.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ class Native:
         self.tuning = tuning
 
     def call(self, name: str, *args: Any) -> None:
-        """Run op `name`, or record it: its arguments are integers, numbers, arrays, and addresses or None for pointers.
+        """Run op `name`, or record it, and keep its arguments as long as the recording.
 
-        `ValueError` when an argument is missing, null or out of range.
+        They are integers, numbers, and for pointers arrays, descriptors, addresses or None. `ValueError` when one is
+        missing, null or out of range.
         """
         if self.recording is None:
             self.module.call(self.ids[name], args)

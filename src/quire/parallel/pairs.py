@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from quire.core.dtypes import I32, I64
-from quire.ops.arrays import Array, Host
+from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops
+from quire.ops.descriptors import HomesDescriptor
 from quire.ops.native import check
 from quire.parallel.experts import Held
 
@@ -56,20 +57,22 @@ class PairDivider:
         if not all(homes):
             raise ValueError(f"expert {homes.index([])} is held by no rank")
         most = max(map(len, homes))
-        self._homes = np.array([each + [-1] * (most - len(each)) for each in homes], np.int32)
+        ranks = np.array([each + [-1] * (most - len(each)) for each in homes], np.int32)
         own = {e: place for place, e in enumerate(held[rank])}
-        self._local = np.array([own.get(e, -1) for e in range(experts)], np.int32)
+        local = np.array([own.get(e, -1) for e in range(experts)], np.int32)
+        self._homes = HomesDescriptor(
+            ranks=address(ranks), local=address(local), experts=experts, copies=most,
+            held=self.held, rank=rank, world=self.world,
+        )  # fmt: skip
+        self._homes.kept = ranks, local
         self.counted = counted
 
     def __call__(self, ops: Ops, ids: Array) -> Pairs:
         """ids int32 [T, top_k], T > 0, the same on all ranks."""
         chosen = check(ops.host(ids), "divide_pairs ids", I32, -1, -1)
-        (rows, top_k), (experts, copies) = chosen.shape, self._homes.shape
+        rows, top_k = chosen.shape
         own = row_parts(rows, self.world)[self.rank]
         shapes = (rows * top_k, 1), (rows * top_k, 1), (1, self.held + 1), (1, self.world), (max(own, 1), top_k)
         tokens, order, offsets, sends, places = outs = [ops.empty(n, width, I32) for n, width in shapes]
-        ops.native(
-            "divide_pairs", *map(ops.host, outs), self.counted, chosen, self._homes, self._local,
-            rows, top_k, experts, copies, self.held, self.rank, self.world,
-        )  # fmt: skip
+        ops.native("divide_pairs", *map(ops.host, outs), self.counted, chosen, self._homes, rows, top_k)
         return Pairs(tokens, order, offsets, sends[0], places[:own])

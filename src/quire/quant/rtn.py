@@ -15,7 +15,8 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.arrays import Host, as_f32
+from quire.ops.arrays import Host, address, as_f32
+from quire.ops.descriptors import RoundingDescriptor
 from quire.ops.native import best_ops, require_native
 from quire.ops.weights import CANNOT_ROUND, RoundForm, Rows, Stored, Weight
 from quire.quant.base import QWeight
@@ -76,11 +77,11 @@ class RoundToNearest:
         """As `_reference`, in the native extension: equal to the bit, 20 times faster."""
         w = np.ascontiguousarray(_readable(w))
         divisors, bad = np.array(self.divisors, np.float32), np.zeros(1, np.int64)
-        args = (
-            *(x.ctypes.data for x in (codes, scales, bad, w, divisors)), len(self.divisors),
-            *w.shape, group, self.low, self.high, int(w.dtype == BF16),
+        rounding = RoundingDescriptor(
+            divisors=address(divisors), tries=len(divisors), k=w.shape[1], stride=w.strides[0], group=group,
+            low=self.low, high=self.high, bits=self.bits, bf16=int(w.dtype == BF16),
         )  # fmt: skip
-        require_native().call(best_ops()["round_groups"], args)
+        require_native().call(best_ops()["round_groups"], (codes, scales, bad, w, rounding, len(w)))
         return not bad[0]
 
     def _reference(self, w: Host, group: int, codes: Host, scales: Host) -> bool:

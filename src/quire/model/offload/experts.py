@@ -148,7 +148,7 @@ class Pool:
         ]
         table, keeps = np.array(rows, np.int64), (self._memory, self._places, file)
         at = address(self._memory), slot, slots, int(table.ctypes.data), len(rows)
-        self._stream = Stream(ops, "stream_experts", keeps, int(file.cached), *at)
+        self._stream = Stream(ops, "stream_experts", keeps, file.cached, *at)
 
     def called(self, part: Any) -> Any:
         """Experts that are read when they are called, of what was spilled."""

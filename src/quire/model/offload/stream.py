@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.ops.arrays import Host, address
 from quire.ops.backend import Ops
+from quire.ops.descriptors import ReaderDescriptor
 
 THREADS, PIECE = 4, 2 << 20
 """Requests in flight, and bytes of one."""
@@ -36,11 +37,15 @@ class Segment(NamedTuple):
 
 
 class Stream:
-    """A native reader. It is closed, and what it `keeps` let go, when nobody holds it any more."""
+    """A native reader. It is closed, and what it `keeps` let go, when nobody holds it any more.
 
-    def __init__(self, ops: Ops, name: str, keeps: Sequence[Any], *args: int) -> None:
+    `cached`: its file is read by way of the system's cache.
+    """
+
+    def __init__(self, ops: Ops, name: str, keeps: Sequence[Any], cached: bool, *args: int) -> None:
         self._ops, self._beside, made = ops, ops.beside(), np.zeros(1, np.int64)
-        self._beside.native(name, made, THREADS, PIECE, *args)
+        reader = ReaderDescriptor(threads=THREADS, piece=PIECE, cached=int(cached))
+        self._beside.native(name, made, reader, *args)
         self._at = int(made[0])
         self.close = weakref.finalize(self, _close, self._beside, self._at, keeps)
 
@@ -61,7 +66,7 @@ def turns(
     """A reader of `layers` layers, of which number j lies in slot j % len(slots)."""
     where, rows = np.array([address(s) for s in slots], np.int64), np.array(segments, np.int64)
     at = int(where.ctypes.data), len(slots), int(rows.ctypes.data), len(rows)
-    return Stream(ops, "stream_layers", (*slots, *keeps), int(cached), *at, layers)
+    return Stream(ops, "stream_layers", (*slots, *keeps), cached, *at, layers)
 
 
 def _close(ops: Ops, at: int, keeps: Sequence[Any]) -> None:

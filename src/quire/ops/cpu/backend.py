@@ -200,7 +200,7 @@ class CpuOps(Ops):
 
     def begin_step(self) -> None:
         """The arena begins anew."""
-        self.cpu.arena.begin()
+        self.cpu.begin_step()
 
     def next_layer(self) -> None:
         """The arena's other area of layers is next."""

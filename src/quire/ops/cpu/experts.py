@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.core.dtypes import F32, I32
-from quire.ops.arrays import Host
-from quire.ops.cpu.state import ACTIVATION_NUMBERS, SCORE_NUMBERS, Cpu
+from quire.ops.arrays import Host, address
+from quire.ops.cpu.described import address_or_none, between_descriptor, experts_descriptor, routing_descriptor
+from quire.ops.cpu.state import Cpu
+from quire.ops.descriptors import PairsDescriptor
 from quire.ops.experts import Between, Choices, Grouped, Routing
 from quire.ops.facts import LANES
 from quire.ops.native import check
@@ -22,11 +22,7 @@ def route(cpu: Cpu, logits: Host, bias: Host | None, routing: Routing) -> tuple[
     ids, weights = cpu.arena.empty(rows, routing.top_k, I32), cpu.arena.empty(rows, routing.top_k)
     scratch = cpu.arena.empty(rows, 2 * routing.experts)
     if rows:
-        cpu.call(
-            "route", ids, weights, scratch, logits, at_bias, rows,
-            routing.experts, routing.top_k, SCORE_NUMBERS[routing.score], int(routing.renormalize), routing.groups,
-            routing.top_groups, routing.group_best, routing.scale, routing.jitter,
-        )  # fmt: skip
+        cpu.call("route", ids, weights, scratch, logits, at_bias, routing_descriptor(routing), rows)
     return ids, weights
 
 
@@ -54,15 +50,11 @@ def grouped_linear(cpu: Cpu, x: Host, w: Grouped, tokens: Host | None, offsets: 
         pairs = check(tokens, "grouped_linear tokens", I32, -1, -1).size
     out = cpu.arena.empty(pairs, w.n)
     if pairs:
-        cpu.call(
-            "grouped_linear", out, x, *_stack(w), tokens, offsets, w.experts,
-            count, pairs, w.n,
-        )  # fmt: skip
+        described = PairsDescriptor(
+            tokens=address_or_none(tokens), offsets=address(offsets), room=pairs, x_rows=count, top_k=1
+        )
+        cpu.call("grouped_linear", out, x, experts_descriptor(cpu, w), described)
     return out
-
-
-def _stack(w: Grouped) -> tuple[int, Any]:
-    return w.packed.handle.at, w.bias
 
 
 @impl("expert_mlp", "cpu")
@@ -80,12 +72,12 @@ def expert_mlp(cpu: Cpu, x: Host, gate_up: Grouped, down: Grouped, between: Betw
     check(offsets, "expert_mlp offsets", I32, 1, gate_up.experts + 1)
     out, work = cpu.arena.empty(rows, down.n), cpu.arena.empty(rows * top_k, down.n)
     if rows:
-        cpu.call(
-            "expert_mlp", out, work, x, *_stack(gate_up), *_stack(down),
-            tokens, places, offsets, weights,
-            down.experts, x_rows, rows, top_k, down.n, ACTIVATION_NUMBERS[between.kind], int(between.clamp is not None),
-            *(between.clamp or (0.0, 0.0)),
+        pairs = PairsDescriptor(
+            tokens=address(tokens), places=address(places), offsets=address(offsets), weights=address(weights),
+            room=rows * top_k, x_rows=x_rows, top_k=top_k,
         )  # fmt: skip
+        matrices = experts_descriptor(cpu, gate_up), experts_descriptor(cpu, down)
+        cpu.call("expert_mlp", out, work, x, *matrices, between_descriptor(between), pairs)
     return out
 
 

@@ -7,6 +7,13 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.cpu.described import (
+    Paged,
+    attention_descriptor,
+    batch_descriptor,
+    cache_descriptor,
+    rope_descriptor,
+)
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, TABLE_NUMBERS, Cpu
 from quire.ops.facts import MAX_HEAD_DIM
 from quire.ops.kinds import KINDS
@@ -32,8 +39,8 @@ def embedding(cpu: Cpu, tokens: Host, table: Host | PackedTable, first: int | No
 def _packed_rows(cpu: Cpu, tokens: Host, rows: int, table: PackedTable, first: int | None) -> Host:
     out = cpu.arena.empty(rows, table.matrix.k)
     if rows:
-        at, begin = table.matrix.handle.at, -1 if first is None else first
-        cpu.call("embedding_packed", out, tokens, at, rows, int(table.rounded), begin)
+        begin = -1 if first is None else first
+        cpu.call("embedding_packed", out, tokens, table.matrix.handle, rows, int(table.rounded), begin)
     return out
 
 
@@ -65,7 +72,7 @@ def linear(cpu: Cpu, x: Host, w: Packed, bias: Host | None) -> Host:
         check(bias, "linear bias", F32, w.n)
     out = cpu.arena.empty(rows, w.n)
     if rows:
-        cpu.call("linear", out, x, w.handle.at, bias, rows)
+        cpu.call("linear", out, x, w.handle, bias, rows)
     return out
 
 
@@ -84,22 +91,15 @@ def rope_and_cache(
     check(positions, "rope_and_cache positions", I32, rows)
     check(slots, "rope_and_cache slots", I64, rows)
     check(table, "rope_and_cache table", F32, -1, 2, -1)
-    layout = cache.layout
-    blocks, at_cache = cache_at(cache)
+    layout, at_cache = cache.layout, cache_descriptor(cpu, cache)
     heads = _heads(width, layout)
     if 2 * table.shape[2] > layout.head_dim:
         raise ValueError(f"rope_and_cache table: {2 * table.shape[2]} dimensions do not fit head_dim {layout.head_dim}")
-    at_norms: tuple[Host | None, Host | None] = (None, None)
-    if norms is not None:
-        for norm in norms:
-            check(norm, "rope_and_cache norm", F32, layout.head_dim)
-        at_norms = norms
+    for norm in norms or ():
+        check(norm, "rope_and_cache norm", F32, layout.head_dim)
     if rows:
-        cpu.call(
-            "rope_and_cache", qkv, positions, table, slots, *at_cache,
-            *at_norms, rows, heads, layout.kv_heads, layout.head_dim, table.shape[2], table.shape[0],
-            layout.block_size, blocks, layout.format, at_cache[0].strides[0], eps,
-        )  # fmt: skip
+        rope = rope_descriptor(table, heads, norms or (None, None), eps)
+        cpu.call("rope_and_cache", qkv, positions, slots, at_cache, rope, rows)
     return qkv
 
 
@@ -121,52 +121,22 @@ def run_attention(
     cpu: Cpu,
     qkv: Host,
     cache: KVCache,
-    paged: tuple[Host, Host, Host],
+    paged: Paged,
     spec: AttentionSpec,
     tree: Host | None = None,
     starts: Host | None = None,
 ) -> Host:
-    """The op `attention`, or, with `starts`, `attention_states`. `paged`: cu_q, context and block tables."""
+    """The op `attention`, or, with `starts`, `attention_states`."""
     rows, width = check(qkv, "attention qkv", F32, -1, -1).shape
-    heads = _heads(width, cache.layout)
-    for name, numbers in (("sinks", spec.sinks), ("alibi", spec.alibi)):
-        if numbers is not None:
-            check(numbers, f"attention {name}", F32, heads)
-    distances = 0 if spec.bias is None else check(spec.bias, "attention bias", F32, heads, -1).shape[1]
-    if spec.bias is not None and not distances:
-        raise ValueError("attention bias: needs at least one distance")
+    heads, d = _heads(width, cache.layout), cache.layout.head_dim
     if tree is not None:
         check(tree, "attention tree", I64, rows)
-    states, d = 0 if starts is None else int(starts[-1]), cache.layout.head_dim
+    states = 0 if starts is None else int(starts[-1])
     out = cpu.arena.empty(*((rows, heads * d) if starts is None else (states, heads * (d + 2))))
-    rest = (
-        spec.window, spec.scale, spec.softcap,
-        spec.sinks, spec.alibi, spec.bias, distances, tree, starts, states, 0,
-    )  # fmt: skip
-    return call_attention(cpu, out, qkv, cache, paged, heads, rest)
-
-
-def call_attention(
-    cpu: Cpu,
-    out: Host,
-    q: Host,
-    cache: KVCache,
-    paged: tuple[Host, Host, Host],
-    heads: int,
-    rest: tuple[float | Host | None, ...],
-) -> Host:
-    """The native op; `paged`: cu_q, context and block tables, `rest`: its arguments behind the format of the cache."""
-    cu_q, context, block_tables = paged
-    sequences, layout = len(check(context, "attention context", I32, -1)), cache.layout
-    check(cu_q, "attention cu_q", I32, sequences + 1)
-    max_blocks = check(block_tables, "attention block_tables", I32, sequences, -1).shape[1]
-    blocks, at_cache = cache_at(cache)
+    at_cache, batch = cache_descriptor(cpu, cache), batch_descriptor(cpu, "attention", paged, tree, starts, states)
+    at_spec = attention_descriptor(cpu, spec, heads)
     if out.size:
-        cpu.call(
-            "attention", out, q, *at_cache, cu_q, context,
-            block_tables, len(q), sequences, heads, layout.kv_heads, layout.head_dim, layout.block_size,
-            blocks, max_blocks, layout.format, at_cache[0].strides[0], *rest,
-        )  # fmt: skip
+        cpu.call("attention", out, qkv, at_cache, batch, at_spec, rows)
     return out
 
 
@@ -231,8 +201,8 @@ def _mlp(cpu: Cpu, name: str, x: Host, first: Biased, second: Biased, kind: str)
     out = cpu.arena.empty(rows, down.n)
     if rows:
         cpu.call(
-            name, out, x, up.handle.at, up_bias,
-            down.handle.at, down_bias, rows, ACTIVATION_NUMBERS[kind],
+            name, out, x, up.handle, up_bias,
+            down.handle, down_bias, rows, ACTIVATION_NUMBERS[kind],
         )  # fmt: skip
     return out
 
@@ -272,7 +242,7 @@ def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], .
     if not pairs or not caches:
         return
     flat = check(np.array(pairs, I64), "copy_blocks pairs", I64, -1, 2)
-    where, blocks = _block_table(caches)
+    where, blocks = _block_table(cpu, caches)
     cpu.call("copy_blocks", where, len(where), flat, len(pairs), blocks)
 
 
@@ -281,7 +251,7 @@ def move_slots(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ..
     if not pairs or not caches:
         return
     flat = check(np.array(pairs, I64), "move_slots pairs", I64, -1, 2)
-    blocks, size = min(cache_at(cache)[0] for cache in caches), caches[0].layout.block_size
+    blocks, size = _fewest_blocks(cpu, caches), caches[0].layout.block_size
     if any(cache.layout.block_size != size for cache in caches):
         raise ValueError("move_slots: the caches' blocks are of several sizes")
     where = np.array([row for cache in caches for row in _token_rows(cache)], I64)
@@ -303,29 +273,20 @@ def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
     if not blocks or not caches:
         return
     flat = check(np.array(blocks, I64), "zero_blocks blocks", I64, -1)
-    where, total = _block_table(caches)
+    where, total = _block_table(cpu, caches)
     cpu.call("zero_blocks", where, len(where), flat, len(blocks), total)
 
 
-def _block_table(caches: list[KVCache]) -> tuple[Host, int]:
+def _block_table(cpu: Cpu, caches: list[KVCache]) -> tuple[Host, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
-    blocks = min(cache_at(cache)[0] for cache in caches)
+    blocks = _fewest_blocks(cpu, caches)
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
     rows = [(address(t), byte_strides(t)[0]) for t in tensors]
     return np.array(rows, I64), blocks
 
 
-def cache_at(cache: KVCache) -> tuple[int, tuple[Host, Host]]:
-    """(number of blocks, (keys, values)) of a cache that has the shape its layout says."""
-    layout = cache.layout
-    keys: Host = cache.keys
-    values: Host = cache.values
-    at_keys, at_values = layout.shapes(keys.shape[0])
-    check(keys[0], "block of a key cache", layout.element, *at_keys[1:])
-    check(values[0], "block of a value cache", layout.element, *at_values[1:])
-    if len(keys) != len(values) or (layout.strided and keys.strides[:2] != values.strides[:2]):
-        raise ValueError("keys and values are not of the same blocks")
-    return keys.shape[0], (keys, values)
+def _fewest_blocks(cpu: Cpu, caches: list[KVCache]) -> int:
+    return min(cache_descriptor(cpu, cache).blocks for cache in caches)
 
 
 def _heads(width: int, layout: KVLayout) -> int:

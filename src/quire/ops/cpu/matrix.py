@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from quire.core.dtypes import I64, U8
 from quire.ops.arrays import Host, address
+from quire.ops.descriptors import Descriptor, words
 from quire.ops.facts import BF12_CHUNK, BF12_EXCEPTION_BYTES, LANES
 from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.weights import SUPER, Packed
@@ -27,25 +27,12 @@ class Numbers(NamedTuple):
     activation_bits: int = 8
 
 
-class Matrix(ctypes.Structure):
-    """The descriptor of a packed matrix (csrc/matrix.h), at an address that stays as long as it lives."""
+class Matrix(Descriptor):
+    """The descriptor of a packed matrix (csrc/matrix.h)."""
 
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            "kind",
-            "n",
-            "k",
-            "group",
-            "wide",
-            "digits",
-            "planes",
-            *GROWING,
-            *SHARED,
-            *GROWING.values(),
-            "places",
-        )
-    ]
+    _fields_ = words(
+        "kind", "n", "k", "group", "wide", "digits", "planes", *GROWING, *SHARED, *GROWING.values(), "places"
+    )
     kind: int
     n: int
     k: int
@@ -54,16 +41,6 @@ class Matrix(ctypes.Structure):
     digits: int
     planes: int
     places: int
-
-    def __init__(self, **fields: int) -> None:
-        super().__init__(**fields)
-        self.at = ctypes.addressof(self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Matrix) and bytes(self) == bytes(other)
-
-    def __hash__(self) -> int:
-        return hash(bytes(self))
 
 
 def part_sizes(kind: str, shape: tuple[int, int], group: int, wide: bool) -> dict[str, tuple[int, ...]]:

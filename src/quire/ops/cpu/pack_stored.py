@@ -12,6 +12,7 @@ from quire.core.errors import ModelError
 from quire.ops.arrays import Host, address
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, table_digits
 from quire.ops.cpu.state import Cpu
+from quire.ops.descriptors import RoundingDescriptor
 from quire.ops.facts import LANES
 from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.native import huge_bytes
@@ -67,10 +68,10 @@ def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: Bloc
 def _round(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: RoundForm) -> None:
     data = rows.data
     bad, divisors = np.zeros(1, I64), np.array(form.divisors, F32)
-    cpu.call(
-        "round_pack", at["codes"], at["scales"], bad, data,
-        rows.order, divisors, len(form.divisors), len(rows), k,
-        data.strides[0], form.group, form.low, form.high, int(data.dtype == BF16), form.bits,
+    rounding = RoundingDescriptor(
+        divisors=address(divisors), tries=len(divisors), k=k, stride=data.strides[0], group=form.group,
+        low=form.low, high=form.high, bits=form.bits, bf16=int(data.dtype == BF16),
     )  # fmt: skip
+    cpu.call("round_pack", at["codes"], at["scales"], bad, data, rows.order, rounding, len(rows))
     if bad.item():
         raise ModelError(CANNOT_ROUND)

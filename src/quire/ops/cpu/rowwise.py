@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from quire.core.dtypes import F32, I32
-from quire.ops.arrays import Host
+from quire.ops.arrays import Host, address
+from quire.ops.cpu.described import rope_descriptor
 from quire.ops.cpu.state import TABLE_NUMBERS, Cpu
+from quire.ops.descriptors import SpansDescriptor
 from quire.ops.native import check
 from quire.ops.op import impl
 
@@ -37,8 +39,10 @@ def norm_spans(cpu: Cpu, x: Host, weight: Host, start: int, span: int, centered:
     rows, width = check(x, "norm_spans x", F32, -1, -1).shape
     count = len(check(weight, "norm_spans weight", F32, -1))
     if rows:
-        where = x, weight
-        cpu.call("norm_spans", *where, rows, width, start, count, span, int(centered), eps)
+        spans = SpansDescriptor(
+            weight=address(weight), start=start, count=count, span=span, centered=int(centered), eps=eps
+        )
+        cpu.call("norm_spans", x, spans, rows, width)
     return x
 
 
@@ -125,10 +129,8 @@ def rope_queries(
     at_norm = None if norm is None else check(norm, "rope_queries norm", F32, head_dim)
     out = cpu.arena.empty(rows, width + pad * head_dim)
     if rows:
-        cpu.call(
-            "rope_queries", out, q, positions, table, at_norm,
-            rows, width // head_dim, pad, head_dim, table.shape[2], table.shape[0], eps,
-        )  # fmt: skip
+        rope = rope_descriptor(table, width // head_dim, (at_norm, None), eps)
+        cpu.call("rope_queries", out, q, positions, rope, rows, pad, head_dim)
     return out
 
 

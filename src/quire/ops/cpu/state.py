@@ -5,9 +5,21 @@ The arena is one buffer, bumped, and reset when the next step begins.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Host
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.descriptors import (
+    AttentionDescriptor,
+    BatchDescriptor,
+    CacheDescriptor,
+    ExpertsDescriptor,
+    LatentCacheDescriptor,
+)
+from quire.ops.experts import Grouped
 from quire.ops.facts import dtype_numbers_of, numbers_of
+from quire.ops.layout import KVCache
 from quire.ops.native import ALIGN, HUGE, Native, huge_bytes
 
 ACTIVATION_NUMBERS = numbers_of("activation")
@@ -15,6 +27,8 @@ SCORE_NUMBERS = numbers_of("score")
 TABLE_NUMBERS = dtype_numbers_of("table")
 """What ops call activations, scores of experts, and the dtypes of tables of embeddings and positions."""
 MAX_VIEWS = 4096
+MOST_BATCHES = 64
+"""Batches that are known at a time: a step has one for each group of layers with blocks of their own."""
 
 
 class Arena:
@@ -91,10 +105,11 @@ class Arena:
 
 
 class Cpu:
-    """What the implementations below share: the native unit, the arena of outputs, what a recording keeps alive.
+    """What the implementations below share: the native unit, the arena of outputs, and the descriptors that are known.
 
     `bf16_bits` 12: bf16 matrices may be packed in 12 bits, without loss. `sparse`: which matrices lose their zeros, as
-    `--sparse` says.
+    `--sparse` says. The module `described` makes the descriptors. `attention`: by the heads of queries, too; `batches`:
+    by the ids of the arrays that they keep.
     """
 
     def __init__(self, native: Native, bf16_bits: int = 16, sparse: str = "auto") -> None:
@@ -102,3 +117,13 @@ class Cpu:
         self.bf16_bits, self.sparse = bf16_bits, sparse
         self.call = native.call
         self.arena = Arena()
+        self.caches: WeakKeyDictionary[KVCache, CacheDescriptor] = WeakKeyDictionary()
+        self.latent_caches: WeakKeyDictionary[KVCache, LatentCacheDescriptor] = WeakKeyDictionary()
+        self.attention: WeakKeyDictionary[AttentionSpec, dict[int, AttentionDescriptor]] = WeakKeyDictionary()
+        self.experts: WeakKeyDictionary[Grouped, ExpertsDescriptor] = WeakKeyDictionary()
+        self.batches: dict[tuple[int, ...], BatchDescriptor] = {}
+
+    def begin_step(self) -> None:
+        """Forget what was handed out to the last step."""
+        self.arena.begin()
+        self.batches.clear()

@@ -7,8 +7,10 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.layers import cache_at, call_attention, run_attention
+from quire.ops.cpu.described import batch_descriptor, cache_descriptor
+from quire.ops.cpu.layers import run_attention
 from quire.ops.cpu.state import Cpu
+from quire.ops.descriptors import AttentionDescriptor
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -53,10 +55,9 @@ def cache_rows(cpu: Cpu, kv: Host, slots: Host, cache: KVCache) -> None:
     layout = cache.layout
     rows = check(kv, "cache_rows kv", F32, -1, 2 * layout.kv_heads * layout.head_dim).shape[0]
     check(slots, "cache_rows slots", I64, rows)
-    blocks, at = cache_at(cache)
+    at_cache = cache_descriptor(cpu, cache)
     if rows:
-        sizes = layout.kv_heads, layout.head_dim, layout.block_size, blocks, layout.format, cache.step
-        cpu.call("cache_rows", kv, slots, *at, rows, *sizes)
+        cpu.call("cache_rows", kv, slots, at_cache, rows)
 
 
 @impl("whole_attention", "cpu")
@@ -66,6 +67,8 @@ def whole_attention(cpu: Cpu, q: Host, cache: KVCache, context: Host, block_tabl
     out = cpu.arena.empty(sequences * each, heads * d)
     # To the native op a sequence's rows are one token, its last, with as many queries for each head of keys.
     ends = np.arange(sequences + 1, dtype=I32)
-    window, softcap, none, states, alone = 0, 0.0, None, 0, 1
-    rest = window, scale, softcap, none, none, none, 0, none, none, states, alone
-    return call_attention(cpu, out, q, cache, (ends, context, block_tables), each * heads, rest)
+    at_cache, batch = cache_descriptor(cpu, cache), batch_descriptor(cpu, "attention", (ends, context, block_tables))
+    if out.size:
+        spec = AttentionDescriptor(heads=each * heads, scale=scale, queries_only=1)
+        cpu.call("attention", out, q, at_cache, batch, spec, sequences)
+    return out

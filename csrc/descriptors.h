@@ -1,0 +1,118 @@
+// What an op is told beside its arrays, as structs at addresses that Python keeps (classes of src/quire/ops/descriptors.py, the same
+// fields in the same order: descriptors.cpp lists them and tests/test_descriptors.py compares). What is fixed of a layer's cache or
+// attention is filled in once, what is of a step once a step. A packed matrix has a descriptor of its own: matrix.h.
+//
+// Here is data only: what the units compute of it is in their own namespaces, compiled for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+struct Matrix;
+
+// Keys and values of a layer, in the layout of src/quire/ops/layout.py.
+struct CacheDescriptor {
+    char *keys, *values;
+    int64_t kv_heads, d, block_size, blocks;  // d: numbers of a head
+    int64_t format;                           // enum Format of units/cache.h
+    int64_t step;                             // bytes from one block to the next: where layers share blocks, more than this layer has of one
+};
+
+// Latents of a layer: keys [blocks, block_size, rope], values [blocks, block_size, rank].
+struct LatentCacheDescriptor {
+    char *keys, *values;
+    int64_t rank, rope, block_size, blocks;
+    int64_t bf16;  // else f32
+};
+
+// The sequences of a step: rows cu_q[s] .. cu_q[s + 1] are the last of the context[s] tokens whose blocks tables[s] names.
+struct BatchDescriptor {
+    const int32_t *cu_q, *context, *tables;  // [sequences + 1], [sequences], [sequences, max_blocks]
+    const uint64_t* tree;                    // per row its ancestors in the draft, or null
+    const int64_t* starts;                   // per row the first of the states that it leaves, and their number; or null: rows are finished
+    int64_t sequences, max_blocks;
+    int64_t states;  // that there is room for
+};
+
+// What varies in attention from layer to layer (src/quire/ops/attention_spec.py).
+struct AttentionDescriptor {
+    const float *sinks, *alibi;  // per head, or null
+    const float* bias;           // [heads, distances] by the distance from the key to the row, or null
+    int64_t distances;
+    int64_t heads;         // of queries
+    int64_t window;        // 0: all earlier keys
+    int64_t queries_only;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
+    float scale, softcap;  // softcap 0: none
+};
+
+// How the heads of a layer are normed and turned.
+struct RopeDescriptor {
+    const float* table;            // [positions, 2, half], cosines and sines
+    const float *q_norm, *k_norm;  // weights of a head of queries and of keys (or of a latent), or null
+    int64_t positions, half;
+    int64_t heads;  // of queries
+    float eps;      // of the norms
+};
+
+// Spans of a row's columns, each of which has a norm of its own.
+struct SpansDescriptor {
+    const float* weight;  // [count]
+    int64_t start, count, span;
+    int64_t centered;  // by the mean
+    float eps;
+};
+
+// How a router chooses experts (class Routing of src/quire/ops/experts.py).
+struct RoutingDescriptor {
+    int64_t experts, top_k;
+    int64_t score;  // enum Score of units/moe.h
+    int64_t renormalize, groups, top_groups, group_best;
+    float scale, jitter;
+};
+
+// The matrices of a layer's experts, n rows each, padded to whole blocks, below each other.
+struct ExpertsDescriptor {
+    const Matrix* matrices;
+    const float* bias;  // [experts, n], or null
+    int64_t experts, n;
+};
+
+// What stands between the two matrices of an expert.
+struct BetweenDescriptor {
+    int64_t activation;   // enum Activation of units/elementwise.h
+    int64_t clamped;      // clamped_swiglu instead
+    double alpha, limit;  // of that
+};
+
+// The pairs (token, choice) of a step, sorted by expert.
+struct PairsDescriptor {
+    const int32_t* tokens;   // row of x that each pair reads, or null: pairs have rows of their own
+    const int32_t* places;   // [rows, top_k], where the pairs of a row lie
+    const int32_t* offsets;  // [experts + 1]
+    const float* weights;    // [rows, top_k]
+    int64_t room;            // pairs at most
+    int64_t x_rows, top_k;
+};
+
+// Who holds the experts of a layer: pairs.cpp.
+struct HomesDescriptor {
+    const int32_t* ranks;  // [experts, copies], those that hold an expert, ascending, -1 behind them
+    const int32_t* local;  // [experts], the place of an expert among the `held` that `rank` has, or -1
+    int64_t experts, copies, held, rank, world;
+};
+
+// Round-to-nearest quantization of rows of k columns, `stride` bytes apart, to codes low .. high.
+struct RoundingDescriptor {
+    const float* divisors;  // [tries], of a group's extreme: the scales to try
+    int64_t tries, k, stride, group, low, high, bits;
+    int64_t bf16;  // what is rounded, else f32
+};
+
+// How a stream reads its files.
+struct ReaderDescriptor {
+    int64_t threads, piece;  // reads at a time, bytes of one
+    int64_t cached;          // by way of the system's cache
+};
+
+}  // namespace quire
