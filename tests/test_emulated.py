@@ -47,7 +47,7 @@ ARM = Target(
     ("neon_i8mm", "neon", "portable"),
 )
 CLIENT = Target("avxvnni", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'avxvnni.cmake'}",), (), ("avxvnni", "portable"))
-TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx", "portable"))
+TILES = Target("amx", (), (f"-DCMAKE_PROJECT_INCLUDE={EMULATE / 'amx.cmake'}",), (), ("amx", "avx512", "portable"))
 WIDE = Target(
     "avx512",
     (),
