@@ -39,7 +39,6 @@ def words(*names: str) -> list[tuple[str, type[c_int64]]]:
 class CacheDescriptor(Descriptor):
     """Keys and values of a layer."""
 
-    blocks: int
     _fields_ = words("keys", "values", "kv_heads", "d", "block_size", "blocks", "format", "step")
 
 

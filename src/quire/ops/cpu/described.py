@@ -35,11 +35,8 @@ def address_or_none(x: Host | None) -> int:
     return 0 if x is None else address(x)
 
 
-def cache_descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
-    """A cache that has the shape its layout says."""
-    found = cpu.caches.get(cache)
-    if found is not None:
-        return found
+def blocks_of(cache: KVCache) -> int:
+    """The number of blocks of a cache that has the shape its layout says."""
     layout = cache.layout
     keys: Host = cache.keys
     values: Host = cache.values
@@ -48,9 +45,18 @@ def cache_descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
     check(values[0], "block of a value cache", layout.element, *at_values[1:])
     if not cache.paired:
         raise ValueError("keys and values are not of the same blocks")
+    return len(keys)
+
+
+def cache_descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
+    """Keys and values of a layer."""
+    found = cpu.caches.get(cache)
+    if found is not None:
+        return found
+    blocks, layout = blocks_of(cache), cache.layout
     made = cpu.caches[cache] = CacheDescriptor(
-        keys=address(keys), values=address(values), kv_heads=layout.kv_heads, d=layout.head_dim,
-        block_size=layout.block_size, blocks=len(keys), format=layout.format, step=cache.step,
+        keys=address(cache.keys), values=address(cache.values), kv_heads=layout.kv_heads, d=layout.head_dim,
+        block_size=layout.block_size, blocks=blocks, format=layout.format, step=cache.step,
     )  # fmt: skip
     return made
 

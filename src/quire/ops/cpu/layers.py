@@ -11,6 +11,7 @@ from quire.ops.cpu.described import (
     Paged,
     attention_descriptor,
     batch_descriptor,
+    blocks_of,
     cache_descriptor,
     rope_descriptor,
 )
@@ -242,7 +243,7 @@ def copy_blocks(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], .
     if not pairs or not caches:
         return
     flat = check(np.array(pairs, I64), "copy_blocks pairs", I64, -1, 2)
-    where, blocks = _block_table(cpu, caches)
+    where, blocks = _block_table(caches)
     cpu.call("copy_blocks", where, len(where), flat, len(pairs), blocks)
 
 
@@ -251,7 +252,7 @@ def move_slots(cpu: Cpu, caches: list[KVCache], pairs: tuple[tuple[int, int], ..
     if not pairs or not caches:
         return
     flat = check(np.array(pairs, I64), "move_slots pairs", I64, -1, 2)
-    blocks, size = _fewest_blocks(cpu, caches), caches[0].layout.block_size
+    blocks, size = min(map(blocks_of, caches)), caches[0].layout.block_size
     if any(cache.layout.block_size != size for cache in caches):
         raise ValueError("move_slots: the caches' blocks are of several sizes")
     where = np.array([row for cache in caches for row in _token_rows(cache)], I64)
@@ -273,20 +274,16 @@ def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
     if not blocks or not caches:
         return
     flat = check(np.array(blocks, I64), "zero_blocks blocks", I64, -1)
-    where, total = _block_table(cpu, caches)
+    where, total = _block_table(caches)
     cpu.call("zero_blocks", where, len(where), flat, len(blocks), total)
 
 
-def _block_table(cpu: Cpu, caches: list[KVCache]) -> tuple[Host, int]:
+def _block_table(caches: list[KVCache]) -> tuple[Host, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
-    blocks = _fewest_blocks(cpu, caches)
+    blocks = min(map(blocks_of, caches))
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
     rows = [(address(t), byte_strides(t)[0]) for t in tensors]
     return np.array(rows, I64), blocks
-
-
-def _fewest_blocks(cpu: Cpu, caches: list[KVCache]) -> int:
-    return min(cache_descriptor(cpu, cache).blocks for cache in caches)
 
 
 def _heads(width: int, layout: KVLayout) -> int:
