@@ -67,7 +67,12 @@ def native(units: str) -> Step:
     made_of = [ROOT / name for name in ("pyproject.toml", "CMakeLists.txt", "src/quire/core/version.py")]
     modules = tuple(sorted(str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.py")))
     step = pip(
-        "native kernels", f"-Ccmake.define.QUIRE_UNITS={units}", "--no-build-isolation", "--no-deps", "--editable", "."
+        "native kernels",
+        f"--config-settings=cmake.define.QUIRE_UNITS={units}",
+        "--no-build-isolation",
+        "--no-deps",
+        "--editable",
+        ".",
     )
     return Step(step.name, step.command, (*made_of, *sources), modules)
 
