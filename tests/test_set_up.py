@@ -49,6 +49,13 @@ def run(*lanes: list[Step]) -> Setting:
     return setting
 
 
+def test_a_demo_builds_one_unit_and_takes_what_tests_have_built(clone: Path) -> None:
+    (demo,), (tested,) = plan("demo", PROJECT).lanes[0], plan("dev", PROJECT).lanes[0]
+    assert "QUIRE_UNITS=native " in " ".join(demo.command) and "QUIRE_UNITS=native;portable" in " ".join(tested.command)
+    assert missing(plan("demo", PROJECT), {"native kernels": {"digest": tested.digest()}}).lanes[0] == []
+    assert missing(plan("dev", PROJECT), {"native kernels": {"digest": demo.digest()}}).lanes[0] == [tested]
+
+
 @pytest.mark.parametrize("what", ["demo", "dev", "test"])
 def test_torch_comes_alone_and_before_what_needs_it(what: str) -> None:
     names = [step.name for step in plan(what, PROJECT).lanes[1]]
