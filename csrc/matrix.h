@@ -14,21 +14,29 @@ enum class Kind : int64_t {
 
 enum class Has { kNo, kMay, kMust };
 
-// What kinds.inc says of a kind, but for its kernels.
+enum class Form { kFloats, kHalves, kCodes };  // activations as they are, in bf16, in integers with a scale per group
+
+// What kinds.inc says of a kind.
 struct KindFacts {
-    const char* name;
-    int bits, together;
-    const char *codes, *packer;
-    int least_group, most_group, multiples;
-    Has zeros, mins, table, order;
-    bool fuses;
-    int offset;
+    const char* name;      // in Python
+    int bits;              // of a number; of 2:4 of all columns, positions among them
+    int together;          // columns that share a word of the layout, or a super-block
+    const char* codes;     // dtype of the unpacked codes, by numpy's name
+    const char* packer = "";  // the op that packs them, filling up a word with zeros; "": there is another, for whole words only
+    int least_group = 0, most_group = 0;  // columns that share a scale: powers of two, those between too; 0: none do
+    int multiples = 0;     // in super-blocks, where groups have small multiples of floats that 256 columns share, the bits of a
+                           // group's, of scale and minimum together; 0: a group has floats of its own
+    Has zeros = Has::kNo, mins = Has::kNo;   // zeros of groups, minimums
+    Has table = Has::kNo;                    // a table of the numbers that codes stand for
+    Has order = Has::kNo;                    // an order of columns
+    bool fuses = false;    // gated_mlp takes it
+    Form form;             // of the activations
+    int offset = 0;        // what codes (numbers of a table: as bytes) lie above the numbers they stand for
 };
 
 // By the number of the kind.
 constexpr KindFacts kKindFacts[] = {
-#define KIND(id, name, bits, together, codes, packer, least, most, multiples, zeros, mins, table, order, fuses, form, offset) \
-    {name, bits, together, codes, packer, least, most, multiples, Has::zeros, Has::mins, Has::table, Has::order, fuses, offset},
+#define KIND(id, ...) {__VA_ARGS__},
 #include "kinds.inc"
 };
 constexpr int64_t kKindCount = sizeof(kKindFacts) / sizeof(kKindFacts[0]);

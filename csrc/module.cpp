@@ -137,7 +137,7 @@ void read_slots(const Asked& asked, Slot* out) {
 PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* names) {
     return guarded([&] {
         const Asked asked = read_asked(given, count, names);
-        Slot slots[kMaxArguments];
+        Slot slots[kMostArguments];
         read_slots(asked, slots);
         {
             const WithoutInterpreter released;
@@ -151,7 +151,7 @@ PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count, PyObject* na
 class Program {
    public:
     void add(const Asked& asked) {
-        Slot slots[kMaxArguments];
+        Slot slots[kMostArguments];
         read_slots(asked, slots);
         calls_.push_back({asked.op.call, slots_.size()});
         slots_.insert(slots_.end(), slots, slots + asked.op.arguments);

@@ -17,9 +17,6 @@ struct TableOp {
     void (*call)(const Slot*);
 };
 
-// Most arguments that an op of the table has.
-constexpr int64_t kMaxArguments = 40;
-
 // Ops that exist once, then those of each unit that this machine runs, best first. The id of an op is its place.
 const std::vector<TableOp>& op_table();
 

@@ -93,8 +93,8 @@ void copy_row(const Matrix& w, const Rows& to, int64_t at, const Rows& from, int
     const char* row = from.codes + r * from.stride;
     const bool below = to.interleaved == 1;
     char* target = to.codes + at * (below ? to.stride : 4);
-    if (row_of(w).form != Form::kCodes) {
-        const int64_t words = row_of(w).form == Form::kFloats ? w.k : below ? (w.k + 31) / 32 * 16 : (w.k + 1) / 2;
+    if (row_of(w).facts.form != Form::kCodes) {
+        const int64_t words = row_of(w).facts.form == Form::kFloats ? w.k : below ? (w.k + 31) / 32 * 16 : (w.k + 1) / 2;
         spread_words(target, to.interleaved, row, words);
         return;
     }

@@ -6,8 +6,6 @@
 
 namespace quire::QUIRE_UNIT {
 
-enum class Form { kFloats, kHalves, kCodes };  // activations as they are, in bf16, in integers with a scale per group
-
 using Gate = void (*)(float* gate, const float* up, int64_t count);  // gate = act(gate) * up
 
 struct Kernels {
@@ -42,7 +40,6 @@ struct KernelSet {
 
 struct KindRow {
     KindFacts facts;
-    Form form;
     int64_t multiple;                    // of the columns
     int32_t offset, offset_with_mins;    // codes less the numbers that they stand for
     const KernelSet* of;

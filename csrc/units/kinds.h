@@ -12,9 +12,12 @@ constexpr int32_t start_of(int offset) { return offset == 128 ? kStart8 : offset
 // Codes of fewer bits begin at their minimum where there is one.
 constexpr int32_t start_with_mins(int offset) { return offset == 128 ? kStart8 : 0; }
 
+constexpr KindRow row_for(const KindFacts& facts, const KernelSet& kernels) {
+    return {facts, *facts.packer ? 1 : facts.together, start_of(facts.offset), start_with_mins(facts.offset), &kernels};
+}
+
 constexpr KindRow kKindRows[] = {
-#define KIND(id, name, bits, together, codes, packer, least, most, multiples, zeros, mins, table, order, fuses, form, offset) \
-    {kKindFacts[static_cast<int64_t>(Kind::id)], Form::form, *packer ? 1 : together, start_of(offset), start_with_mins(offset), &id##Kernels},
+#define KIND(id, ...) row_for(kKindFacts[static_cast<int64_t>(Kind::id)], id##Kernels),
 #include "kinds.inc"
 };
 

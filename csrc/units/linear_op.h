@@ -20,7 +20,7 @@ QUIRE_INLINE int64_t rows_of_room(const Matrix& w, int64_t m, int64_t interleave
 // Bytes of m rows of activations in the form that the kernels of `w` read, `interleaved` of them interleaved.
 RowBytes bytes_of_rows(const Matrix& w, int64_t m, int64_t interleaved) {
     const int64_t rows = rows_of_room(w, m, interleaved);
-    switch (row_of(w).form) {
+    switch (row_of(w).facts.form) {
         case Form::kCodes: return {rows * coded_stride(w.k, w.digits), rows * (w.k / w.group) * (8 + 4 * w.digits)};
         case Form::kHalves: return {rows * bf16_stride(w.k), 0};
         default: return {rows * w.k * 4, 0};
@@ -29,7 +29,7 @@ RowBytes bytes_of_rows(const Matrix& w, int64_t m, int64_t interleaved) {
 
 // The same rows in memory of so many bytes.
 Rows rows_at(const Matrix& w, int64_t m, int64_t interleaved, char* codes, char* numbers) {
-    const Form form = row_of(w).form;
+    const Form form = row_of(w).facts.form;
     if (form != Form::kCodes) return {codes, form == Form::kHalves ? bf16_stride(w.k) : w.k * 4, 0, 0, interleaved, nullptr, nullptr, nullptr};
     const int64_t groups = w.k / w.group, all = rows_of_room(w, m, interleaved) * groups;
     auto* scales = reinterpret_cast<float*>(numbers);
@@ -48,14 +48,14 @@ Rows rows_for(const Matrix& w, int64_t m, int64_t interleaved, Scratch codes, Sc
 void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const float* from, int64_t count) {
     const KindRow& kind = row_of(w);
     char* row = to.codes + r * to.stride;
-    if (kind.form == Form::kCodes) {
+    if (kind.facts.form == Form::kCodes) {
         const int64_t first = column / w.group;
         const int32_t factor = start_factor(w, kind);
         if (w.digits == 1) quantize_row<1>(to.from<1>(r, first, w.group), from, count, w.group, factor);
         else quantize_row<2>(to.from<2>(r, first, w.group), from, count, w.group, factor);
     } else if (to.interleaved > 1) {
         round_pairs(to.codes + (column / 2 * to.interleaved + r) * 4, to.interleaved * 4, from, count);
-    } else if (kind.form == Form::kHalves) {
+    } else if (kind.facts.form == Form::kHalves) {
         round_row(reinterpret_cast<uint16_t*>(row) + column, from, count);
     } else {
         std::memcpy(reinterpret_cast<float*>(row) + column, from, static_cast<size_t>(count) * 4);
@@ -65,11 +65,11 @@ void fill_rows(const Matrix& w, const Rows& to, int64_t r, int64_t column, const
 // x [m, k] as the kernels of `w` read it, `interleaved` rows interleaved. Threads share columns out where rows are interleaved:
 // neighbouring words are of different rows.
 Rows read_rows(const Matrix& w, const float* x, int64_t m, int64_t interleaved) {
-    if (row_of(w).form == Form::kFloats)
+    if (row_of(w).facts.form == Form::kFloats)
         return {reinterpret_cast<char*>(const_cast<float*>(x)), w.k * 4, 0, 0, 1, nullptr, nullptr, nullptr};
     const Rows rows = rows_for(w, m, interleaved, Scratch::kActivations, Scratch::kScales);
     if (rows.interleaved > 1) {
-        const int64_t columns = row_of(w).form == Form::kCodes ? kCodedColumns : kHalfColumns;
+        const int64_t columns = row_of(w).facts.form == Form::kCodes ? kCodedColumns : kHalfColumns;
         parallel_ranges((w.k + columns - 1) / columns, columns * m, [&](int64_t begin, int64_t end) {
             const int64_t first = begin * columns, last = end * columns < w.k ? end * columns : w.k;
             for (int64_t r = 0; r < m; ++r) fill_rows(w, rows, r, first, x + r * w.k + first, last - first);
