@@ -25,6 +25,24 @@ struct Panel {
     char* work;
 };
 
+// A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
+// part goes on from there, so that the chain of sums is the one an undivided axis has.
+struct Part {
+    int64_t begin, end;
+    bool last;
+    float* sums;
+    int64_t at;           // of the tile's sums
+    int64_t tile, tiles;  // which of the tiles of several rows that share the weights it is: each prefetches its share of what follows
+    const char* weights = nullptr;  // of bf16: step `begin` of a tile's first block; `stride` bytes from one block to the next
+    int64_t stride = 0;
+    const char* next = nullptr;     // what to prefetch meanwhile, `next_step` bytes a step, if anything
+    int64_t next_stride = 0, next_step = 0;
+    int64_t block_step = 1;         // 0: of a tile's blocks there is only the first, which it multiplies once for each and stores once
+};
+
+// The tile of `rows` rows of activations from `row` on, and the column blocks from `block` on, of a part of the k axis.
+using Tile = void (*)(const LinearCall& c, int64_t rows, int64_t row, int64_t block, const Part& part);
+
 namespace {
 
 // Tiles "stream" where one takes all rows and reads each weight once (kStream), and "interleave" rows where their numbers lie side by
@@ -49,21 +67,6 @@ constexpr int kWidenedBlocks = kRowBlocks > 2 ? kRowBlocks : 2;
 constexpr int64_t kSomeRows = 64;  // up to which tiles of float weights stay narrow (6 x 4 was 3-7 % slower than 8 x 2 at 48 and 64)
 constexpr int64_t kPartSteps = 1024;
 constexpr int64_t kPanelBytes = 384 << 10;  // of a 1 MiB second-level cache; weights stream through the rest
-
-// A part of the k axis, in the weights' steps: [begin, end). The sums of a first part wait in `sums` [R][NB * 16] and the next
-// part goes on from there, so that the chain of sums is the one an undivided axis has.
-struct Part {
-    int64_t begin, end;
-    bool last;
-    float* sums;
-    int64_t at;           // of the tile's sums
-    int64_t tile, tiles;  // which of the tiles of several rows that share the weights it is: each prefetches its share of what follows
-    const char* weights = nullptr;  // of bf16: step `begin` of a tile's first block; `stride` bytes from one block to the next
-    int64_t stride = 0;
-    const char* next = nullptr;     // what to prefetch meanwhile, `next_step` bytes a step, if anything
-    int64_t next_stride = 0, next_step = 0;
-    int64_t block_step = 1;         // 0: of a tile's blocks there is only the first, which it multiplies once for each and stores once
-};
 
 // Whether it is this tile that prefetches: of tiles that share the weights each does at its own steps.
 struct PrefetchShare {

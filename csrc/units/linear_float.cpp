@@ -21,4 +21,8 @@ constinit const KernelSet kBf16Kernels = {&Bf16::decode_row, 1, false, {{kBf16Ti
 constinit const KernelSet kBf16Kernels = kernel_set<Bf16>();
 #endif
 
+// For panels that widened_panel (linear_sparse.h) makes.
+Tile bf16_tile_for(int64_t m);
+Tile bf16_tile_for(int64_t m) { return tile_for<Bf16>(m); }
+
 }  // namespace quire::QUIRE_UNIT

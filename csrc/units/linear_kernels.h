@@ -110,6 +110,14 @@ constexpr Kernels kernels() {
     return {&run_linear<W>, &interleaved_of<W>, &panel_of<W>, &bytes_of_panel<W>, W::kWidens ? 2 * kMlpRows : kMlpRows};
 }
 
+// The tile that products of m rows have.
+template <class W>
+Tile tile_for(int64_t m) {
+    Tile tile = nullptr;
+    W::with_tile(m, [&]<int R, int NB, bool kStream>() { tile = &W::template tile<NB, R, kStream>; });
+    return tile;
+}
+
 // Of a kind: the kernels for activations of one digit and of two, and for a table of numbers of two.
 template <class W, class... Others>
 constexpr KernelSet kernel_set() {

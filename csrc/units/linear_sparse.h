@@ -12,6 +12,12 @@
 #include "linear_int.h"
 
 namespace quire::QUIRE_UNIT {
+
+// The tile that products of m rows have: linear_float.cpp and linear_int.cpp.
+Tile bf16_tile_for(int64_t m);
+Tile int8_tile_for(int64_t m);
+Tile int4_tile_for(int64_t m);
+
 namespace {
 
 template <class Dense>
@@ -222,12 +228,21 @@ QUIRE_INLINE int64_t widened_panel_bytes(const LinearCall& c, int64_t rows) {
     return wide + (is_bf16<Dense> ? (rows + R - 1) / R * R * NB * 64 : 0);
 }
 
+// The dense family's tile for m rows, which its own file has.
+template <class Dense>
+QUIRE_INLINE Tile dense_tile(int64_t m) {
+    if constexpr (is_bf16<Dense>) return bf16_tile_for(m);
+    else if constexpr (is_eight<Dense>) return int8_tile_for(m);
+    else return int4_tile_for(m);
+}
+
 // A part of the blocks' columns is expanded for all rows, then tiles of the dense kind multiply it.
-template <class Dense, int R, int NB, bool kStream>
-void widened_panel(const LinearCall& c, const Panel& p, const char* (*widen)(char* to, const char* at, int64_t columns)) {
+template <class Dense, int R, int NB>
+void widened_panel(const LinearCall& c, int64_t m, const Panel& p, const char* (*widen)(char* to, const char* at, int64_t columns)) {
     constexpr bool kParts = is_bf16<Dense>;
     const int64_t columns = sparse_columns<Dense, NB>(c), block_bytes = columns / Dense::kColumns * 64;
     const int64_t tiles = (p.rows_end - p.row + R - 1) / R, tile_floats = R * NB * 16;
+    const Tile tile = dense_tile<Dense>(m);
     char* wide = p.work;
     auto* sums = reinterpret_cast<float*>(wide + NB * block_bytes);
     for (int64_t block = p.block; block < p.blocks_end; block += NB) {
@@ -244,7 +259,7 @@ void widened_panel(const LinearCall& c, const Panel& p, const char* (*widen)(cha
                 const int64_t row = p.row + t * R, rows = p.rows_end - row < R ? p.rows_end - row : R;
                 Part part{begin / 2, end / 2, end == c.w.k, sums, t * tile_floats, t, tiles, wide, block_bytes};
                 if constexpr (!kParts) part = {0, c.w.k, true, nullptr, 0, t, tiles};
-                for_tile_blocks<NB>(block, p.blocks_end, part, [&](int64_t b, const Part& of) { Dense::template tile<NB, R, kStream>(dense, rows, row, b, of); });
+                for_tile_blocks<NB>(block, p.blocks_end, part, [&](int64_t b, const Part& of) { tile(dense, rows, row, b, of); });
             }
         }
     }
@@ -284,12 +299,12 @@ struct Widened {
 template <class Dense>
 struct Sparse : Widened<Dense> {
     template <int R, int NB, bool kStream>
-    static void panel(const LinearCall& c, int64_t, const Panel& p) {
+    static void panel(const LinearCall& c, int64_t m, const Panel& p) {
 #if defined(__AVX512BW__)
         if constexpr (expands_in_tiles<Dense, R, kStream>())
             if (g_expands && p.rows_end - p.row <= (kStream ? R : 2 * kTileRows)) return sparse_few_rows<Dense, R, NB, kStream>(c, p);
 #endif
-        widened_panel<Dense, R, NB, kStream>(c, p, &widen_sparse<Dense>);
+        widened_panel<Dense, R, NB>(c, m, p, &widen_sparse<Dense>);
     }
     static void decode_row(const Matrix& w, int64_t row, float* out) { widened_row<Dense>(w, row, out, &widen_sparse<Dense>); }
 };

@@ -227,7 +227,7 @@ struct TwoOfFour : Widened<Dense> {
     static int64_t panel_bytes(const LinearCall& c, int64_t m, int64_t rows) { return tiled_panel_bytes<TwoOfFour, R, NB>(c, m, rows); }
 #else
     template <int R, int NB, bool kStream>
-    static void panel(const LinearCall& c, int64_t, const Panel& p) { widened_panel<Dense, R, NB, kStream>(c, p, &widen_two_of_four<Dense>); }
+    static void panel(const LinearCall& c, int64_t m, const Panel& p) { widened_panel<Dense, R, NB>(c, m, p, &widen_two_of_four<Dense>); }
 #endif
     static void decode_row(const Matrix& w, int64_t row, float* out) { widened_row<Dense>(w, row, out, &widen_two_of_four<Dense>); }
 };
