@@ -15,7 +15,7 @@ struct Matrix;
 struct CacheDescriptor {
     char *keys, *values;
     int64_t kv_heads, d, block_size, blocks;  // d: numbers of a head
-    int64_t format;                           // enum Format of units/cache.h
+    int64_t format;                           // enum Format of facts.h
     int64_t step;                             // bytes from one block to the next: where layers share blocks, more than this layer has of one
 };
 
@@ -66,7 +66,7 @@ struct SpansDescriptor {
 // How a router chooses experts (class Routing of src/quire/ops/experts.py).
 struct RoutingDescriptor {
     int64_t experts, top_k;
-    int64_t score;  // enum Score of units/moe.h
+    int64_t score;  // enum RouterScore of facts.h
     int64_t renormalize, groups, top_groups, group_best;
     float scale, jitter;
 };
@@ -80,7 +80,7 @@ struct ExpertsDescriptor {
 
 // What stands between the two matrices of an expert.
 struct BetweenDescriptor {
-    int64_t activation;   // enum Activation of units/elementwise.h
+    int64_t activation;   // enum Activation of facts.h
     int64_t clamped;      // clamped_swiglu instead
     double alpha, limit;  // of that
 };

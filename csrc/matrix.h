@@ -1,6 +1,6 @@
 // A packed matrix [n, k] as every op gets it: the address of this struct, which Python fills in once and keeps where it lies
 // (class Matrix of src/quire/ops/cpu/matrix.py, the same fields in the same order). Layouts: pack.cpp, pack_bf12.cpp,
-// super_blocks.h.
+// super_blocks.h, sparse.h.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ struct KindFacts {
     int bits;              // of a number; of 2:4 of all columns, positions among them
     int together;          // columns that share a word of the layout, or a super-block
     const char* codes;     // dtype of the unpacked codes, by numpy's name
-    const char* packer = "";  // the op that packs them, filling up a word with zeros; "": there is another, for whole words only
+    const char* packer = "";  // the op that packs any codes of that dtype; "": there is another, of the kind's own
     int least_group = 0, most_group = 0;  // columns that share a scale: powers of two, those between too; 0: none do
     int multiples = 0;     // in super-blocks, where groups have small multiples of floats that 256 columns share, the bits of a
                            // group's, of scale and minimum together; 0: a group has floats of its own
     Has zeros = Has::kNo, mins = Has::kNo;   // zeros of groups, minimums
-    Has table = Has::kNo;                    // a table of the numbers that codes stand for
+    Has table = Has::kNo;                    // a table of the numbers that codes stand for, or of exponents (bf12)
     Has order = Has::kNo;                    // an order of columns
     bool fuses = false;    // gated_mlp takes it
     Form form;             // of the activations
@@ -47,7 +47,7 @@ struct Matrix {
     Kind kind;
     int64_t n, k, group;   // rows, columns, columns that share a scale (0: none)
     int64_t wide;          // scales and minimums are f32, else f16
-    int64_t digits;        // of the integers that activations become
+    int64_t digits;        // bytes that a number of the activations has: 1 as codes of 8 bits, 2 as codes of 16 or as bf16 of fp8
     int64_t planes;        // digits of the numbers of `table`
     const char* codes;
     const char* scales;
@@ -60,7 +60,7 @@ struct Matrix {
 };
 
 // Rows first .. first + count of w as a matrix; `first` is a multiple of 16.
-inline Matrix rows_from(const Matrix& w, int64_t first, int64_t count) {
+[[gnu::always_inline]] inline Matrix rows_from(const Matrix& w, int64_t first, int64_t count) {
     Matrix part = w;
     const int64_t block = first / 16;
     part.n = count;
@@ -72,7 +72,7 @@ inline Matrix rows_from(const Matrix& w, int64_t first, int64_t count) {
 }
 
 // Expert number `expert` of those in w, of `count` rows each, padded to whole blocks.
-inline Matrix expert_of(const Matrix& w, int64_t expert, int64_t count) {
+[[gnu::always_inline]] inline Matrix expert_of(const Matrix& w, int64_t expert, int64_t count) {
     if (!w.places) return rows_from(w, expert * ((count + 15) / 16 * 16), count);
     Matrix part = w;
     const int64_t place = w.places[expert];

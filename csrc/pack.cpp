@@ -1,4 +1,4 @@
-// Packing of weight matrices [n, k] into blocks of 16 rows whose k axis is innermost but for a few values per lane:
+// Packing of weight matrices [n, k] into blocks of 16 rows, in which a few columns of every row lie together, then the next few:
 //   4 bits  [n/16][k/8][16 lanes][4 bytes], byte j of a lane = codes k+j (low nibble) and k+4+j (high), both + `offset`
 //   8 bits  [n/16][k/4][16][4], code + 128
 //   e4m3    [n/16][k/4][16][4], the four being columns k, k + 2, k + 1, k + 3: widened halves of words are pairs of columns

@@ -30,7 +30,7 @@ static constexpr int64_t one_below_another(int64_t /*m*/) { return 1; }
 struct KernelSet {
     void (*decode_row)(const Matrix& w, int64_t row, float* out);  // a row's numbers [k], in the matrix's order of columns
     int64_t room;                                                  // rows of activations are read up to a multiple of it
-    bool wide_scales;                                              // scales are f32
+    bool wide_scales;                                              // scales must be f32
     Kernels kernels[2][2];                                         // [planes - 1][digits - 1]; none: there are no such matrices
 };
 

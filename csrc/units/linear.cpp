@@ -1,4 +1,4 @@
-// Products of activations and packed matrices.
+// Products of activations and packed matrices, and what a mixture of experts does around them.
 #include "embedding.h"
 #include "experts.h"
 #include "kinds.h"

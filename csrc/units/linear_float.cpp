@@ -1,4 +1,4 @@
-// Kernels of float weights: f32, float16, bf16, and bf16 in 12 bits.
+// Kernels of float weights: f32, float16, bf16, bf16 in 12 bits, and float8.
 #include "linear_bf12.h"
 #include "linear_float.h"
 #include "linear_fp8.h"

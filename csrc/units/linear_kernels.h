@@ -26,9 +26,11 @@ namespace {
 //   panel_bytes<R, NB>(c, m, rows)        memory of a panel of so many rows
 //   decode_row(w, row, out)      a row's numbers
 //   kWidens                      rows share what was widened for them
-//   kTileRegisters               products of kDigits by kPlanes digits that tile registers serve, where a unit has some
+//   kTileRegisters               whether tile registers serve it, where a unit has some (linear_amx.h): products of kDigits by kPlanes
+//                                digits, from kBits, kColumns, kTable and kOffset of a family of integers, or kForm of super-blocks
 //   kRoom                        rows of activations are as many as a multiple of it
-//   kWideScales                  scales are f32
+//   kWideScales                  scales must be f32
+// A family whose panels are made by tiled_panel says steps, read and tile, too (linear_panel.h).
 
 // Whether tile registers serve so many rows.
 template <class W>

@@ -1,4 +1,4 @@
-// Vector functions shared by the kernels; every unit rounds them alike, save for the portable one's missing FMA.
+// Vector functions shared by the kernels; every unit rounds them alike, save for the portable one's missing FMA and numbers below 2^-126 (kLeastPower).
 #pragma once
 
 #include "lanes.h"

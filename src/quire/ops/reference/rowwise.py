@@ -1,4 +1,4 @@
-"""Ops on rows that some families need besides those of reference.py, with their cases."""
+"""Ops on rows that some families need besides those of layers.py."""
 
 from __future__ import annotations
 
