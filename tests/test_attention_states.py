@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,11 +154,6 @@ def test_what_is_asked_wrongly_is_refused() -> None:
         }
         with pytest.raises(ValueError, match=r"no states|no such state"):
             ops.fold_states(**(case | {name: torch.tensor(more)}))
-
-
-def test_a_split_is_that_of_the_kernel() -> None:
-    source = (Path(__file__).parent.parent / "csrc/units/attention_call.h").read_text()
-    assert f"constexpr int64_t kSplit = {SPLIT};" in source
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 16), (2, 16), (3, 64), (2, 128)])
