@@ -117,6 +117,7 @@ def generated(count: int, seed: int) -> tuple[list[str], list[dict[str, Any]]]:
     return sources, fields
 
 
+@pytest.mark.slow
 def test_bombs_are_refused_in_time_beside_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "RENDER_SECONDS", 0.05)
     monkeypatch.setattr(render, "COMPILE_SECONDS", 0.3)

@@ -163,6 +163,7 @@ def test_the_layer_that_goes_is_the_one_that_does_least(tmp_path: Path) -> None:
     assert distance(logits(tmp_path / "out"), logits(tmp_path / "idle")) < 1e-6
 
 
+@pytest.mark.slow
 def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     stages = (
         {"kind": "prune", "method": "wanda", "sparsity": 0.3},

@@ -104,6 +104,7 @@ def check_moments(monkeypatch: pytest.MonkeyPatch, source: Path, folder: Path, e
     assert ended <= 2, "the last calls"
 
 
+@pytest.mark.slow
 def test_a_kill_changes_nothing(monkeypatch: pytest.MonkeyPatch, source: Path, tmp_path: Path) -> None:
     check_moments(monkeypatch, source, tmp_path, every=7)
 

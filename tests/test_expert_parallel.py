@@ -126,6 +126,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_format_of_experts_can_be_divided(tmp_path: Path) -> None:
     made = Checkpoint("mixtral", tmp_path / "dense")
     folders: dict[str, tuple[Path, dict[str, Any]]] = {

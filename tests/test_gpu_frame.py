@@ -238,6 +238,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.slow
 def test_logits_of_prompts_in_pieces_change_no_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the next step, sent ahead, names by its place a token that is drawn in the last piece."""
     found = []

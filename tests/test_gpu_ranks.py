@@ -60,6 +60,7 @@ def test_two_ranks_give_the_tokens_of_one(more: dict[str, Any], tmp_path: Path) 
     assert got == want and others == pytest.approx(scores, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_16_bits_is_summed_in_f32(tmp_path: Path) -> None:
     write(tmp_path / "model", "llama", dtype=torch.float16)
     options = GPU | {"model": str(tmp_path / "model"), "num_blocks": 32}

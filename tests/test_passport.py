@@ -169,6 +169,7 @@ def test_speeds_are_of_both(int4: Passport) -> None:
     assert int4.speed[0].weight_bytes < int4.speed[1].weight_bytes
 
 
+@pytest.mark.slow
 def test_no_prompt_that_is_timed_was_seen_before() -> None:
     """Or it would be found in the cache, and read in no time."""
     with LLM(device="cpu", num_blocks=256) as made, LLM(device="cpu", num_blocks=256) as source:

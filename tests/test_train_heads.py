@@ -53,6 +53,7 @@ def test_what_is_learned_from_is_what_the_model_computes() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_command_trains_and_measures(method: str, text: Path, tmp_path: Path) -> None:
     result = train(tmp_path, text, "--method", method, "--steps", "4")
     assert result.exit_code == 0, result.output

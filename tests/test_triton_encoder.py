@@ -74,6 +74,7 @@ def test_neither_preemption_nor_graphs_nor_neighbours_change_bits(folder: Path, 
     assert alone == {name: graphs[name] for name in alone}
 
 
+@pytest.mark.slow
 def test_the_start_computes_a_prompt_and_leaves_no_trace(folder: Path) -> None:
     options = {"max_num_batched_tokens": 4, "max_num_seqs": 2, "enforce_eager": True}
     _, engine = run(folder, (), device="cuda", ops=MISSING, **options)

@@ -65,6 +65,7 @@ def test_a_row_of_attention_does_not_depend_on_the_batch(
         assert torch.equal(attend(one_sequence(case, s, first, last)), whole[begin + first : begin + last]), (s, first)
 
 
+@pytest.mark.slow
 def test_who_computes_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ((24, 700), (40, 1100), (1, 530))
     case = cases.attention_case(generator(2), KVLayout(16, 2, 64, BF16), 8, rows, extras="sinks")
