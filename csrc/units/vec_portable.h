@@ -13,6 +13,7 @@ namespace {
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint32_t U4 __attribute__((vector_size(16)));
+typedef int16_t S8 __attribute__((vector_size(16)));
 
 struct F {
     F4 v[4];
@@ -186,10 +187,20 @@ QUIRE_INLINE U kept(U a) { return a; }
 // 16 bytes, one to a lane.
 QUIRE_INLINE U load_bytes(const void* p) { return QUIRE_FOUR(U, widened_bytes(p, i)); }
 QUIRE_INLINE U and_u(U a, U b) { return QUIRE_FOUR(U, a.v[i] & b.v[i]); }
+// Products of 16-bit numbers that are those of two bytes, so that they fit, and the sums of neighbours.
+QUIRE_INLINE I4 sums_of_products(S8 a, S8 b) {
+#if defined(__SSE2__)
+    return (I4)__builtin_ia32_pmaddwd128(a, b);
+#else
+    const I4 products = (I4)(a * b);
+    return (products << 16 >> 16) + (products >> 16);
+#endif
+}
+// In 16-bit products: those of 32 bits, of which GCC makes several instructions without SSE4.1, took four times as long.
 QUIRE_INLINE I dot_bytes(I acc, U w, U x) {
     const auto dot = [](I4 sum, U4 a, U4 b) __attribute__((always_inline)) {
-        for (int j = 0; j < 4; ++j) sum += (I4)((a >> (8 * j)) & 0xffu) * ((I4)(b << (24 - 8 * j)) >> 24);
-        return sum;
+        const S8 first = (S8)(a & 0x00ff00ffu), second = (S8)(a >> 8 & 0x00ff00ffu), signed_bytes = (S8)b;
+        return sum + sums_of_products(first, signed_bytes << 8 >> 8) + sums_of_products(second, signed_bytes >> 8);
     };
     return QUIRE_FOUR(I, dot(acc.v[i], w.v[i], x.v[i]));
 }
