@@ -15,8 +15,9 @@ from quire.ops.native import load_native
 class Kind:
     """What matrices of one kind are made of.
 
-    A number has `bits`; `together` columns share a word of the layout, or a block of it. `codes`: the name of the dtype of unpacked
-    codes; `packer`: the native op that packs them ("": there is another way). `groups` of columns may share a scale.
+    A number has `bits`; `together` columns share a word of the layout, or a block of it. `codes`: the name of the
+    dtype of unpacked codes; `packer`: the native op that packs them ("": there is another way). `groups` of columns may
+    share a scale.
     `parts` are what a matrix may have beside its codes, `always` those that it must have. `fuses`: the native
     `gated_mlp` takes it. `multiples`: in super-blocks, where groups have small multiples of floats that 256 columns
     share, the bits of a group's; 0: a group has floats of its own.
