@@ -21,7 +21,7 @@ test: triton
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 sanitize: build  ## the tests of ops with every address and integer operation of the kernels checked; minutes to build once
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja "-DQUIRE_UNITS=native;portable" -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize
 	csrc/sanitize.sh build/sanitize $(BIN)/python $(SANITIZED_TESTS)
 
