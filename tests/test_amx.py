@@ -20,7 +20,7 @@ from quire.ops.weights import SUPER, Weight
 native = load_native()
 pytestmark = pytest.mark.skipif(
     native is None or not {"amx", "avx512"} <= set(native.units()),
-    reason="no tile registers (AMX) here, or a build without the unit they are compared with (QUIRE_UNITS=all make test)",
+    reason="no tile registers (AMX) here, or a build without the unit they are compared with (QUIRE_UNITS=all)",
 )
 ROWS = (1, 11, 12, 15, 16, 17, 33, 64, 65, 150)
 
