@@ -1,10 +1,12 @@
 """What every test starts from."""
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,3 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, seconds in LONG.items():
             if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(seconds))
+
+
+@pytest.fixture(autouse=True)
+def the_process_is_left_as_it_was() -> Generator[None]:
+    """Fail a test that leaves the process elsewhere or quieter: another in the same worker would fail, by chance."""
+    before = Path.cwd(), _silenced()
+    yield
+    assert (Path.cwd(), _silenced()) == before
+
+
+def _silenced() -> dict[str, int]:
+    loggers = {name: item for name, item in logging.root.manager.loggerDict.items() if name.startswith("quire")}
+    levels = {name: item.level for name, item in loggers.items() if isinstance(item, logging.Logger) and item.level}
+    levels.pop("quire.access", None)  # it has a handler and a level of its own from its first log on
+    return levels | {"disable": logging.root.manager.disable}

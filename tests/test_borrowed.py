@@ -89,7 +89,7 @@ def test_matrices_are_quantized_at_load(quantization: str, tmp_path: Path) -> No
 def test_a_16_bit_file_is_served_in_16_bits(tmp_path: Path) -> None:
     oracle = write(tmp_path, "apertus", **PLAIN_ROPE, dtype=torch.bfloat16)
     model = load(tmp_path, backend(BACKENDS[-1]))
-    assert model.dtype == "bfloat16" and model.layouts[0].dtype == BF16
+    assert model.dtype == "bfloat16" and model.layouts[0][0].dtype == BF16
     (got,) = Paged(model, SEQUENCES[:1]).run([[19]])
     assert relative_error(got, logits(oracle, SEQUENCES[0])) <= 0.05
 

@@ -211,7 +211,7 @@ def test_fp16_checkpoints_stay_fp16_on_the_gpu_backend(tmp_path: Path) -> None:
     half, matrix = found[1], found[1].decoder.layers[0].o.weight  # type: ignore[attr-defined]
     assert half.dtype == "float16" and not half.notes
     assert {t.dtype for t in (half.decoder.embed.table, matrix.buffers[0])} == {torch.float16}  # type: ignore[attr-defined]
-    assert half.layouts[0].dtype == F16, "as its keys and values"
+    assert half.layouts[0][0].dtype == F16, "as its keys and values"
     assert numbers[1] == pytest.approx(numbers[0], abs=2e-2) and len(numbers[0]) == 12
 
 
@@ -231,7 +231,7 @@ def test_padding_changes_no_bit_and_touches_no_block(folder: Path) -> None:
             for out in engine.step():
                 tokens.setdefault(out.request_id, []).extend(out.tokens)
         answers.append(tokens)
-        spare = engine.runner.caches.of_layer[0].keys[engine.pool.num_blocks]
+        spare = engine.runner.caches.of_layer[0][0].keys[engine.pool.num_blocks]
         assert bool(spare.any()) == (not more), "only rows that pad are written there"
     assert answers[0] == answers[1]
 

@@ -282,7 +282,7 @@ def test_dtype_of_the_weights(on_disk: str, asked: str, kept: str, tmp_path: Pat
     oracle = write(tmp_path, "llama", dtype=getattr(torch, on_disk))
     model = load(tmp_path, dtype=asked)
     assert describe(str(tmp_path)).dtype.name == on_disk
-    assert model.dtype == kept and model.layouts[0].dtype == named(kept)
+    assert model.dtype == kept and model.layouts[0][0].dtype == named(kept)
     assert bool(model.notes) == (on_disk == "float16" and kept == "bfloat16")
     tokens = prompt(9, 1)
     error = relative_error(whole(model, tokens), logits(oracle, tokens))

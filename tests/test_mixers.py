@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import quire
 from oracle import BACKENDS, backend
 from quire.cache.groups import LayerGroups, group_layers
+from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import ENCODER, LATENTS
+from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
@@ -21,10 +25,14 @@ from quire.model.mixers import attention, cross, latent
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
-from quire.model.mixers.mixer import Mixer
-from quire.model.mixers.table import kept_parts, layouts_of
+from quire.model.mixers.mixer import LayerKept, Mixer
+from quire.model.mixers.table import kept_by_layer, layouts_of
 from quire.model.spec import MLA, ModelSpec
 from quire.ops.arrays import to_numpy
+from quire.ops.layout import CacheLayout, KVLayout
+from quire.parallel.place import ALONE
+from quire.run.budget import plan_kv, shape_kv
+from quire.run.caches import Caches, kept_by
 
 SHAPES: list[Mixer] = [
     Attention(8, 2, 64),
@@ -44,10 +52,10 @@ def test_a_cache_takes_what_its_mixer_says(mixer: Mixer, dtype: Dtype, name: str
     if dtype in (I8, F8) and not mixer.scaled:
         pytest.skip("it keeps no codes")
     ops = backend(name)
-    layout = mixer.layout(16, dtype, ops.layout)
-    cache = ops.allocate_cache(layout, 3)
-    taken = sum(to_numpy(part).nbytes for part in (cache.keys, cache.values))
-    assert taken == 3 * 16 * layout.bytes_per_token == 3 * 16 * mixer.layout(1, dtype).bytes_per_token
+    kept = LayerKept(mixer.parts(16, dtype, ops.layout))
+    caches = [ops.allocate_cache(layout, 3) for layout in kept.parts]
+    taken = sum(to_numpy(part).nbytes for cache in caches for part in (cache.keys, cache.values))
+    assert taken == 3 * 16 * kept.bytes_per_token == 3 * 16 * LayerKept(mixer.parts(1, dtype)).bytes_per_token
 
 
 def test_formats_of_a_cache() -> None:
@@ -89,8 +97,35 @@ def test_a_windowed_model_beside_one_of_latents() -> None:
     spec = ModelSpec("", 2, 64, 4, 2, 16, 128, 100, 1e-6, "silu", (NO_ROPE,) * 2, (32, 0), 0.25, False, 256)
     small = replace(spec, mla=MLA(rank=32, rope=8, nope=8, value=16), windows=(0, 0))
     layouts = [layouts_of(each, "auto", BF16, "cpu", 16) for each in (small, spec)]
-    parts = kept_parts([(small, layouts[0]), (spec, layouts[1])])
+    parts = kept_by_layer([(small, layouts[0]), (spec, layouts[1])])
     assert [part.window for part in parts.values()] == [0, 0, 32, 0]
     assert group_layers(parts, 256) == LayerGroups((0,), ((0, 1, 2, 3),)), "latents lie in blocks of their own"
     heads = {layer: part for layer, part in parts.items() if part.strided}
     assert group_layers(heads, 256).windows == (0, 32)
+
+
+@pytest.mark.parametrize("windows", [(0, 0, 0, 0), (32, 32, 0, 0)], ids=["one table", "two tables"])
+def test_a_layer_keeps_several_parts_or_none(windows: tuple[int, ...]) -> None:
+    """Each part has bytes of its own in a block, and goes where the block goes."""
+    spec = ModelSpec("", 4, 64, 4, 2, 16, 128, 100, 1e-6, "silu", (NO_ROPE,) * 4, windows, 0.25, False, 256)
+    two = (KVLayout(16, 2, 16, BF16), KVLayout(16, 1, 32, F32))
+    layouts: tuple[CacheLayout, ...] = (two, two, two, ())
+    model = cast(Model, SimpleNamespace(spec=spec, layouts=layouts, own=range(4), place=ALONE))
+    ops, config = backend("cpu"), EngineConfig(cache=CacheConfig(block_size=16, num_blocks=20))
+    kv = plan_kv(config, shape_kv(config, kept_by((model,)), 256))
+    assert kv.block_bytes == len(kv.groups.widest) * 16 * sum(part.bytes_per_token for part in two)
+    caches = Caches((model,), ops, kv)
+    assert [[part.layout for part in cache] for cache in caches.of_layer] == [list(two), list(two), list(two), []]
+
+    def written(block: int) -> list[Any]:
+        homes = zip(caches.of_layer, caches.group_of, strict=True)
+        return [to_numpy(side)[block + group] for cache, group in homes for part in cache
+                for side in (part.keys, part.values)]  # fmt: skip
+
+    for number, numbers in enumerate(written(1), start=1):
+        numbers[:] = number
+    assert [float(numbers.flat[0]) for numbers in written(1)] == list(range(1, 13)), "no part lies in another"
+    caches.copy(((1, 5), (2, 6), (3, 7)))
+    assert [float(numbers.flat[-1]) for numbers in written(5)] == list(range(1, 13))
+    caches.zero((1, 2, 3))
+    assert not any(numbers.any() for numbers in written(1)) and all(numbers.all() for numbers in written(5))

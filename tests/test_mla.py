@@ -101,10 +101,10 @@ def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
 def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
     write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
     model = load(tmp_path, backend("reference"))
-    assert sum(layout.bytes_per_token for layout in model.layouts) == 3 * (32 + 8) * 4
+    assert sum(layout.bytes_per_token for parts in model.layouts for layout in parts) == 3 * (32 + 8) * 4
     assert kv_bytes_per_token(model.spec, BF16) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
-    cache = model.decoder.ops.allocate_cache(model.layouts[0], 5)
-    assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0].bytes_per_token
+    cache = model.decoder.ops.allocate_cache(model.layouts[0][0], 5)
+    assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0][0].bytes_per_token
     with pytest.raises(ConfigError, match="latents are kept in"):
         load(tmp_path, backend("reference"), kv_cache_dtype="int8")
 

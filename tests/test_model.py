@@ -120,11 +120,14 @@ class Paged:
 
     def __init__(self, model: Model, sequences: list[list[int]], seed: int = 0) -> None:
         self.model, self.sequences = model, sequences
-        size = self.size = model.layouts[0].block_size
+        size = self.size = model.layouts[0][0].block_size
         needed = [-(-len(s) // size) for s in sequences]
         order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
         self.blocks = list(order.split(needed))
-        own = [model.decoder.ops.allocate_cache(layout, sum(needed) + 2) for layout in model.layouts]
+        own = [
+            tuple(model.decoder.ops.allocate_cache(layout, sum(needed) + 2) for layout in parts)
+            for parts in model.layouts
+        ]
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
         self.computed = [0] * len(sequences)
 

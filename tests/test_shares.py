@@ -128,8 +128,8 @@ def test_magnitudes_of_the_table_of_tokens_are_refused(tmp_path: Path) -> None:
 def test_a_share_caches_its_own_heads_and_latents_whole(tmp_path: Path) -> None:
     write(tmp_path / "heads", "llama")
     write(tmp_path / "latents", KEPT["latents"][0], **KEPT["latents"][1])
-    assert [load(tmp_path / "heads", share).layouts[0].kv_heads for share in (Share(), Share(1, 2))] == [2, 1]
-    latent = load(tmp_path / "latents", Share(1, 2)).layouts[0]
+    assert [load(tmp_path / "heads", share).layouts[0][0].kv_heads for share in (Share(), Share(1, 2))] == [2, 1]
+    latent = load(tmp_path / "latents", Share(1, 2)).layouts[0][0]
     assert isinstance(latent, LatentLayout) and latent.rank == 32
 
 

@@ -56,11 +56,16 @@ def _select(device: DeviceConfig) -> Ops:
 
     from quire.ops.backend import open_backend
 
-    # doctor says the same in its own words
-    logging.getLogger("quire.ops.choice").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return open_backend(device)
+    # Doctor says the same in its own words.
+    choice = logging.getLogger("quire.ops.choice")
+    before = choice.level
+    choice.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return open_backend(device)
+    finally:
+        choice.setLevel(before)
 
 
 def _unit_rows() -> Rows:

@@ -193,8 +193,8 @@ class Net:
         shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
         return replace(batch, positions=batch.positions + shifts.int())
 
-    def _cache(self, layer: int) -> Held:
-        return Held.of(mixer_of(self.spec, layer).layout(1, F32))
+    def _cache(self, layer: int) -> tuple[Held, ...]:
+        return tuple(map(Held.of, mixer_of(self.spec, layer).parts(1, F32)))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""
@@ -255,7 +255,7 @@ class Net:
         cache = self._cache(index)
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:
-            watching(*cache.rows()[1:])
+            watching(*cache[0].rows()[1:])
         return rows.view(shape), added.view(shape)
 
     def leave(self, x: Tensor, delta: Tensor, part: Decoder | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from quire.core.pictures import Picture
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Forward(Protocol):
         """Whether all of a step is native calls, so that it may be recorded and replayed."""
         ...
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all rows are written to `caches`."""
         ...
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+    def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """Touch the memory that a step like `batch` needs; returns those of `caches` that it wrote to."""
         ...
 

@@ -45,7 +45,7 @@ from quire.model.offload.shards import Shards
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout
 from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.place import ALONE, Place
 from quire.quant.base import Quantizer, QuantScheme
@@ -69,7 +69,7 @@ class Model:
     name: str
     spec: ModelSpec
     decoder: Forward
-    layouts: tuple[KVLayout, ...]
+    layouts: tuple[CacheLayout, ...]
     max_model_len: int
     dtype: str
     quantization: str
@@ -102,8 +102,8 @@ class Model:
         return range(self.spec.layers) if self.span is None else self.span
 
 
-def kv_layouts(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> tuple[KVLayout, ...]:
-    """How each layer's keys and values lie."""
+def kv_layouts(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> tuple[CacheLayout, ...]:
+    """How each layer's cache lies."""
     return layouts_of(spec, cache.kv_cache_dtype, dtype, ops.name, cache.block_size, ops.layout)
 
 
@@ -239,7 +239,7 @@ def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quan
 
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)
-    layout = kv_layouts(config.cache, found.spec, dtype, ops)[0]
+    (layout,) = kv_layouts(config.cache, found.spec, dtype, ops)[0]
     decoder, spec, layouts, report = load_borrowed(found, ops, torch_dtype(dtype), target, options.group_size, layout)
     _warn(found.folder, (*found.notes, *notes))
     generation = read_generation(found.folder, spec)

@@ -25,7 +25,6 @@ from quire.model.load.roles import Share, local_spec
 from quire.model.load.stages import Costs, numbers_of, stages_of
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
 from quire.quant.registry import quantizer
 
 log = logging.getLogger(__name__)
@@ -72,8 +71,8 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
     with reader.part(index):
         layer = reader.place(load_layer(reader, index, rope, None))
-    layouts = kv_layouts(config.cache, local_spec(spec, reader.share), dtype, ops)
-    cache = ops.allocate_cache(layouts[index], max(-(-PROMPT // size), ANSWERS))
+    parts = kv_layouts(config.cache, local_spec(spec, reader.share), dtype, ops)[index]
+    cache = tuple(ops.allocate_cache(part, max(-(-PROMPT // size), ANSWERS)) for part in parts)
 
     def seconds(rows: int, batch: Batch) -> float:
         def run() -> Array:
@@ -82,7 +81,7 @@ def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: in
 
         return _least(lambda: ops.record(run).run) / rows
 
-    return seconds(PROMPT, _prompt(cache)), seconds(ANSWERS, _answers(cache))
+    return seconds(PROMPT, _prompt(size)), seconds(ANSWERS, _answers(size))
 
 
 def _least(made: Callable[[], Callable[[], object]]) -> float:
@@ -94,17 +93,17 @@ def _least(made: Callable[[], Callable[[], object]]) -> float:
     return min(spent)
 
 
-def _prompt(cache: KVCache) -> Batch:
+def _prompt(block_size: int) -> Batch:
     """One sequence that begins."""
     at = np.arange(PROMPT)
-    blocks = np.arange(-(-PROMPT // cache.layout.block_size))[None]
+    blocks = np.arange(-(-PROMPT // block_size))[None]
     return _batch(at, at, np.array([0, PROMPT]), blocks)
 
 
-def _answers(cache: KVCache) -> Batch:
+def _answers(block_size: int) -> Batch:
     """A token of each of several sequences."""
     at = np.arange(ANSWERS)
-    return _batch(at * 0, at * cache.layout.block_size, np.arange(ANSWERS + 1), at[:, None])
+    return _batch(at * 0, at * block_size, np.arange(ANSWERS + 1), at[:, None])
 
 
 def _batch(positions: Host, slots: Host, ends: Host, blocks: Host) -> Batch:

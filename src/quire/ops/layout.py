@@ -120,9 +120,13 @@ class PlainLayout(KVLayout):
         return 1
 
 
+CacheLayout = tuple[KVLayout, ...]
+"""How each part of a layer's cache lies: keys and values per head are one part; none where a layer keeps no tokens."""
+
+
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """One layer's keys and values, in the shapes that `layout` says."""
+    """Keys and values, one part of a layer's cache, in the shapes that `layout` says."""
 
     layout: KVLayout
     keys: Array
@@ -140,6 +144,10 @@ class KVCache:
         return len(keys) == len(values) and (
             not self.layout.strided or byte_strides(keys)[:2] == byte_strides(values)[:2]
         )
+
+
+LayerCache = tuple[KVCache, ...]
+"""The parts of one layer's cache, as its mixer says them."""
 
 
 def carved(blocks: KVCache, layout: KVLayout, at: int) -> KVCache:

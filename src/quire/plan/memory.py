@@ -19,7 +19,7 @@ from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import Hub, hub_of
 from quire.model.load.roles import Share, local_spec
 from quire.model.load.stages import stages_of
-from quire.model.mixers.table import layouts_of
+from quire.model.mixers.table import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops
@@ -123,7 +123,7 @@ def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple
 def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
     """Of keys and values in the cache."""
     dtype, _ = compute_dtype(config.model.dtype, found.dtype)
-    return layouts_of(found.spec, config.cache.kv_cache_dtype, dtype, choice.backend)[0].dtype
+    return format_of(layouts_of(found.spec, config.cache.kv_cache_dtype, dtype, choice.backend))
 
 
 def account(

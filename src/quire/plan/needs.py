@@ -20,11 +20,11 @@ from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
-from quire.model.mixers.table import kept_parts, layouts_of
+from quire.model.mixers.table import kept_by_layer, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout
 from quire.parallel.experts import Division, expert_plan
 from quire.plan.weights import weight_parts
 from quire.run.budget import KVPlan, shape_kv
@@ -102,12 +102,12 @@ def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: Mo
     models = [(local_spec(found.spec, share), found.dtype), *drafting_layers(config, found, drafts)]
     if drafts is not None and asked is not None and config.parallel.drafts_everywhere(asked):
         models[1:] = [(local_spec(drafts.spec, share), drafts.dtype)]
-    layouts = list[tuple[ModelSpec, tuple[KVLayout, ...]]]()
+    layouts = list[tuple[ModelSpec, tuple[CacheLayout, ...]]]()
     for spec, on_disk in models:
         dtype, _ = compute_dtype(config.model.dtype, on_disk)
         layouts.append((spec, layouts_of(spec, config.cache.kv_cache_dtype, dtype, choice.backend)))
-    parts, length = kept_parts(layouts), max_model_len(config.model.max_model_len, found.spec)
-    return shape_kv(config, parts, length), sum(part.bytes_per_token for part in parts.values())
+    kept, length = kept_by_layer(layouts), max_model_len(config.model.max_model_len, found.spec)
+    return shape_kv(config, kept, length), sum(each.bytes_per_token for each in kept.values())
 
 
 def weights_of(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:

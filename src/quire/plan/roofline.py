@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.model.load.roles import local_spec
+from quire.model.mixers.mixer import LayerKept
 from quire.model.mixers.table import mixer_of
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
@@ -92,7 +93,7 @@ class Stage:
 
 def _attended(spec: ModelSpec, layer: int, kept: Dtype) -> Attended:
     mixer = mixer_of(spec, layer)
-    return Attended(*mixer.read, mixer.layout(1, kept).bytes_per_token, spec.windows[layer])
+    return Attended(*mixer.read, LayerKept(mixer.parts(1, kept)).bytes_per_token, spec.windows[layer])
 
 
 def critical_batch(times: Roofline) -> float:

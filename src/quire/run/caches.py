@@ -9,43 +9,59 @@ import numpy as np
 
 from quire.core.dtypes import U8
 from quire.model.build import Model
-from quire.model.mixers.mixer import CachePart
-from quire.model.mixers.table import kept_parts
+from quire.model.mixers.mixer import LayerKept
+from quire.model.mixers.table import kept_by_layer
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache, KVLayout, carved
+from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved
 from quire.run.budget import KVPlan
 
 
-def parts_of(models: Iterable[Model]) -> dict[int, CachePart]:
-    """What layers with keys and values of their own keep, those of all models numbered on."""
-    return kept_parts((model.spec, model.layouts) for model in models)
+def kept_by(models: Iterable[Model]) -> dict[int, LayerKept]:
+    """What layers with a cache of their own keep, those of all models numbered on."""
+    return kept_by_layer((model.spec, model.layouts) for model in models)
 
 
 Home = tuple[int, int]
 """A group of layers, and a place in its blocks."""
+NOWHERE: Home = (0, -1)
+"""Of a layer that keeps nothing of a token."""
 
 
 def _allocated(
-    ops: Ops, kv: KVPlan, homes: Mapping[Home, KVLayout], layouts: Sequence[KVLayout], blocks: int
-) -> tuple[list[KVCache], dict[Home, KVCache]]:
-    """The memory of `blocks` blocks, each part of it once, and what of it the layer in each of `homes` has.
+    ops: Ops, kv: KVPlan, homes: Mapping[Home, CacheLayout], layouts: Sequence[CacheLayout], blocks: int
+) -> tuple[list[KVCache], dict[Home, LayerCache]]:
+    """The memory of `blocks` blocks, each array of it once, and what of it the layer in each of `homes` has.
 
-    `layouts`: of all layers by their numbers. Where groups keep different bytes, a block's are one part, and a layer
-    has some of them; else each place is a part, which the layers of all groups take turns to have.
+    `layouts`: of all layers by their numbers. Where groups keep different bytes, a block's are one array, and a layer
+    has some of them; else the parts at each place are arrays, which the layers of all groups take turns to have.
     """
     groups = kv.groups
     if groups.sizes:
         size = kv.sizes.block_size
         whole = ops.allocate_cache(ops.layout(size, 1, groups.width // 2, U8), blocks)
-        return [whole], {home: carved(whole, layout, size * home[1] // 2) for home, layout in homes.items()}
+        return [whole], {home: _carved_from(whole, parts, size * home[1] // 2) for home, parts in homes.items()}
     kept = {
-        place: ops.allocate_cache(layouts[groups.widest[place]], blocks) for place in sorted({at for _, at in homes})
+        place: tuple(ops.allocate_cache(layout, blocks) for layout in layouts[groups.widest[place]])
+        for place in sorted({at for _, at in homes})
     }
-    return list(kept.values()), {home: carved(kept[home[1]], layout, 0) for home, layout in homes.items()}
+    own = [part for parts in kept.values() for part in parts]
+    return own, {
+        home: tuple(carved(part, layout, 0) for part, layout in zip(kept[home[1]], parts, strict=True))
+        for home, parts in homes.items()
+    }
+
+
+def _carved_from(whole: KVCache, parts: CacheLayout, at: int) -> LayerCache:
+    """The parts behind each other, from byte `at` of a block's keys, and of its values, on."""
+    found = []
+    for layout in parts:
+        found.append(carved(whole, layout, at))
+        at += layout.block_size * layout.bytes_per_token // 2
+    return tuple(found)
 
 
 class Caches:
-    """Keys and values of all layers that are here: `own`, each once, `of_layer`, by layer, and `group_of` block tables.
+    """Caches of all layers that are here: `own`, each array once, `of_layer`, by layer, and `group_of` block tables.
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
@@ -66,13 +82,14 @@ class Caches:
         for model in models:
             had = len(homes)
             sources = [first + model.spec.kv_layer(i) for i in model.own]
-            homes += [(kv.groups.home(source), source) for source in sources]
+            homes += [(kv.groups.home(source) if layouts[source] else NOWHERE, source) for source in sources]
             self._parts.append(range(had, len(homes)))
             first += model.spec.layers
-        self.own, kept = _allocated(ops, kv, {home: layouts[layer] for home, layer in homes}, layouts,
-                                    kv.blocks // self._lanes + spare)  # fmt: skip
-        self._kept = None if set(map(id, kept.values())) <= set(map(id, self.own)) else kept
-        self.of_layer = [kept[home] for home, _ in homes]
+        held = {home: layouts[layer] for home, layer in homes if home != NOWHERE}
+        self.own, kept = _allocated(ops, kv, held, layouts, kv.blocks // self._lanes + spare)
+        parts = {id(part) for cache in kept.values() for part in cache}
+        self._kept = None if parts <= set(map(id, self.own)) else kept
+        self.of_layer = [kept.get(home, ()) for home, _ in homes]
         self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
 
@@ -94,7 +111,7 @@ class Caches:
             self._ops.move_slots(self.own, tuple((source, to) for source, to, _ in moves))
             return
         for group in sorted({table for *_, table in moves}):
-            layers = [cache for (of, _), cache in self._kept.items() if of == group]
+            layers = [part for (of, _), cache in self._kept.items() if of == group for part in cache]
             self._ops.move_slots(layers, tuple((source, to) for source, to, table in moves if table == group))
 
     def copy(self, pairs: tuple[tuple[int, int], ...]) -> None:
@@ -107,9 +124,9 @@ class Caches:
         own = (block // self._lanes for block in blocks if block % self._lanes == self._lane)
         self._ops.zero_blocks(self.own, tuple(own))
 
-    def forget(self, count: int, written: Sequence[KVCache] = ()) -> None:
+    def forget(self, count: int, written: Sequence[LayerCache] = ()) -> None:
         """Wipe the first `count` blocks of each rank, of which `blocks` are here, of the layers with the caches
         `written`, of all without: memory that was never written is not there yet, and stays so."""
         alone = written and self._kept is None
-        self._ops.zero_blocks(list({id(cache): cache for cache in written}.values()) if alone else self.own,
-                              tuple(range(count)))  # fmt: skip
+        parts = {id(part): part for cache in written for part in cache}
+        self._ops.zero_blocks(list(parts.values()) if alone else self.own, tuple(range(count)))

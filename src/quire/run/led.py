@@ -22,7 +22,7 @@ from quire.ops.backend import Ops
 from quire.run.blocks import BlockBytes, Blocks, JoinedBytes, Keep, heard_sizes
 from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
-from quire.run.caches import Caches, parts_of
+from quire.run.caches import Caches, kept_by
 from quire.run.executor import Allocated, LocalExecutor
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
 from quire.run.picture_features import told
@@ -47,7 +47,7 @@ class LedExecutor:
         """As of `Executor`: the caches of all ranks are as large, and each computes its part of a step."""
         drafting, ranks = self._own.drafting, self.ranks
         alone = drafting is not None and drafting.first_rank_only
-        ranks.allocate(kv, limits, alone, [part.window for part in parts_of((self.model,)).values()])
+        ranks.allocate(kv, limits, alone, [each.window for each in kept_by((self.model,)).values()])
         own = self._own.allocate(kv, limits)
         drafts = own.drafts
         if drafts is not None and drafting is not None and drafting.everywhere:

@@ -26,7 +26,8 @@ class Spread:
     def __init__(self, model: Model, caches: Caches, windows: tuple[int, ...]) -> None:
         """`windows`: of the groups of layers, as their block tables are kept; 0: all."""
         self._part = Part(model.place.along("context"), Lanes(model.place.topology.context, caches.block_size))
-        layout = caches.of_layer[0].layout
+        (cache,) = caches.of_layer[0]
+        layout = cache.layout
         heads, d = local_spec(model.spec, share_of(model.place, ())).heads, layout.head_dim
         block_bytes = layout.bytes_per_token * layout.block_size
         self._held = [Held(window, heads * d, heads * (d + 2), block_bytes) for window in windows]

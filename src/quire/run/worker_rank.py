@@ -34,7 +34,7 @@ from quire.parallel.place import Place
 from quire.run.blocks import say_size
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import StepSizes
-from quire.run.caches import parts_of
+from quire.run.caches import kept_by
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
 from quire.run.meeting import Hearer
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
@@ -107,14 +107,14 @@ class Rank:
         cache = replace(executor.config.cache, num_blocks=asked.blocks, kv_cache_memory_bytes=0)
         config = replace(executor.config, cache=cache)
         groups = LayerGroups(asked.windows, asked.layers)
-        kv = plan_kv(config, shape_kv(config, parts_of(executor.models), asked.max_model_len, groups))
+        kv = plan_kv(config, shape_kv(config, kept_by(executor.models), asked.max_model_len, groups))
         self._allocated = executor.allocate(kv, asked.limits)
         if self._allocated.blocks.stored is not None and self._share is not None:
             say_size(self._allocated.blocks.stored, self._share, self._ops)
 
     def _profile(self, asked: Profile) -> None:
         executor = self._executor
-        shape = shape_kv(executor.config, parts_of(executor.models), asked.max_model_len)
+        shape = shape_kv(executor.config, kept_by(executor.models), asked.max_model_len)
         left = executor.profile(shape, asked.limits)
         assert self._share is not None, "GPUs are asked"
         self._share.send(self._ops, self._ops.put(np.array([left])), 0)

@@ -11,7 +11,7 @@ from quire.model.net.decoder import Layer, ToLogits, sequential_block
 from quire.model.net.parts import Embed, Linear, Norm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 
 class Entry(Protocol):
@@ -64,7 +64,7 @@ class EagleDecoder:
     kept: Array
     recordable: bool = True
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, tokens it knows] of the rows `batch.logit_rows`."""
         ops, count = self.ops, len(batch.tokens)
         x, h = self.entry(ops, self.embed(ops, batch.tokens), self.given[:count])
@@ -74,7 +74,7 @@ class EagleDecoder:
         logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+    def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """All of it: it has one layer."""
         self(batch, caches)
         return caches

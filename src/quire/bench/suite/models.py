@@ -13,7 +13,7 @@ from quire.core.errors import QuireError
 from quire.engine.options import engine_config
 from quire.figures.rows import Model
 from quire.model.describe import ModelFacts, compute_dtype, describe
-from quire.model.mixers.table import layouts_of
+from quire.model.mixers.table import format_of, layouts_of
 from quire.ops.choice import backend_of
 
 EMBEDDED = ("", "pydoc")
@@ -61,7 +61,7 @@ def _formats(config: EngineConfig, facts: ModelFacts) -> tuple[Dtype, str]:
     dtype, _ = compute_dtype(config.model.dtype, facts.dtype)
     stored = dtype.name if facts.scheme in ("", "none", "dense") else facts.scheme
     layouts = layouts_of(facts.spec, config.cache.kv_cache_dtype, dtype, backend_of(config.device))
-    return layouts[0].dtype, stored
+    return format_of(layouts), stored
 
 
 def source_of(name: str, work: Path) -> Source:

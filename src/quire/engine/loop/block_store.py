@@ -123,7 +123,7 @@ def facts(executor: Executor, kv: KVPlan, since: float) -> str:
             "files": [_print(path, since) for each in models for path in _matching(each.folder, FILES)],
             "specs": [repr(each.spec) for each in models],
             "lengths": [each.max_model_len for each in models],
-            "layouts": [repr(layout) for each in models for layout in each.layouts],
+            "layouts": [repr(layout) for each in models for parts in each.layouts for layout in parts],
             "numbers": [(each.dtype, each.quantization) for each in models],
             "options": [options.group_size, options.activations, config.device.bf16_bits, config.device.sparse],
             "adapters": [config.lora.enable_lora, config.lora.max_lora_rank],

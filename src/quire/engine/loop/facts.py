@@ -13,6 +13,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
+from quire.model.mixers.table import format_of
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
 from quire.sched.features.images import Encoding
@@ -64,7 +65,7 @@ def engine_info(
         threads=ops.threads,
         dtype=model.dtype,
         quantization=model.quantization,
-        kv_cache_dtype=str(model.layouts[0].dtype).removeprefix("torch."),
+        kv_cache_dtype=str(format_of(model.layouts)).removeprefix("torch."),
         generation_defaults=model.generation_defaults,
         adapters=adapters,
         max_loras=model.adapters.slots if model.adapters is not None else 0,

@@ -13,7 +13,7 @@ from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
 from quire.run.activations import feature_bytes
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
-from quire.run.caches import parts_of
+from quire.run.caches import kept_by
 from quire.run.executor import Executor
 
 
@@ -29,13 +29,13 @@ class MemoryPlan:
 def make_memory_plan(executor: Executor) -> MemoryPlan:
     """For loaded models; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
     config, model, ops = executor.config, executor.model, executor.ops
-    parts = parts_of(executor.models)
-    shape = shape_kv(config, parts, model.max_model_len)
+    kept = kept_by(executor.models)
+    shape = shape_kv(config, kept, model.max_model_len)
     check_asked(config, shape.block_bytes, ops.free_memory(config.wholes))
     kv = plan_kv(config, shape, _cache_bytes(executor, shape))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
-    return MemoryPlan(kv, limits, sum(part.bytes_per_token for part in parts.values()))
+    return MemoryPlan(kv, limits, sum(each.bytes_per_token for each in kept.values()))
 
 
 def same_weights(one: EngineConfig, other: EngineConfig) -> bool:

@@ -18,7 +18,7 @@ from quire.model.borrowed.found import padded
 from quire.ops.arrays import Array, to_torch
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache, KVLayout
+from quire.ops.layout import KVCache, KVLayout, LayerCache
 
 INTERFACE = "quire_paged"
 LARGEST_HEAD = 512
@@ -57,7 +57,7 @@ class Bridge:
     sites: dict[int, Site] = field(default_factory=dict)
     spare: dict[int, KVCache] = field(default_factory=dict)
     batch: Batch | None = None
-    caches: Sequence[KVCache] = ()
+    caches: Sequence[LayerCache] = ()
     views: Sequence[Batch] = ()
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class Bridge:
         """Of a rope that turns nothing, for any position."""
         return self.ops.zeros((1 << 27, 2, 0))
 
-    def begin(self, batch: Batch | None, caches: Sequence[KVCache] = (), views: Sequence[Batch] = ()) -> None:
+    def begin(self, batch: Batch | None, caches: Sequence[LayerCache] = (), views: Sequence[Batch] = ()) -> None:
         """The step whose rows the next forward pass holds."""
         self.batch, self.caches, self.views = batch, caches, views
         for site in self.sites.values():
@@ -81,7 +81,7 @@ class Bridge:
             raise ModelError(f"{type(module).__name__}: is called more than once in a step, for which no cache is kept")
         site.called = True
         batch = self.views[site.index] if self.views else self.batch
-        cache = self.caches[site.index] if self.caches else self._spare(site)
+        cache = self.caches[site.index][0] if self.caches else self._spare(site)
         d = site.layout.head_dim
         qkv = torch.cat([F.pad(x[0].float(), (0, d - x.shape[-1])).transpose(0, 1) for x in (q, k, v)], 1)
         rows = self.ops.put(qkv.flatten(1).contiguous())

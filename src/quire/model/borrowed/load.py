@@ -18,7 +18,7 @@ from quire.model.families.rope import NO_ROPE
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache, KVLayout
+from quire.ops.layout import CacheLayout, KVLayout, LayerCache
 from quire.ops.lazy import torch_dtype
 from quire.quant.base import Quantizer
 
@@ -32,7 +32,7 @@ class BorrowedDecoder:
     bridge: Bridge
     recordable: bool = False
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`."""
         self.bridge.begin(batch, caches, views)
         threads = torch.get_num_threads()
@@ -46,7 +46,7 @@ class BorrowedDecoder:
             torch.set_num_threads(threads)
             self.bridge.begin(None)
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+    def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """One step whose logits nobody wants."""
         self(batch, caches)
         return caches
@@ -54,7 +54,7 @@ class BorrowedDecoder:
 
 def load_borrowed(
     found: Borrowed, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, layout: KVLayout
-) -> tuple[BorrowedDecoder, ModelSpec, tuple[KVLayout, ...], dict[str, tuple[str, int]]]:
+) -> tuple[BorrowedDecoder, ModelSpec, tuple[CacheLayout, ...], dict[str, tuple[str, int]]]:
     """The decoder, the spec with what its attention was found to be, a cache layout per attention, and the account.
 
     `layout`: block size and dtype of the cache. `ModelError` when tensors do not fit or the trial fails.
@@ -79,7 +79,7 @@ def load_borrowed(
         kv_heads=sites[0].layout.kv_heads,
         head_dim=sites[0].layout.head_dim,
     )
-    return BorrowedDecoder(ops, model, bridge), spec, tuple(site.layout for site in sites), report
+    return BorrowedDecoder(ops, model, bridge), spec, tuple((site.layout,) for site in sites), report
 
 
 def _read(found: Borrowed) -> Any:

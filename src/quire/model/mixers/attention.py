@@ -10,7 +10,7 @@ from quire.core.exclusions.features import Feature
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import COLUMNS, ROWS, SHARED, Role
 from quire.model.spec import ModelSpec
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout, KVLayout
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Attention:
         """In any format, on every backend."""
         return KV_TYPES.get(asked, dtype)
 
-    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
-        """As the backend lays them."""
-        return heads(block_size, self.kv_heads, self.head_dim, dtype)
+    def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
+        """One part, as the backend lays it."""
+        return (heads(block_size, self.kv_heads, self.head_dim, dtype),)
 
 
 ROLES = {

@@ -11,7 +11,7 @@ from quire.core.exclusions.table import row_of
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import ROWS, Role
 from quire.ops.latents import LatentLayout
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout, KVLayout
 
 FORMATS = (BF16, F32)
 """Of latents on every backend."""
@@ -48,9 +48,9 @@ class Latents:
             raise row_of(known.KV_FORMAT, known.LATENTS).refusal({})
         return kept
 
-    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
-        """Of latents, on every backend alike."""
-        return LatentLayout(block_size, 1, self.rope, dtype, rank=self.rank)
+    def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
+        """One part, of latents, on every backend alike."""
+        return (LatentLayout(block_size, 1, self.rope, dtype, rank=self.rank),)
 
 
 ROLES = {

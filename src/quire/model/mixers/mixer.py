@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.exclusions.features import Feature
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout, KVLayout
 
 WIDE = {"bfloat16": BF16, "float32": F32, "float16": F16}
 KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
@@ -15,21 +15,24 @@ KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
 
 
 @dataclass(frozen=True)
-class CachePart:
-    """What a layer keeps of each token: how blocks of it lie, and how many tokens back it is read, 0 = all."""
+class LayerKept:
+    """What a layer keeps of each token: how each part of it lies, and how many tokens back it is read, 0 = all.
 
-    layout: KVLayout
+    The parts have one block table: a block holds all of them.
+    """
+
+    parts: CacheLayout
     window: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token."""
-        return self.layout.bytes_per_token
+        return sum(layout.bytes_per_token for layout in self.parts)
 
     @property
     def strided(self) -> bool:
         """Whether its blocks may lie in those that other layers share."""
-        return self.layout.strided
+        return all(layout.strided for layout in self.parts)
 
 
 class Mixer(Protocol):
@@ -70,6 +73,6 @@ class Mixer(Protocol):
         """
         ...
 
-    def layout(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> KVLayout:
-        """How a block of its cache lies. `heads`: how the backend lays keys and values per head."""
+    def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
+        """How a block of each part of its cache lies. `heads`: how the backend lays keys and values per head."""
         ...

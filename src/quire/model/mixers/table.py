@@ -10,9 +10,9 @@ from quire.model.mixers import attention, cross, latent
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
-from quire.model.mixers.mixer import CachePart, Mixer
+from quire.model.mixers.mixer import LayerKept, Mixer
 from quire.model.spec import ModelSpec
-from quire.ops.layout import KVLayout
+from quire.ops.layout import CacheLayout, KVLayout
 
 ROLES = attention.ROLES | latent.ROLES | cross.ROLES
 """What mixers have on disk, of all kinds."""
@@ -49,22 +49,28 @@ def scaled(spec: ModelSpec) -> bool:
 
 def layouts_of(
     spec: ModelSpec, asked: str, dtype: Dtype, backend: str, block_size: int = 1, heads: type[KVLayout] = KVLayout
-) -> tuple[KVLayout, ...]:
-    """How each layer's cache lies; arguments and errors as of `Mixer.kept_in` and `Mixer.layout`."""
-    return tuple(mixer.layout(block_size, mixer.kept_in(asked, dtype, backend), heads) for mixer in mixers_of(spec))
+) -> tuple[CacheLayout, ...]:
+    """How each layer's cache lies; arguments and errors as of `Mixer.kept_in` and `Mixer.parts`."""
+    return tuple(mixer.parts(block_size, mixer.kept_in(asked, dtype, backend), heads) for mixer in mixers_of(spec))
 
 
-def kept_parts(models: Iterable[tuple[ModelSpec, Sequence[KVLayout]]]) -> dict[int, CachePart]:
-    """What layers with keys and values of their own keep, by number; layers of all models, with their layouts, are
-    numbered on."""
-    parts: dict[int, CachePart] = {}
+def format_of(layouts: Iterable[CacheLayout]) -> Dtype:
+    """Of the numbers in the cache of these layers: all mixers of a model that keep tokens keep them in one."""
+    return next(layout.dtype for parts in layouts for layout in parts)
+
+
+def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> dict[int, LayerKept]:
+    """What layers with a cache of their own keep, by number; layers of all models, with their layouts, are numbered
+    on."""
+    kept: dict[int, LayerKept] = {}
     first = 0
     for spec, layouts in models:
-        parts |= {first + layer: CachePart(layouts[layer], window) for layer, window in spec.own_windows.items()}
+        own = spec.own_windows.items()
+        kept |= {first + layer: LayerKept(layouts[layer], window) for layer, window in own if layouts[layer]}
         first += spec.layers
-    return parts
+    return kept
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: Dtype) -> int:
     """Of one token in all layers, those that read another's cache not counted."""
-    return sum(mixer_of(spec, layer).layout(1, dtype).bytes_per_token for layer in spec.own_layers)
+    return sum(LayerKept(mixer_of(spec, layer).parts(1, dtype)).bytes_per_token for layer in spec.own_layers)

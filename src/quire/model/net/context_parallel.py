@@ -28,10 +28,10 @@ from quire.model.net.decoder import (
 from quire.ops.arrays import Array, view_as
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import KVCache, LayerCache
 from quire.parallel.comm import Comm
 
-Rows = Callable[[Ops, Layer, Array, Batch, KVCache], Array]
+Rows = Callable[[Ops, Layer, Array, Batch, LayerCache], Array]
 """h [T, hidden] -> what attention reads of the rows, as `own_rows` of the decoder."""
 
 
@@ -171,13 +171,13 @@ class ContextParallelAttention:
     writes: bool
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         qkv = self.rows(ops, layer, h, batch, cache)
         way = batch.way if isinstance(batch, ContextParallelBatch) else None
         if way is None:
             return attended_rows(ops, layer, qkv, batch, cache, wanted)
-        attended = way(ops, self.comm, qkv, cache, layer.attend, self.writes)
+        attended = way(ops, self.comm, qkv, cache[0], layer.attend, self.writes)
         return layer.o(ops, attended if wanted is None else ops.pick_rows(attended, wanted))
 
 

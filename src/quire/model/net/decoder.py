@@ -11,7 +11,7 @@ from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product, RowChange
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 
 class LayerSource(Protocol):
@@ -81,20 +81,20 @@ class CrossAttention:
     attend: AttentionSpec
     o: Product
 
-    def __call__(self, ops: Ops, h: Array, view: Batch, cache: KVCache) -> Array:
+    def __call__(self, ops: Ops, h: Array, view: Batch, cache: LayerCache) -> Array:
         """h [T, hidden] -> [T, hidden]; in `view` each row is a sequence that sees all of its encoder's tokens."""
-        layout = cache.layout
-        q = self.q(ops, h)
+        (kv,) = cache
+        layout, q = kv.layout, self.q(ops, h)
         qkv = ops.rope_queries(q, view.positions, self.still, 2 * layout.kv_heads, layout.head_dim, None, 1.0)
-        return self.o(ops, ops.attention(qkv, cache, view.cu_q, view.context, view.block_tables, self.attend))
+        return self.o(ops, ops.attention(qkv, kv, view.cu_q, view.context, view.block_tables, self.attend))
 
 
 Wanted = Array | None
 """Rows [R] int32 that the blocks to come need of a layer's T, or None: all."""
-Attend = Callable[[Ops, "Layer", Array, Batch, KVCache, Wanted], Array]
+Attend = Callable[[Ops, "Layer", Array, Batch, LayerCache, Wanted], Array]
 ToLogits = Callable[[Ops, Array], Array]
 """What the final norm leaves [R, hidden] -> logits [R, V]."""
-Block = Callable[[Ops, Layer, Array, Array, Batch, KVCache, Wanted], tuple[Array, Array]]
+Block = Callable[[Ops, Layer, Array, Array, Batch, LayerCache, Wanted], tuple[Array, Array]]
 """The stream x [R, hidden] and what the caller adds to it."""
 
 
@@ -103,45 +103,47 @@ def chosen(ops: Ops, x: Array, wanted: Wanted) -> Array:
     return x if wanted is None else ops.pick_rows(x, wanted)
 
 
-def own_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+def own_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
     """h [T, hidden] -> [R, hidden]; keys and values of all rows are written to `cache`."""
     return attended_rows(ops, layer, own_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
-def reading_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+def reading_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
     """Like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
     return attended_rows(ops, layer, reading_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
-def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
+def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache) -> Array:
     """h [T, hidden] -> what attention reads of the rows; their keys and values are written to `cache`."""
     qkv = layer.qkv(ops, h)
     for change in layer.qkv_changes:
         qkv = change(ops, qkv, batch)
-    rotated: Array = ops.rope_and_cache(qkv, batch.positions, layer.rope, batch.slots, cache, layer.qk_norms, layer.eps)
-    return rotated
-
-
-def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache) -> Array:
-    """Like `own_rows` with queries only."""
-    q = layer.qkv(ops, h)
-    for change in layer.qkv_changes:
-        q = change(ops, q, batch)
-    norm = layer.qk_norms[0] if layer.qk_norms else None
-    rotated: Array = ops.rope_queries(
-        q, batch.positions, layer.rope, 2 * cache.layout.kv_heads, cache.layout.head_dim, norm, layer.eps
+    rotated: Array = ops.rope_and_cache(
+        qkv, batch.positions, layer.rope, batch.slots, cache[0], layer.qk_norms, layer.eps
     )
     return rotated
 
 
-def attended_rows(ops: Ops, layer: Layer, qkv: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache) -> Array:
+    """Like `own_rows` with queries only."""
+    layout, q = cache[0].layout, layer.qkv(ops, h)
+    for change in layer.qkv_changes:
+        q = change(ops, q, batch)
+    norm = layer.qk_norms[0] if layer.qk_norms else None
+    rotated: Array = ops.rope_queries(
+        q, batch.positions, layer.rope, 2 * layout.kv_heads, layout.head_dim, norm, layer.eps
+    )
+    return rotated
+
+
+def attended_rows(ops: Ops, layer: Layer, qkv: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
     """What attention adds to the stream, [R, hidden]."""
-    attended = ops.attention(qkv, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
+    attended = ops.attention(qkv, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
     return layer.o(ops, chosen(ops, attended, wanted))
 
 
 def sequential_block(
-    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
     """x += attention(h); then mlp(norm(x)). x, h [T, hidden], h = norm(x)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
@@ -150,7 +152,7 @@ def sequential_block(
 
 
 def post_norm_block(
-    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
     """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
     attended = layer.attn_post_norm(ops, layer.attention(ops, layer, h, batch, cache, wanted))
@@ -159,7 +161,7 @@ def post_norm_block(
 
 
 def parallel_block(
-    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
     """Attention and MLP read the same norm of x and are added together (Wang and Komatsuzaki 2021)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
@@ -167,7 +169,7 @@ def parallel_block(
 
 
 def parallel_two_norms_block(
-    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
     """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
@@ -176,7 +178,7 @@ def parallel_two_norms_block(
 
 
 def crossed_block(
-    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: KVCache, wanted: Wanted
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
     """Like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
     assert layer.cross is not None and batch.cross is not None, "decoders with an encoder are loaded and fed with them"
@@ -213,14 +215,15 @@ class Decoder:
         """Whether steps may be recorded."""
         return self.source.recordable
 
-    def __call__(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """Logits f32 [R, V] of the rows `batch.logit_rows`; keys and values of all T rows are written to `caches`.
 
-        One cache per layer. `views`: the batch as each layer sees it, where layers have block tables of their own.
+        One cache per layer, in the parts that its mixer says. `views`: the batch as each layer sees it, where layers
+        have block tables of their own.
         """
         return self.score(self.head_rows(batch, caches, views), batch)
 
-    def head_rows(self, batch: Batch, caches: Sequence[KVCache], views: Sequence[Batch] = ()) -> Array:
+    def head_rows(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of a call."""
         wanted = self.wanted(batch)
         x, delta = self.walk(self.enter(batch), None, views or (batch,) * len(caches), caches, wanted=wanted)
@@ -244,7 +247,7 @@ class Decoder:
         x: Array,
         delta: Array | None,
         views: Sequence[Batch],
-        caches: Sequence[KVCache],
+        caches: Sequence[LayerCache],
         layers: range | None = None,
         wanted: Wanted = None,
     ) -> tuple[Array, Array]:
@@ -281,7 +284,7 @@ class Decoder:
         rows = (x, delta, batch.logit_rows) if wanted is None else (x[:count], delta[:count], None)
         return self.final_norm(ops, ops.take_rows(*rows))
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+    def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
         x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
         ends = sorted({0, last})

@@ -13,7 +13,7 @@ from quire.core.dtypes import I32
 from quire.model.net.parts import Embed, Linear, Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 QUERIES = 256
 """Rows of scores that exist at one time: 2,048 tokens and 32 heads would have 537 MB of them."""
@@ -50,14 +50,14 @@ class Encoder:
     keys_values: tuple[Linear, ...]
     still: Array
 
-    def __call__(self, tokens: Array, slots: Array, caches: Sequence[KVCache]) -> None:
+    def __call__(self, tokens: Array, slots: Array, caches: Sequence[LayerCache]) -> None:
         """Encode tokens [n] int32 and write the keys and values to `slots` [n] int64 of each layer's cache."""
         ops = self.ops
         ops.begin_step()
         encoded = self.encode(tokens)
         queries = ops.zeros((len(encoded), self.bias.shape[0] * self.head_dim))
         positions = ops.zeros((len(tokens),), I32)
-        for linear, cache in zip(self.keys_values, caches, strict=True):
+        for linear, (cache,) in zip(self.keys_values, caches, strict=True):
             ops.next_layer()
             qkv = ops.join_columns((queries, linear(ops, encoded)))
             ops.rope_and_cache(qkv, positions, self.still, slots, cache, None, 1.0)

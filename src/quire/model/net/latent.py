@@ -11,7 +11,7 @@ from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.latents import Heads
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 from quire.ops.weights import Packed
 
 Project = Callable[[Ops, Array], Array]
@@ -33,13 +33,13 @@ class LatentAttention:
     rank: int
     value: int
 
-    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
         q, kv = self.query(ops, h), layer.qkv(ops, h)
-        q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache, self.heads)
+        q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
         attended = ops.latent_attention(
-            latent, q, cache, batch.cu_q, batch.context, batch.block_tables, layer.attend.scale
+            latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend.scale
         )
         attended = chosen(ops, attended, wanted)
         return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))

@@ -19,7 +19,7 @@ from quire.model.net.tensor_parallel import TensorParallelAttention
 from quire.model.spec import Sight
 from quire.ops.arrays import Array, cast_to, dtype_of
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 
 def put(ops: Ops, x: Any, rows: NDArray[np.int64], values: Any, add: bool = False) -> None:
@@ -82,7 +82,7 @@ class MutualAttention:
     mutual: Mutual
     tables: dict[int, tuple[Array, Array, Array]]
 
-    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         qkv, spec, mutual = own_rows(ops, layer, h, batch, cache), layer.attend, self.mutual
         cu_q, context, tables = self._paged(ops, batch)
@@ -163,7 +163,7 @@ class MultimodalDecoder(Decoder):
         x: Array,
         delta: Array | None,
         views: Sequence[Batch],
-        caches: Sequence[KVCache],
+        caches: Sequence[LayerCache],
         layers: range | None = None,
         wanted: Wanted = None,
     ) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Wanted
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 from quire.parallel.comm import Comm
 
 
@@ -86,7 +86,7 @@ class PipelineStage(Decoder):
         """The first stage's columns of the logits of what the head reads, h [R, width]."""
         return super().score(h, batch)
 
-    def warm_up(self, batch: Batch, caches: Sequence[KVCache]) -> Sequence[KVCache]:
+    def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """As of `Decoder`, by itself."""
         x = Decoder.enter(self, batch) if self.first else self.ops.zeros((len(batch.tokens), self.hidden))
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))

@@ -14,7 +14,7 @@ from quire.model.net.decoder import Attend, Layer, Wanted
 from quire.model.net.parts import Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 from quire.parallel.comm import Comm
 
 FEW = 32
@@ -41,7 +41,7 @@ class SequenceParallelAttention:
     own: Attend
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """As `own_attention`, of this rank's rows."""
         return scattered(ops, self.own(ops, layer, h, batch, cache, wanted), self.comm)
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from quire.model.batch import Batch
 from quire.model.net.decoder import Decoder, Wanted
 from quire.ops.arrays import Array
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TappedDecoder(Decoder):
         x: Array,
         delta: Array | None,
         views: Sequence[Batch],
-        caches: Sequence[KVCache],
+        caches: Sequence[LayerCache],
         layers: range | None = None,
         wanted: Wanted = None,
     ) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from quire.model.net.decoder import Attend, Layer, ToLogits, Wanted
 from quire.model.net.parts import Embedding, Mlp, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import KVCache
+from quire.ops.layout import LayerCache
 from quire.parallel.comm import Comm
 
 
@@ -24,7 +24,7 @@ class TensorParallelAttention:
     own: Attend
     comm: Comm
 
-    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: KVCache, wanted: Wanted) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """As `own_attention`."""
         return self.comm.all_reduce(ops, self.own(ops, layer, h, batch, cache, wanted))
 

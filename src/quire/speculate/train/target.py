@@ -26,7 +26,7 @@ from quire.ops.arrays import to_torch
 from quire.ops.backend import open_backend
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder
-from quire.run.caches import Caches, parts_of
+from quire.run.caches import Caches, kept_by
 from quire.run.executor import local_step
 
 
@@ -43,7 +43,7 @@ class Target:
         if length > self.model.max_model_len:
             raise ConfigError(f"--length {length}: {self.model.name} has {self.model.max_model_len} positions")
         self.spec = self.model.spec
-        shape = shape_kv(config, parts_of((self.model,)), self.model.max_model_len)
+        shape = shape_kv(config, kept_by((self.model,)), self.model.max_model_len)
         blocks = -(-length // config.cache.block_size)
         groups = len(shape.sizes.windows)
         kv = plan_kv(replace(config, cache=replace(config.cache, num_blocks=2 + blocks * groups)), shape)
