@@ -31,7 +31,7 @@ from quire.ops.layout import PlainLayout
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import open_gpu
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 
 def config_of(scale: Scale, **options: Any) -> EngineConfig:

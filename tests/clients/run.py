@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
 from environments import environment  # noqa: E402
 

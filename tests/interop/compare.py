@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
 from environments import RECIPES, environment  # noqa: E402
 from written import CASES, write_cases  # noqa: E402
