@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = (
+FILES = (
     "emulated_bits", "test_ops", "test_units", "test_moe_ops", "test_codes", "test_bf12", "test_kv_formats",
     "test_tree_attention", "test_fused", "test_four_bits", "test_mla", "test_sampler_ops",
     "test_packed_tables", "test_super_blocks", "test_kinds",
@@ -144,12 +144,12 @@ def test_every_op_case_on_avx_vnni(client: Target, file: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", (*TESTS, "test_amx", "test_experts"))
+@pytest.mark.parametrize("file", (*FILES, "test_amx", "test_experts"))
 def test_every_op_case_on_tile_registers(tiles: Target, file: str) -> None:
     print(run_pytest(tiles, file, "-k", "not avx and not portable"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", (*TESTS, "test_amx", "test_experts"))
+@pytest.mark.parametrize("file", (*FILES, "test_amx", "test_experts"))
 def test_every_op_case_on_avx_512(wide: Target, file: str) -> None:
     print(run_pytest(wide, file, "-k", "not avx2 and not avxvnni and not portable"))

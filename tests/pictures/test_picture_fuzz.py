@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paths import SUPPORT
+from paths import SUPPORT, TESTS
 import random
+import os
 import subprocess
 import sys
 import time
@@ -103,7 +104,12 @@ def fuzz(count: int, seed: int) -> str:
     """In a process of its own, whose crash would be seen and whose memory is its own."""
     code = f"import test_picture_fuzz; test_picture_fuzz.read_all({count}, {seed})"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=SUPPORT, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", code],
+        cwd=TESTS / "pictures",
+        env=os.environ | {"PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 
-
 @pytest.fixture
 def compressors(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

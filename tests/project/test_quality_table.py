@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 
-
 @pytest.fixture
 def quality(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paths import SUPPORT
+from paths import SUPPORT, TESTS
 import json
 import os
 import random
@@ -135,7 +135,7 @@ def test_the_same_in_every_process() -> None:
     """Whatever Python's hashes of strings are."""
     told = [
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT)},
+            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(TESTS / "simulate")])},
             capture_output=True, text=True, timeout=60, check=True,
         ).stdout
         for seed in ("1", "2")

@@ -1,5 +1,6 @@
-"""Rows for the dashboard's pictures, measured on the embedded model here: `python tests/support/dashboard_rows.py FOLDER`.
+"""Rows for the dashboard's pictures, measured on the embedded model here.
 
+`python tests/support/dashboard_rows.py FOLDER` writes them.
 Formats take turns, round by round. Limits of the machine are those that numpy reaches, which is less than it can do.
 """
 

@@ -1,6 +1,6 @@
-"""Thousands of generated grammars against one server, honest requests beside them: `python tests/support/grammar_abuse.py`.
+"""Thousands of generated grammars against one server, honest requests beside them.
 
-Every answer is looked at: an engine that dies, a status of 500 and more, or a request that takes more than `SLOWEST`
+Run it as `python tests/support/grammar_abuse.py`. Every answer is looked at: an engine that dies, a status of 500 and more, or a request that takes more than `SLOWEST`
 fails the run, and so do honest requests that take more than twice as long as beside as many clients who ask for the
 same numbers of tokens under small schemas: so much is load, and what is more is abuse.
 """

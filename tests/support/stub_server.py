@@ -20,7 +20,6 @@ import httpx
 from live_server import FOLDER, wait_until
 
 
-
 class StubServer:
     """One that runs, until the end of a `with`. `options` are the server's, `info` changes facts of the engine;
     `first`: a folder whose modules are found before all others."""
