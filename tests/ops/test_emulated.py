@@ -132,13 +132,13 @@ def test_the_units_of_aarch64_processors(arm: Target) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", TESTS)
+@pytest.mark.parametrize("file", FILES)
 def test_every_op_case_on_aarch64(arm: Target, file: str) -> None:
     print(run_pytest(arm, file))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", TESTS)
+@pytest.mark.parametrize("file", FILES)
 def test_every_op_case_on_avx_vnni(client: Target, file: str) -> None:
     print(run_pytest(client, file, "-k", "avxvnni"))
 
