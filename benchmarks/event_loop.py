@@ -3,7 +3,8 @@
 Each row is an API and a kind of body, with the status, the seconds until the answer, and the longest hold while it was
 read, refused or answered: milliseconds by the clock, and those of them in which the server computed (where the machine
 is not idle). Nothing else is asked meanwhile. The engine is a stub (tests/support/stub_engine.py) behind the real
-server, tokenizer and chat template. `--bar` 20: the exit code is 1 where a hold is longer. `--only TEXT`: rows that have it.
+server, tokenizer and chat template. `--bar` 20: the exit code is 1 where a hold is longer. `--only TEXT`: rows that
+have it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import PYDOC
 import asyncio
 import itertools
 import json
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paths import PYDOC
 from quire import LLM
 from quire.bench import offline, serving
 from quire.bench.arrivals import due_times

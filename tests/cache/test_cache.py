@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from quire.cache import prefix
 from quire.cache.blocks import BlockPool
-from test_scheduler import assert_golden
+from scheduler_histories import assert_golden
 
 
 def colliding(data: bytes, **options: Any) -> Any:

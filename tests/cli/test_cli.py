@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import os
@@ -20,38 +19,22 @@ import msgspec
 import pytest
 
 import quire
+from command_line import Run
+from command_line import run as run
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.bench.quality import read_questions
-from quire.cli import main
 from quire.cli.demo import QUESTIONS
 from quire.cli.flags import ENGINE, SERVER, to_arguments
 from quire.engine.options import UNBUILT
 from quire.ops.native import load_native
 from tiny_model import OPTIONS, write_tiny
 
-Run = Callable[..., tuple[int, str, str]]
 FLAGS = to_arguments(OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny(tmp_path_factory.mktemp("tiny")))
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run("serve", "--port", "x", stdin=b"...")` -> (exit code, stdout, stderr)."""
-
-    def call(*args: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["quire", *args])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        found = capsys.readouterr()
-        return (code if isinstance(code, int) else 0), found.out, found.err
-
-    return call
 
 
 def test_version(run: Run) -> None:

@@ -18,7 +18,10 @@ from gguf import GGMLQuantizationType
 
 from family_formats import FILES
 from family_formats import Checkpoint as Written
+from gguf_families import FAMILIES, WIDE
 from gguf_models import write_gguf
+from model_variants import LATENTS as LATENT
+from model_variants import SMALL_ENCODER as SMALL
 from oracle import backend, write
 from quire.cli import main
 from quire.core.config import KV_DTYPES, flat_config
@@ -29,9 +32,6 @@ from quire.model.disk.checkpoint import Checkpoint
 from quire.model.mixers.table import kv_bytes_per_token, mixer_of
 from quire.ops.backend import open_backend
 from quire.ops.choice import choose
-from test_encoder import SMALL
-from test_gguf import FAMILIES, WIDE
-from test_mla import VARIANTS as LATENT
 
 HEADERS_ONLY = """
 import sys

@@ -12,11 +12,12 @@ import transformers
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+from net_checks import made, recipe
 from quire.cli.app import app
 from quire.compress.net import Net
 from quire.compress.pipeline import compress, text_of
 from quire.compress.prune.patterns import Pattern, sparsity_of
-from quire.compress.recipe import Recipe, recipe_of
+from quire.compress.recipe import recipe_of
 from quire.compress.stages import METHODS
 from quire.compress.works import WORKS
 from quire.compress.write import write_folder
@@ -25,19 +26,9 @@ from quire.engine.llm import LLM
 from quire.gguf.file import GgufFile
 from quire.model.describe import describe
 from quire.model.disk.checkpoint import resolve
-from test_speculation import PYDOC
+from speculation_methods import PYDOC
 
-CALIBRATION = {"samples": 6, "length": 32}
 TOKENS = torch.tensor([[9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17]])
-
-
-def recipe(*stages: dict[str, object], layout: str = "auto") -> Recipe:
-    return recipe_of({"calibration": CALIBRATION, "output": {"layout": layout}, "stage": list(stages)}, "test")
-
-
-def made(out: Path, *stages: dict[str, object], layout: str = "auto", source: str = PYDOC) -> Path:
-    compress(source, out, recipe(*stages, layout=layout), lambda what: None)
-    return out
 
 
 def logits(folder: str | Path) -> torch.Tensor:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from killed_work import CALLS
+from net_checks import ALL
 from oracle import write
 from quire.compress import walk
 from quire.compress.layerwise import Change, each, observed
@@ -29,7 +30,6 @@ from quire.compress.stats import Inputs
 from quire.compress.walk import Stream
 from quire.model.describe import open_model
 from quire.ops.weights import Weight
-from test_net import ALL
 from tiny_model import write_tiny
 
 STAGES = (

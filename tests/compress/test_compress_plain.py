@@ -16,20 +16,19 @@ pytest.importorskip("gguf")
 from gguf import GGMLQuantizationType as Type
 
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
+from gguf_families import FAMILIES, WIDE
 from gguf_models import write_gguf
+from model_variants import BORROWED
+from net_checks import ALL, error, oracle_logits, random_tokens, read_back, write_net
+from op_runs import generator
 from oracle import edit_config, write
+from paged_model import TOLERANCE
 from quire.compress.net import Net
 from quire.compress.released import Released
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.rewrite import Rewritten
-from test_borrowed import VARIANTS as BORROWED
-from test_compress_write import read_back, write_net
-from test_gguf import FAMILIES, WIDE
-from test_model import TOLERANCE
-from test_net import ALL, error, oracle_logits, random_tokens
-from test_ops import generator
 
 
 @pytest.mark.parametrize("name", FAMILIES)

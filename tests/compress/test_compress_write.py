@@ -7,37 +7,23 @@ import json
 import os
 import resource
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM
 
+from net_checks import ALL, ENCODED, error, oracle_logits, random_tokens, read_back, write_net
 from often import one_of
-from oracle import NOT_EAGER, write
+from oracle import write
+from paged_model import TOLERANCE
 from quire.compress import write as writing
 from quire.compress.net import Net
 from quire.compress.roles import by_role, get_role, set_role
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
-from test_model import TOLERANCE
-from test_net import ALL, ENCODED, error, oracle_logits, random_tokens
 from tiny_model import write_tiny
-
-
-def read_back(folder: Path, family: str = "llama", code: Any = AutoModelForCausalLM) -> PreTrainedModel:
-    found, report = code.from_pretrained(
-        folder, attn_implementation=NOT_EAGER.get(family, "eager"), dtype=torch.float32, output_loading_info=True
-    )
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    model: PreTrainedModel = found.eval()
-    return model
-
-
-def write_net(out: Path, net: Net, dtype: torch.dtype = torch.float32) -> None:
-    write_folder(out, net.tensors, net.config, net.folder, dtype)
 
 
 @pytest.mark.parametrize("variant", one_of(2, ALL))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import SUPPORT
 import io
 import json
 import resource
@@ -18,6 +17,7 @@ import torch
 from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
+from paths import SUPPORT
 from quire.compress.progress import MEASURING, units_bar
 from quire.compress.resume import Work, code_digest, digest_of, work_folder
 from quire.core.errors import ConfigError

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from head_folders import saved, write_medusa
+from lora_adapters import LINEARS
+from model_variants import PLAIN_ROPE
 from oracle import write
 from parallel_pairs import write_gptq
 from peft_layouts import Layout
+from queueing_engine import MISSING
 from quire.cli.models import listed_models
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
@@ -39,10 +42,7 @@ from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of
 from quire.simulate.options import ClusterOptions
 from quire.speculate.medusa import load_medusa
-from test_adapter_kinds import LINEARS
-from test_borrowed import PLAIN_ROPE
-from test_gpu_frame import MISSING
-from test_speculation import TINY
+from speculation_methods import TINY
 from triton_ops import HAS_TRITON
 from vision_prompts import write_made
 

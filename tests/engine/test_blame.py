@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from engine_answers import Answer
 from injected import ERRORS, SITES, Injection, Running, Site, others, raised, running, victim
 from often import one_of
 from oracle import BACKENDS
 from quire.core.request import Output, Request
-from test_bit_equality import Answer
 from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

@@ -11,8 +11,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_answers import Answer, engine_of, make_requests
+from lora_adapters import TARGETS, write_adapter
+from model_variants import LATENTS as LATENT
+from model_variants import WINDOWED as MODELS
 from often import one_of, only_slow
 from oracle import BACKENDS, write
+from queueing_engine import build
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cache.tiers import Rates
 from quire.core.errors import ConfigError
@@ -23,11 +28,6 @@ from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.run.led import LedExecutor
-from test_ahead import build
-from test_bit_equality import Answer, engine_of, make_requests
-from test_lora import TARGETS, write_adapter
-from test_mla import VARIANTS as LATENT
-from test_windows import MODELS
 from tiny_model import OPTIONS, write_tiny
 from turns import turns
 

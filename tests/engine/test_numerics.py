@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from engine_answers import FORMATS, Answer, engine_of
 from quire.core.dtypes import is_float
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -26,7 +27,6 @@ from quire.engine.engine import Engine
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
 from quire.run.runner import LaunchedStep
-from test_bit_equality import FORMATS, Answer, engine_of
 from turns import reports
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")

@@ -17,6 +17,7 @@ import torch
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from engine_answers import Answer, run
 from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, sighted, write_text
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
@@ -30,7 +31,6 @@ from quire.engine.stats import Stats
 from quire.model.net.multimodal import EmbeddedRows, axes, divided, put, turned
 from quire.model.spec import Sight
 from quire.ops.arrays import to_torch
-from test_bit_equality import Answer, run
 from turns import reports
 from vision_prompts import write_made
 

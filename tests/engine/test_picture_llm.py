@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 import live_server
 from live_server import LiveServer
 from oracle import BACKENDS
+from picture_files import png_url as png
 from quire import LLM, SamplingParams
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from real_server import real
-from seeing import asked, image_part, url_of
+from seeing import asked, image_part
 from vision_models import make_vision_model
 from vision_prompts import photograph
 
@@ -44,12 +43,6 @@ def serving(folder: Path) -> Iterator[LiveServer]:
         patch.setattr(live_server, "text_tools", lambda: (tokenizer, template))
         with real(model=str(folder), **options) as server:
             yield server
-
-
-def png(image: Image.Image) -> str:
-    held = io.BytesIO()
-    image.save(held, "PNG")
-    return url_of(held.getvalue())
 
 
 def test_llm_and_server_say_the_same(folder: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from engine_answers import Answer
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
-from test_bit_equality import Answer
 from tiny_model import OPTIONS, write_tiny
 from turns import reports
 

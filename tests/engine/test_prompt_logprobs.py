@@ -15,6 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
+from engine_answers import engine_of
 from live_server import live
 from oracle import BACKENDS
 from quire.core.params import SamplingParams
@@ -28,7 +29,6 @@ from quire.server.api.logprobs import LogprobWriter
 from quire.server.api.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
 from quire.server.http import pieces
 from stub_engine import StubEngine, stub_info
-from test_bit_equality import engine_of
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 

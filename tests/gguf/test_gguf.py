@@ -19,8 +19,10 @@ gguf = pytest.importorskip("gguf", reason="the gguf package writes the test file
 
 from gguf.constants import GGMLQuantizationType as Type  # noqa: E402
 
+from gguf_families import FAMILIES, WIDE  # noqa: E402
 from gguf_models import random_blocks, write_gguf  # noqa: E402
 from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
+from paged_model import Paged, prompt  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ConfigError, ModelError  # noqa: E402
 from quire.engine.local import LocalEngine  # noqa: E402
@@ -33,33 +35,7 @@ from quire.ops.choice import choose  # noqa: E402
 from quire.ops.weights import PackedTable  # noqa: E402
 from quire.plan.needs import weights_of  # noqa: E402
 from quire.quant.gguf import TYPES, Block  # noqa: E402
-from test_model import Paged, prompt  # noqa: E402
 from torch_weights import load_torch  # noqa: E402
-
-GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0}
-EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
-NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
-        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
-GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama with biases": ("llama", {"attention_bias": True, "head_dim": 24}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "mistral": ("mistral", {"sliding_window": 5}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {"head_dim": 24}),
-    "gemma": ("gemma", {"head_dim": 24}),
-    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 0.7}),
-    "gemma3": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}),
-    "phi2": ("phi", {}),
-    "phi3": ("phi3", {}),
-    "mixtral": ("mixtral", EIGHT),
-    "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
-    "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
-    "gpt-oss": ("gpt_oss", GPT_OSS),
-}
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
 def load(path: Path, name: str = "reference", **options: Any) -> Model:

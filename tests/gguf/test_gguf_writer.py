@@ -9,33 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gguf_writing import decoded, normal
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, SIZES, encode
 from quire.gguf.file import GgufFile
 from quire.gguf.k_blocks import _descend, _fit, _fit_with_minimum, _Steps
 from quire.gguf.writer import NewTensor, write_file
-from quire.quant.gguf import TYPES, Block
-from torch_weights import load_torch
 
-PLAIN = {"F32": np.float32, "F16": np.float16}
 QUICK = settings(max_examples=20, deadline=None)
-
-
-def decoded(raw: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """The numbers f32 of rows of bytes, by the reader."""
-    if kind in PLAIN:
-        return raw.view(PLAIN[kind]).astype(np.float32)
-    if kind == "BF16":
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return load_torch(Block(TYPES[kind]), {kind: torch.from_numpy(raw)}, torch.float32).dequantize().numpy()
-
-
-def normal(n: int = 8, k: int = 1024, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32)
 
 
 ERRORS = {

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import foreign_weights as foreign
+from gguf_writing import SHAPE, add_tokenizer, byte_level, pieces, words
 from often import one_of
 from oracle import logits, relative_error, write
+from paged_model import Paged, prompt
+from quantized_checkpoints import load
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.layouts.gguf import write_gguf
-from quire.compress.layouts.gguf_vocab import TEXTS
 from quire.compress.layouts.gptq import Gptq
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.file import GgufFile
@@ -27,12 +29,8 @@ from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8
 from quire.text.gguf import PRE
 from quire.text.tokenizer import Tokenizer as Ours
-from test_model import Paged, prompt
-from test_quant_formats import load
 from torch_weights import quantize_torch
 
-VOCAB = 400
-SHAPE: dict[str, Any] = {"vocab_size": VOCAB, "eos_token_id": 2, "bos_token_id": 1}
 WIDE = SHAPE | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
 GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0}
 ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -60,52 +58,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def words() -> list[str]:
-    return [*TEXTS, *("the quick brown fox jumps over the lazy dog and then returns home",) * 20]
-
-
-def byte_level(pre: str = "qwen2") -> Tokenizer:
-    """A byte-level tokenizer that cuts text as `pre`, trained on a few words."""
-    tokenizer = Tokenizer(models.BPE())
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE[pre]]
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<unk>", "<s>", "<|im_end|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(words(), trainer)
-    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
-    return tokenizer
-
-
-def pieces() -> Tokenizer:
-    """A tokenizer in the manner of Llama 2: pieces of words, bytes for what has none."""
-    space = "\u2581"
-    letters = [space, *"abcdefghijklmnopqrstuvwxyz"]
-    made = [
-        (space, "t"),
-        ("h", "e"),
-        (f"{space}t", "he"),
-        ("i", "n"),
-        ("e", "r"),
-        (space, "a"),
-        ("o", "v"),
-        ("ov", "er"),
-    ]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters, *(a + b for a, b in made)]
-    ids = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(ids, made, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return tokenizer
-
-
 def small() -> Tokenizer:
     """Pieces of letters alone, fewer than the rows of the smallest models."""
     tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"]
@@ -116,13 +68,6 @@ def small() -> Tokenizer:
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
     return tokenizer
-
-
-def add_tokenizer(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
-    tokenizer.save(str(folder / "tokenizer.json"))
-    eos = "</s>" if tokenizer.token_to_id("</s>") is not None else "<|im_end|>"
-    named = {"bos_token": "<s>", "eos_token": eos, "chat_template": "{{ messages[0].content }}"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named | config))
 
 
 def whole(folder: Path, tokens: list[int], **options: Any) -> torch.Tensor:

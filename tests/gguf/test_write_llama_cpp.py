@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_writing import SHAPE, add_tokenizer, byte_level, decoded, normal, pieces
+from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, TEXTS, Peer, replay, size
+from llama_cpp_peer import peer as peer
+from llama_cpp_peer import pytestmark as pytestmark
 from oracle import write
+from paged_model import prompt
 from quire.compress.layouts.gguf import write_gguf
 from quire.gguf.encode import ENCODERS, SIZES, encode
 from quire.gguf.writer import TYPES
 from quire.text.tokenizer import Tokenizer
-from test_gguf_writer import decoded, normal
-from test_llama_cpp import ENVIRONMENT, MODELS, MOST, TEXTS, Peer, prompt, pytestmark, replay, size
-from test_llama_cpp import peer as peer
-from test_write_gguf import SHAPE, add_tokenizer, byte_level, pieces
 
 __all__ = ["peer", "pytestmark"]
 WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe")

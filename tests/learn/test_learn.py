@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,7 @@ from torch import Tensor
 from quire.core.errors import ConfigError
 from quire.learn.loop import WARM_UP, Pace, Run, mapped
 from quire.learn.rows import Shuffled
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Of a test."""
-
-    steps: int
+from training_runs import Plan
 
 
 class Line:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from loaded_folders import load_packed as load_kept
+from model_variants import ENCODERS as VARIANTS
+from model_variants import SMALL_ENCODER as SMALL
+from model_variants import Encoded
 from op_cases import reference as cases
 from oracle import BACKENDS, backend, edit_config, relative_error, write
 from over_torch import over_torch
+from paged_model import CUTS, assert_left_out, load, prompt
 from quire import LLM, BeamSearchParams
 from quire.core.config import flat_config
 from quire.core.dtypes import F32
@@ -29,8 +33,6 @@ from quire.core.request import DecoderStart, Request
 from quire.core.sequence import Sequence
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
-from quire.model.batch import Batch
-from quire.model.build import Model
 from quire.model.describe import describe
 from quire.model.families.table import read_spec
 from quire.model.load.encoder import bucket_of
@@ -42,49 +44,11 @@ from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from real_server import Shared
-from test_model import CUTS, Paged, assert_left_out, load, prompt
-from test_packed_cache import load as load_kept
 from turns import reports
 
-SMALL = {"d_ff": 96, "d_kv": 16}
-NEAR = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5": ("t5", SMALL),
-    "t5_v1_1": ("t5", SMALL | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
-                             "decoder_start_token_id": 0}),
-    "t5_unequal": ("t5", SMALL | NEAR | {"num_decoder_layers": 2, "num_layers": 4, "d_kv": 24}),
-    "t5_shallow_encoder": ("t5", SMALL | NEAR | {"num_decoder_layers": 3, "num_layers": 1,
-                                                 "feed_forward_proj": "gated-silu"}),
-    "mt5": ("mt5", SMALL),
-}  # fmt: skip
 PROMPTS = [prompt(45, 4), prompt(16, 5), prompt(1, 6)]
 Made = tuple[Path, PreTrainedModel]
 CPU = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-
-
-class Encoded(Paged):
-    """Sequences of a decoder behind what an encoder made of `prompts`, in the same cache."""
-
-    def __init__(self, model: Model, prompts: list[list[int]], sequences: list[list[int]], seed: int = 0) -> None:
-        super().__init__(model, [*prompts, *sequences], seed)
-        n, size = len(prompts), self.size
-        self.sequences, self.computed = sequences, [0] * n
-        self.encoded, self.blocks = self.blocks[:n], self.blocks[n:]
-        self.lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int32)
-        assert model.encoder is not None
-        for tokens, blocks in zip(prompts, self.encoded, strict=True):
-            at = torch.arange(len(tokens))
-            slots = blocks[at // size] * size + at % size
-            given = model.decoder.ops.place((torch.tensor(tokens, dtype=torch.int32), slots))
-            model.encoder(*given, self.caches)
-
-    def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
-        batch = super().batch(counts, wanted)
-        rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        tables = torch.nn.utils.rnn.pad_sequence(self.encoded, batch_first=True).int()
-        each = torch.arange(len(rows) + 1, dtype=torch.int32)
-        cross = replace(batch, cu_q=each, context=self.lengths[rows], block_tables=tables[rows])
-        return replace(batch, cross=cross)
 
 
 def logits(model: PreTrainedModel, tokens: list[int], decoded: list[int]) -> Tensor:

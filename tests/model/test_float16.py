@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from engine_answers import engine_of, make_requests, run
+from model_variants import EIGHT
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
 from oracle import BACKENDS, backend, logits, relative_error, write
+from paged_model import CUTS, Paged, load, prompt
 from quire.core.config import flat_config
 from quire.core.dtypes import F16, F32
 from quire.plan.predict import Machine, Planner
-from test_bit_equality import engine_of, make_requests, run
-from test_mixtures import EIGHT
-from test_mla import GROUPS, SIZES
-from test_model import CUTS, Paged, load, prompt
-from test_speculation import write_words
+from speculation_methods import write_words
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

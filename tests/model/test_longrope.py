@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from oracle import logits, relative_error, write
+from paged_model import prompt
 from quire import LLM, SamplingParams
 from quire.compress.net import Net
 from quire.core.errors import ModelError
 from quire.model.families import rope as ropes_of
 from quire.model.families.rope import LongRope, Plain, Rope, shared_tables
-from test_model import prompt
 
 ORIGINAL, LONGEST = 16, 64
 FACTORS = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": ORIGINAL,

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from engine_answers import engine_of, make_requests, run
+from model_variants import EIGHT
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
 from oracle import BACKENDS, write
 from quire.engine.local import LocalEngine
-from test_bit_equality import engine_of, make_requests, run
-from test_mixtures import EIGHT
-from test_mla import GROUPS, SIZES
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

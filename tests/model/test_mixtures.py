@@ -10,47 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foreign_weights import compressed_config
+from model_variants import EIGHT, ERNIE
+from model_variants import MIXTURES as VARIANTS
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from paged_model import CUTS, LONGROPE, TOLERANCE, Paged, assert_left_out, load, prompt
+from paged_model import ops as ops
 from quire.core.errors import ModelError
 from quire.model.describe import describe
 from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
-from test_model import CUTS, LONGROPE, TOLERANCE, Paged, assert_left_out, load, ops, prompt
 
 __all__ = ["ops"]
-EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
-NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
-ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 1,
-          "first_k_dense_replace": 1}  # fmt: skip
-ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_num_shared_experts": 2,
-         "tie_word_embeddings": False}  # fmt: skip
-SHARED = {"shared_expert_intermediate_size": 48}
 MSCALES = {"short_mscale": 1.2, "long_mscale": 1.2}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", EIGHT),
-    "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
-    "qwen2_moe": ("qwen2_moe", NARROW | SHARED),
-    "qwen2_moe_some_dense": ("qwen2_moe", NARROW | SHARED | {"decoder_sparse_step": 2, "norm_topk_prob": True}),
-    "qwen3_moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
-    "qwen3_moe_some_dense": ("qwen3_moe", NARROW | {"head_dim": 16, "mlp_only_layers": [1], "attention_bias": True}),
-    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
-    "olmoe_clipped": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 6, "clip_qkv": 0.9, "norm_topk_prob": True}),
-    "phimoe": ("phimoe", EIGHT | {"router_jitter_noise": 0.1}),
-    "phimoe_biases": ("phimoe", EIGHT | {"attention_bias": True, "lm_head_bias": True}),
-    "glm4_moe": ("glm4_moe", ROUTED),
-    "glm4_moe_norms": ("glm4_moe", ROUTED | {"n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True,
-                                             "routed_scaling_factor": 2.5}),
-    "dots1": ("dots1", ROUTED | {"head_dim": 24}),
-    "dots1_window": ("dots1", ROUTED | {"head_dim": 16, "norm_topk_prob": True, "sliding_window": 5,
-                                        "max_window_layers": 1, "n_shared_experts": 2}),
-    "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
-    "ernie4_5_moe_biases": ("ernie4_5_moe", ERNIE | {"use_bias": True, "moe_num_shared_experts": 1,
-                                                     "moe_layer_interval": 2, "moe_layer_end_index": 1}),
-    "ernie4_5_moe_alone": ("ernie4_5_moe", ERNIE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0}),
-    "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
-    "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
-                                 "layer_types": ["full_attention"] * 3}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

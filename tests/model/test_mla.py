@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
+from model_variants import LATENTS as VARIANTS
 from op_cases import CASES, of_module
 from op_cases.mla import latent_case
+from op_runs import UNITS_HERE, close, generator, ops_of, reference, run
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from paged_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
+from paged_model import ops as ops
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
@@ -18,8 +24,6 @@ from quire.model.load.roles import ROLES
 from quire.model.mixers.table import kv_bytes_per_token
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentLayout
-from test_model import CUTS, TOLERANCE, YARN, Paged, assert_left_out, load, ops, prompt
-from test_ops import UNITS_HERE, close, generator, ops_of, reference, run
 
 __all__ = ["ops"]
 OPS = of_module("mla")
@@ -54,22 +58,6 @@ def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
             )  # fmt: skip
             assert torch.equal(part, whole[at]), (s, first, last)
         begin += count
-
-
-SIZES = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,
-         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
-         "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
-GROUPS = {"n_group": 4, "topk_group": 2}
-MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek_v2": ("deepseek_v2", SIZES | {"routed_scaling_factor": 1.5}),
-    "deepseek_v2_groups": ("deepseek_v2", SIZES | GROUPS | {"topk_method": "group_limited_greedy"}),
-    "deepseek_v2_straight": ("deepseek_v2", SIZES | {"q_lora_rank": None, "attention_bias": True}),
-    "deepseek_v3": ("deepseek_v3", SIZES | GROUPS),
-    "deepseek_v3_yarn": ("deepseek_v3", SIZES | GROUPS | {"rope_parameters": YARN | MSCALE, "norm_topk_prob": False}),
-    "deepseek_v3_halves": ("deepseek_v3", SIZES | GROUPS | {"rope_interleave": False, "attention_bias": True}),
-    "deepseek_v3_dense": ("deepseek_v3", SIZES | GROUPS | {"first_k_dense_replace": 3, "q_lora_rank": None}),
-}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

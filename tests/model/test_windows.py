@@ -11,7 +11,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine_answers import engine_of, make_requests, replace_id, run
 from fake_runner import FakeEngine, request
+from model_variants import GEMMA3, gemma3
+from model_variants import WINDOWED as MODELS
 from oracle import BACKENDS, write
 from quire.cache.groups import LayerGroups, TableSizes, group_layers
 from quire.core.config import flat_config
@@ -22,27 +25,10 @@ from quire.model.mixers.mixer import LayerKept
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
 from quire.run.budget import shape_kv
-from test_bit_equality import engine_of, make_requests, replace_id, run
-from test_mixtures import EIGHT
-from test_speculation import write_words
+from speculation_methods import write_words
 from turns import reports
 
 WINDOW = 20
-LOCAL, FULL = "sliding_attention", "full_attention"
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma3": ("gemma3_text", {"head_dim": 16, "num_hidden_layers": 10,
-                               "layer_types": [LOCAL, LOCAL, FULL] * 3 + [LOCAL]}),
-    "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "num_hidden_layers": 2, "layer_types": [LOCAL, FULL]}),
-    "cohere2": ("cohere2", {"num_hidden_layers": 4}),
-    "mistral": ("mistral", {}),
-}  # fmt: skip
-GEMMA3 = {
-    "1b": (26, 4, 1, 256, 512),
-    "4b": (34, 5, 4, 256, 1024),
-    "12b": (48, 8, 8, 256, 1024),
-    "27b": (62, 10, 16, 128, 1024),
-}
-"""Layers, those that see everything (every sixth), key/value heads, head size, window of the published sizes."""
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 
@@ -175,13 +161,6 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
         f"gemma-3-{size}, 32,768 tokens: {kv.bytes_held(32768) / 2**20:,.0f} MiB, {before / 2**20:,.0f} if all is kept"
     )
     assert kv.bytes_held(32768) < share * before
-
-
-def gemma3(size: str, first: int = 0) -> dict[int, LayerKept]:
-    """What the layers of a published size keep, by numbers from `first` on."""
-    layers, _, kv_heads, head_dim, window = GEMMA3[size]
-    layout = KVLayout(16, kv_heads, head_dim, BF16)
-    return {first + i: LayerKept((layout,), 0 if i % 6 == 5 else window) for i in range(layers)}
 
 
 @pytest.mark.parametrize("size", ["4b", "12b", "27b"])

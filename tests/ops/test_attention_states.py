@@ -12,6 +12,7 @@ from torch import Tensor
 
 from op_cases import CASES
 from op_cases.states import states_case
+from op_runs import close, copied, run
 from over_torch import select
 from quire.cache.groups import Lanes
 from quire.core.config import DeviceConfig
@@ -21,7 +22,6 @@ from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import REGISTRY, Case
-from test_ops import close, copied, run
 
 native = load_native()
 UNITS_HERE: list[str] = native.units() if native else []

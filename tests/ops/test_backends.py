@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import quire.ops
+from paths import ROOT, SOURCE
 from quire.core import config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.ops.choice import backend_of, choose, devices
 from quire.ops.reference.backend import ReferenceOps
-from test_architecture import ROOT, SOURCE, imports
+from source_tree import imports
 from tiny_model import OPTIONS, write_tiny
 
 FACTS = """

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from op_cases import CASES
+from op_runs import UNITS_HERE, copied, ops_of, tensors
 from quire.core.errors import QuireError
 from quire.ops.backend import Ops
 from quire.ops.experts import Grouped
@@ -25,7 +26,6 @@ from quire.ops.layout import KVLayout
 from quire.ops.native import load_native
 from quire.ops.op import Case
 from quire.ops.weights import Packed, Weight
-from test_ops import UNITS_HERE, copied, ops_of, tensors
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native was not built (no C++ compiler)")
 NAMES = sorted(CASES)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, native, ops_of, reference, run
 from quire.core.errors import ConfigError
 from quire.ops.cpu.pack import table_digits
 from quire.ops.weights import Weight
-from test_ops import UNITS_HERE, generator, native, ops_of, reference, run
 
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
 PAIR = torch.tensor(cases.TABLES[2], dtype=torch.int16)

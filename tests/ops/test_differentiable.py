@@ -11,6 +11,7 @@ from torch import Tensor
 from op_cases import CASES
 from op_cases.moe import plain_grouped, random_ids
 from op_cases.reference import attention_case
+from op_runs import close, copied, generator, reference, tensors
 from oracle import MODEL_OPS
 from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
@@ -24,7 +25,6 @@ from quire.ops.op import REGISTRY, Case
 from quire.ops.reference.caches import logical
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Packed, Weight, plain_packed
-from test_ops import close, copied, generator, reference, tensors
 
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "clamped_swiglu", "clip",

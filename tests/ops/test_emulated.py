@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import CSRC, ROOT, SUPPORT, TESTS
 import os
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from paths import CSRC, ROOT, SUPPORT, TESTS
 
 FILES = (
     "emulated_bits", "test_ops", "test_units", "test_moe_ops", "test_codes", "test_bf12", "test_kv_formats",

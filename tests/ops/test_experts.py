@@ -12,6 +12,8 @@ from torch import Tensor
 
 from often import one_of
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, ops_of
+from op_runs import pytestmark as pytestmark
 from quire.ops.backend import Ops
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
 from quire.ops.experts import Between, Choices, Grouped, padded_rows
@@ -19,7 +21,6 @@ from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
-from test_ops import UNITS_HERE, generator, ops_of, pytestmark
 
 __all__ = ["pytestmark"]
 EXPERTS, HIDDEN, F, GROUP = 6, 256, 320, 32

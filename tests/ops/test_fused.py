@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, ops_of
 from quire.core.dtypes import BF16
 from quire.ops.layout import KVLayout
-from test_ops import UNITS_HERE, generator, ops_of
 
 KINDS = ("f32", "bf16", "int8", "int4")
 

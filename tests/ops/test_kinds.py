@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, ops_of
 from over_torch import arrays
 from quire.ops.backend import Ops
 from quire.ops.cpu.layers import fuses_mlp
@@ -19,7 +20,6 @@ from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
 from quire.ops.cpu.state import ACTIVATION_NUMBERS
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.weights import Packed
-from test_ops import UNITS_HERE, generator, ops_of
 
 HIDDEN, F = 512, 256
 EVERY = [(name, isa) for name in KINDS for isa in UNITS_HERE]

@@ -9,10 +9,11 @@ from torch import Tensor
 from op_cases import CASES, of_module
 from op_cases import reference as cases
 from op_cases.moe import plain_grouped
+from op_runs import UNITS_HERE, close, copied, generator, ops_of, reference, tensors
+from op_runs import pytestmark as pytestmark
 from quire.ops.backend import Ops
 from quire.ops.experts import Grouped, Routing
 from quire.ops.op import REGISTRY
-from test_ops import UNITS_HERE, close, copied, generator, ops_of, pytestmark, reference, tensors
 
 __all__ = ["pytestmark"]
 OPS = of_module("moe")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from paths import CSRC
 import re
 import shutil
 import subprocess
 
 import pytest
+
+from paths import CSRC
 
 UNITS = CSRC / "units"
 COMPILER = shutil.which("g++") or shutil.which("c++")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paths import CSRC
-import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,23 +12,23 @@ from torch import Tensor
 
 from op_cases import CASES, of_module
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, close, generator, native, one_sequence, ops_of, reference, run
+from op_runs import pytestmark as pytestmark
 from over_torch import arrays, select
 from over_torch import tensors as tensors_of
+from paths import CSRC
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.cpu.pack import pack
-from quire.ops.layout import KVCache, KVLayout
-from quire.ops.native import UNITS, load_native
+from quire.ops.layout import KVLayout
+from quire.ops.native import UNITS
 from quire.ops.op import REGISTRY, Case
 from quire.ops.reference.caches import allocate, write
 from quire.ops.weights import Weight, plain_packed
 
-native = load_native()
-pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")
-UNITS_HERE: list[str] = native.units() if native else []
 OPS = of_module("reference")
 
 
@@ -41,59 +39,6 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@functools.cache
-def ops_of(isa: str) -> Ops:
-    return select(DeviceConfig(device="cpu", isa=isa, threads=2))
-
-
-@functools.cache
-def reference() -> Ops:
-    return select(DeviceConfig(device="reference"))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def copied(value: Any) -> Any:
-    """`value` with every tensor in it cloned: ops write into their arguments."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, KVCache):
-        return KVCache(value.layout, value.keys.clone(), value.values.clone())
-    if isinstance(value, (tuple, list)):
-        return type(value)(copied(v) for v in value)
-    return value
-
-
-def tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, KVCache):
-        return [value.keys, value.values]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in tensors(v)]
-    return []
-
-
-def run(ops: Ops, name: str, case: Case) -> list[Tensor]:
-    """The output and all arguments after the call, as f32."""
-    ops.begin_step()
-    args = {k: ops.pack(v) if isinstance(v, Weight) else copied(v) for k, v in case.items()}
-    out = getattr(ops, name)(**args)
-    return [t.float().clone() for t in tensors([out, list(args.values())])]
-
-
-def close(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert found.shape == expected.shape
-    if expected.numel() == 0:
-        return
-    assert torch.equal(found.isnan(), expected.isnan()), f"{name}: NaN in other places than the reference"
-    size = expected.nan_to_num().abs().max().clamp(min=1e-30)
-    error = ((found - expected).nan_to_num().abs().max() / size).item()
-    assert error <= tolerance, f"{name}: relative error {error:.2e} > {tolerance:.0e}"
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
@@ -140,18 +85,6 @@ def test_attention_over_f32_caches_is_as_exact_as_f32(isa: str) -> None:
     for case in cases.attention_extra_cases(generator(), F32):
         expected, found = (run(ops, "attention", case)[0] for ops in (reference(), ops_of(isa)))
         close(f"attention/{isa}", found, expected, 2e-6)
-
-
-def one_sequence(case: Case, s: int, first: int, last: int) -> Case:
-    """Rows first..last of sequence `s` of an attention case, as a batch of their own."""
-    begin, end = int(case["cu_q"][s]), int(case["cu_q"][s + 1])
-    context = int(case["context"][s]) - (end - begin) + last
-    return case | {
-        "qkv": case["qkv"][begin + first : begin + last].contiguous(),
-        "cu_q": torch.tensor([0, last - first], dtype=torch.int32),
-        "context": torch.tensor([context], dtype=torch.int32),
-        "block_tables": case["block_tables"][s : s + 1].contiguous(),
-    }
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)

@@ -10,12 +10,12 @@ import torch
 
 from gguf_models import random_blocks
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, native, ops_of
 from quire.core.errors import ConfigError
 from quire.ops.experts import padded_rows
 from quire.ops.weights import PackedTable, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
-from test_ops import UNITS_HERE, generator, native, ops_of
 from torch_weights import load_torch
 
 gguf = pytest.importorskip("gguf")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from paths import ROOT
 
 CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
 NM, COMPILER = shutil.which("nm"), shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")

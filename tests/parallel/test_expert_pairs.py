@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_variants import SKEWED
 from op_cases.moe import random_choices
 from op_cases.weights import random_weight
 from oracle import BACKENDS, backend
@@ -16,8 +17,6 @@ from quire.parallel.experts import place_experts
 from quire.parallel.pairs import PairDivider, row_parts
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-SKEWED = (90, 1, 50, 3, 2, 40, 1, 1)
-"""How often eight experts are used."""
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

@@ -5,43 +5,19 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from group import check_everything, part, summed
+from group import SECRET, check_everything, part, summed
+from group import each_over_gloo as each
 from oracle import backend
 from quire.core.errors import ConfigError
 from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
 from quire.parallel.store import AskedStore, serve
 from quire.parallel.wire import Dropped, listen
-
-SECRET = b"s" * 32
-
-
-def each(world: int, work: Callable[[DistributedComm], Any], seconds: float = 30.0) -> list[Any]:
-    """What `work` returns on each of `world` ranks, which are threads."""
-    listener = listen("127.0.0.1", 0)
-
-    def rank_of(rank: int) -> Any:
-        host, port = listener.getsockname()
-        if not rank:
-            store = serve(listener, SECRET, world)
-            return work(DistributedComm(gloo_group(store, "all", rank, world, "127.0.0.1", seconds)))
-        with closing(AskedStore(host, port, SECRET, rank, world)) as asked:
-            group = gloo_group(asked, "all", rank, world, "127.0.0.1", seconds)
-        return work(DistributedComm(group))
-
-    try:
-        with ThreadPoolExecutor(world) as pool:
-            return list(pool.map(rank_of, range(world)))
-    finally:
-        listener.close()
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from planned_models import LLAMA, LLAMA_7B, SMALL, native, rates, written
 from quire.bench.drive import drive
 from quire.bench.offline import Waste
 from quire.bench.workload import Length, random_items, requests_of
@@ -19,7 +19,6 @@ from quire.core.config import flat_config
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
-from quire.ops.native import load_native
 from quire.plan.devices import DEVICES
 from quire.plan.flow import Limits, batch_flow, stream_flow
 from quire.plan.load import Load, Slo, parse_load, parse_slo
@@ -27,10 +26,7 @@ from quire.plan.memory import rank_needs
 from quire.plan.predict import Machine, Planner, devices_for, predict
 from quire.plan.rates import (
     Attended,
-    AttentionRates,
-    Calibration,
     Chunk,
-    KindRates,
     Product,
     Sheet,
     interpolated,
@@ -42,24 +38,9 @@ from quire.plan.roofline import critical_batch
 from quire.plan.sizing import cost_of, fitted, size
 from quire.plan.weights import weight_bytes
 
-native = pytest.mark.skipif(load_native() is None, reason="quire._native was not built")
-LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float16", "vocab_size": 32000,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA_7B = LLAMA | {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
-    "intermediate_size": 11008,
-}  # fmt: skip
 LLAMA_70B = LLAMA | {
     "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
     "intermediate_size": 28672,
-}  # fmt: skip
-SMALL = LLAMA | {
-    "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 256, "vocab_size": 512, "max_position_embeddings": 512, "head_dim": 32,
-    "torch_dtype": "bfloat16",
 }  # fmt: skip
 MIXTURE = SMALL | {
     "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
@@ -68,26 +49,8 @@ MIXTURE = SMALL | {
 A100 = Machine(DEVICES["a100-40gb"])
 
 
-def written(folder: Path, config: dict[str, Any]) -> str:
-    """A folder with a config and nothing else."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
 def planner(folder: Path, config: dict[str, Any], machine: Machine = A100, **options: Any) -> Planner:
     return Planner(flat_config(model=written(folder, config), **options), machine)
-
-
-def rates(seconds: float = 1e-10) -> Calibration:
-    """A machine whose every number takes `seconds` a row beyond the eighth, and as long up to there."""
-    each = [seconds * max(8, rows) for rows in (1, 8, 512)]
-    kind = KindRates([1, 8, 512], each, each, each, each)
-    return Calibration(
-        machine="made up", read_bytes_per_s=1e10, call=0.0, kinds={"bf16": kind, "int8 g32": kind},
-        attention={"bfloat16": AttentionRates(0.0, 1e-10, 0.0, 0.0, 0.0, 1e-12, 0.0)}, norms={1: 0.0}, ropes={1: 0.0},
-        sample=0.0, host=(1e-3, 0.0, 0.0, 1e-5), process=1 << 20,
-    )  # fmt: skip
 
 
 def test_figures_of_a_model_of_7_b(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from planned_models import LLAMA_7B, SMALL, native, rates, written
 from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
@@ -21,7 +22,6 @@ from quire.figures.metrics import METRICS
 from quire.plan.file import check_plan, check_started, plan_of, planned_config, read_plan, write_plan
 from quire.plan.load import Load, Slo
 from quire.plan.predict import Machine, Planner
-from test_plan import LLAMA_7B, SMALL, native, rates, written
 
 Answer = tuple[int, str, str]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from paths import ROOT, SOURCE, SUPPORT, TESTS
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+
+from paths import ROOT, SOURCE, SUPPORT, TESTS
+from source_tree import imports, tree
 
 LAYERS = (
     {"core"},
@@ -35,12 +36,6 @@ TORCH_FREE = {
 }  # fmt: skip
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    """What the file says, parsed once for all tests."""
-    return ast.parse(path.read_text())
-
-
 @pytest.fixture(scope="module", autouse=True)
 def trees_are_given_back() -> Iterator[None]:
     yield
@@ -49,14 +44,6 @@ def trees_are_given_back() -> Iterator[None]:
 
 def layer_of(package: str) -> int:
     return next(i for i, names in enumerate(LAYERS) if package in names)
-
-
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module, node.lineno
-        elif isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
 
 
 def packages() -> list[str]:

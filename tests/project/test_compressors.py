@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS
 import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paths import BENCHMARKS
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import re
 import shutil
 import subprocess
@@ -13,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from command_line import parse
+from paths import ROOT
 from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
 from quire.server.app import ROUTES
 from quire.server.keys import read_keys
 from quire.server.options import ServerOptions
-from test_docs import parse
 
 yaml = pytest.importorskip("yaml")
 

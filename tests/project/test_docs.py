@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import json
 import re
 import shlex
@@ -15,7 +14,9 @@ import click
 import msgspec
 import pytest
 
+from command_line import parse
 from messages import DIFFERS, texts
+from paths import ROOT
 from quire.cli.app import app
 from quire.cli.config_file import with_config
 from quire.server.api.meanings import MEANINGS, OWN, meaning
@@ -69,21 +70,6 @@ def typed(text: str) -> Iterator[list[str]]:
         for found in re.findall(r"(?<!`)`(quire [a-z-]+ [^`…]*)`(?!`)", text)
         if "..." not in found
     )
-
-
-def parse(words: list[str]) -> None:
-    """As the command line does, without running anything."""
-    command: click.Command = app
-    while isinstance(command, click.Group):
-        found = command.get_command(click.Context(command), words[0]) if words else None
-        assert found is not None, f"quire has no command {words[:1]}"
-        command, words = found, words[1:]
-    try:
-        command.make_context(command.name, list(words))
-    except click.MissingParameter:
-        pass  # a line may name a command, and not all that it needs
-    except click.UsageError as error:
-        raise AssertionError(f"{' '.join(words)}: {type(error).__name__}: {error}") from None
 
 
 @pytest.mark.parametrize("path", names(DOCUMENTS + PAGES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import re
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from paths import ROOT
 
 pytest.importorskip("material")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import importlib.util
 import os
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 from live_server import LiveServer
 from oracle import BACKENDS
+from paths import ROOT
 from quire.core.config import flat_config
 from quire.server.options import ServerOptions
 from real_server import Shared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS
 import json
 import subprocess
 import sys
@@ -10,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from paths import BENCHMARKS
 from triton_ops import needs_triton
 
 sys.path.insert(0, str(BENCHMARKS))
 
-from gpu_check import SLOWER, STAGES, Check, Stage, table  # noqa: E402
+from gpu_check import SLOWER, STAGES, Check, Stage, table
 
 
 def stage(name: str, limit: float, *programs: str) -> Stage:

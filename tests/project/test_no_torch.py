@@ -14,7 +14,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.ops.backend import open_backend
 from quire.run.reach import reach
-from test_server_death import Serving
+from serving_process import Serving
 from tiny_model import OPTIONS, write_tiny
 
 REFUSED = 'raise ImportError("torch was imported")\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import quire
+from paths import ROOT
 from release_notes import notes, version
 from wheels import glibc, settings
 

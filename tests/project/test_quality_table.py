@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS
 import importlib
 import json
 import math
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from paths import BENCHMARKS
 
 
 @pytest.fixture

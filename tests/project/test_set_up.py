@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import ROOT
 import json
 import re
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import set_up
+from paths import ROOT
 from set_up import Setting, Step, missing, plan
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

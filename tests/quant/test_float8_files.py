@@ -12,25 +12,11 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import BACKENDS, logits, relative_error
+from paged_model import Paged, prompt
+from quantized_checkpoints import BF16, F32, float8, load, normal, scheme_of
 from quire.core.errors import ModelError
 from quire.quant.registry import DENSE, matrix_scheme
-from test_model import Paged, prompt
-from test_quant_formats import BF16, F32, load, normal, scheme_of
 from torch_weights import load_torch
-
-
-def float8(w: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(weight, scales per block, values) of w [n, k]."""
-    n, k = w.shape
-    scales = torch.empty(-(-n // rows), -(-k // columns))
-    values, codes = torch.empty(n, k), torch.empty(n, k, dtype=torch.float8_e4m3fn)
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
-            scales[i, j] = w[at].abs().max() / 448
-            codes[at] = (w[at] / scales[i, j]).to(torch.float8_e4m3fn)
-            values[at] = (codes[at].double() * scales[i, j].double()).float()
-    return codes, scales, values
 
 
 def fp8_config(strategy: str) -> dict[str, Any]:

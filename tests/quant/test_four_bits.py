@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paths import DATA
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +15,9 @@ from torch import Tensor
 import foreign_weights as foreign
 from oracle import BACKENDS, backend, logits, relative_error, write
 from over_torch import over_torch
+from paged_model import Paged, prompt
+from paths import DATA
+from quantized_checkpoints import bits_and_bytes
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
@@ -25,7 +26,6 @@ from quire.ops.backend import Ops
 from quire.quant.base import QWeight
 from quire.quant.codebook import FP4, MXFP4, NF4, CodeBook
 from quire.quant.registry import detect
-from test_model import Paged, prompt
 from torch_weights import load_torch, quantize_torch
 
 MADE = load_file(DATA / "four_bit_formats.safetensors")
@@ -80,20 +80,6 @@ def test_values_are_those_of_the_maker(name: str, config: dict[str, Any], label:
         ops.begin_step()
         found = ops.linear(x, weight.pack(ops), None)
         assert relative_error(found, (x.double() @ weight.dequantize().double().t()).float()) < 2e-4
-
-
-def bits_and_bytes(book: CodeBook, w: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A matrix as bitsandbytes keeps it, and its values."""
-    q = quantize_torch(book, w, 64).weight
-    values = q.dequantize()
-    assert q.scales is not None
-    state = {"quant_type": book.name, "blocksize": 64, "shape": list(w.shape), "dtype": "float32"}
-    return {
-        "weight": (q.codes[:, 0::2] << 4 | q.codes[:, 1::2]).view(torch.uint8).reshape(-1, 1),
-        "weight.absmax": q.scales.float().flatten() * book.unit,
-        "weight.quant_map": q.table.float() / book.unit,  # type: ignore[union-attr]
-        f"weight.quant_state.bitsandbytes__{book.name}": torch.tensor(list(json.dumps(state).encode())).byte(),
-    }, values
 
 
 def eight_bits(w: Tensor) -> tuple[dict[str, Tensor], Tensor]:

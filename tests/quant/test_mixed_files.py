@@ -15,13 +15,25 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import BACKENDS, edit_config, logits, relative_error
+from paged_model import Paged, prompt
+from quantized_checkpoints import (
+    BF16,
+    F16,
+    F32,
+    REFUSED,
+    Format,
+    awq,
+    compressed,
+    float8,
+    gptq,
+    load,
+    normal,
+    scheme_of,
+)
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.load.packed_writing import finish_all
 from quire.quant.rules import LONGEST, compiled
-from test_float8_files import float8
-from test_model import Paged, prompt
-from test_quant_formats import BF16, F16, F32, REFUSED, Format, awq, compressed, gptq, load, normal, scheme_of
 from torch_weights import load_torch
 
 Convert = Callable[[Tensor], tuple[foreign.Parts, Tensor]]

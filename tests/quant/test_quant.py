@@ -17,6 +17,7 @@ from torch import Tensor
 
 from oracle import BACKENDS, backend, logits, relative_error, write
 from over_torch import over_torch
+from paged_model import Paged, prompt
 from quire.core.config import flat_config
 from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
@@ -37,7 +38,6 @@ from quire.quant.base import QWeight
 from quire.quant.dense import Dense
 from quire.quant.registry import QUANTIZERS
 from quire.quant.rtn import INT4, INT8
-from test_model import Paged, prompt
 from torch_weights import load_torch, quantize_torch
 
 SCHEMES = [INT8, INT4]

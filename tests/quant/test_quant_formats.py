@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,94 +16,29 @@ from torch import Tensor
 import foreign_weights as foreign
 from oracle import BACKENDS, backend, edit_config, logits, relative_error
 from over_torch import over_torch
-from quire.core.config import flat_config
+from paged_model import Paged, prompt
+from quantized_checkpoints import (
+    F16,
+    F32,
+    FORMATS,
+    REFUSED,
+    Format,
+    compressed,
+    gptq,
+    load,
+    normal,
+    scheme_of,
+)
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import Model, load_model
 from quire.model.describe import describe
-from quire.model.disk.hf_config import HfConfig
 from quire.quant.base import QWeight
 from quire.quant.packed import grouped
-from quire.quant.registry import detect
-from test_model import Paged, prompt
 from torch_weights import load_torch
 
-F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 RANDOM = np.random.default_rng(0)
 
 
-@dataclass(frozen=True)
-class Format:
-    """A way to quantize, its packer, its quantization_config, and the kernels' format it must become."""
-
-    label: str
-    bits: int
-    group: int
-    symmetric: bool
-    pack: foreign.Packer
-    config: dict[str, Any]
-    dtype: torch.dtype = F16
-
-    @property
-    def becomes(self) -> str:
-        """The kernels' format; no recipe here rounds activations, so they keep 16 bits."""
-        return f"int{self.bits} g{128 if self.group == -1 else self.group} a16"
-
-    def convert(self, w: Tensor) -> tuple[foreign.Parts, Tensor]:
-        codes = foreign.quantize(w, self.bits, self.group, self.symmetric, self.dtype)
-        return self.pack(*codes), foreign.dequantize(*codes)
-
-
-def gptq(bits: int, group: int, symmetric: bool, form: str, **fields: Any) -> Format:
-    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": False}
-    pack = foreign.gptq(bits, group, form != "gptq_v2")
-    return Format(
-        f"gptq {bits} {group} {form}", bits, group, symmetric, pack, config | {"checkpoint_format": form} | fields
-    )
-
-
-def awq(group: int) -> Format:
-    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
-    return Format(f"awq {group}", 4, group, False, foreign.awq, config)
-
-
-def compressed(form: str, bits: int, group: int, symmetric: bool, dtype: torch.dtype) -> Format:
-    pack = (foreign.packed if form == "pack-quantized" else foreign.plain)(bits, symmetric)
-    how = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
-    config = foreign.compressed_config(form, num_bits=bits, type="int", symmetric=symmetric, **how)
-    return Format(f"{form} {bits} {group} {symmetric}", bits, group, symmetric, pack, config, dtype)
-
-
-FORMATS = [
-    gptq(4, 128, True, "gptq"),
-    gptq(4, 64, False, "gptq_v2"),
-    gptq(4, 32, True, "gptq_v2"),
-    gptq(8, 32, False, "gptq_v2"),
-    gptq(8, 128, True, "gptq"),
-    gptq(4, -1, True, "gptq"),
-    awq(128),
-    awq(64),
-    awq(32),
-    compressed("pack-quantized", 4, 128, True, BF16),
-    compressed("pack-quantized", 4, 32, False, F16),
-    compressed("pack-quantized", 8, -1, True, F32),
-    compressed("pack-quantized", 8, 64, False, BF16),
-    compressed("int-quantized", 8, -1, True, BF16),
-    compressed("int-quantized", 8, -1, False, F16),
-    compressed("int-quantized", 4, 64, True, F16),
-]
 every_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f.label)
-
-
-def scheme_of(config: dict[str, Any], *names: str) -> Any:
-    return detect(names, HfConfig(config, "config.json: quantization_config"))
-
-
-def load(folder: Path, name: str = "reference", **options: Any) -> Model:
-    return load_model(flat_config(model=str(folder), **options), backend(name))
-
-
-def normal(n: int = 48, k: int = 256) -> Tensor:
-    return torch.randn((n, k), generator=torch.Generator().manual_seed(n)) * 0.05
 
 
 @every_format
@@ -254,31 +189,6 @@ def test_what_describe_says(tmp_path: Path) -> None:
     assert load(tmp_path, quantization="gptq").quantization == facts.scheme
     with pytest.raises(ConfigError, match="the model's files are gptq"):
         load(tmp_path, quantization="awq")
-
-
-COMPRESSED = FORMATS[9].config
-REFUSED = [
-    ({"quant_method": "bitsandbytes"}, "load_in_4bit: and load_in_8bit are both false"),
-    ({"quant_method": "quip"}, "quant_method: 'quip' cannot be read; known: gptq, awq"),
-    ({"bits": 4}, "quant_method: is missing"),
-    (FORMATS[0].config | {"bits": 9}, "bits: is 9, needs an integer from 2 to 8"),
-    (FORMATS[0].config | {"bits": "4"}, "bits: is '4'"),
-    (FORMATS[0].config | {"group_size": 0}, "group_size: is 0"),
-    (FORMATS[0].config | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
-    (FORMATS[6].config | {"bits": 8}, "bits: is 8, only 4"),
-    (FORMATS[6].config | {"version": "gemv"}, "version: 'gemv'"),
-    (FORMATS[6].config | {"version": None, "format": "gemv_fast"}, "version: 'gemv_fast'"),
-    (FORMATS[6].config | {"zero_point": "no"}, "zero_point: is 'no'"),
-    (COMPRESSED | {"format": "marlin-24"}, "format: 'marlin-24' of int"),
-    (COMPRESSED | {"config_groups": {}}, "config_groups: is empty"),
-    (COMPRESSED | {"transform_config": {"config_groups": {}}}, "transform_config"),
-    (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: format: 'sparse-24"),
-    (COMPRESSED | {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}}, "weights: is missing"),
-    (foreign.compressed_config("pack-quantized", num_bits=1, strategy="channel"), "weights: num_bits: is 1"),
-    (foreign.compressed_config("int-quantized", num_bits=8, strategy="token"), "strategy: 'token'"),
-    (foreign.compressed_config("mxfp9-quantized", num_bits=8, type="float", strategy="group"), "format"),
-    (foreign.compressed_config("float-quantized", num_bits=4, type="float", strategy="group"), "float of 4 bits"),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)

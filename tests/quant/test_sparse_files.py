@@ -12,13 +12,13 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import BACKENDS, logits, relative_error
+from paged_model import Paged, prompt
+from quantized_checkpoints import load
 from quire.core.errors import ModelError
 from quire.model.describe import describe
 from quire.quant.base import QuantScheme
 from quire.quant.dense import Dense
 from quire.quant.sparse import Sparse
-from test_model import Paged, prompt
-from test_quant_formats import load
 from torch_weights import load_torch
 
 NUMBERS = ("dense", "float8", "int8")

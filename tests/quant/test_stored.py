@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gguf_models import random_blocks
+from op_runs import UNITS_HERE, generator, native, ops_of
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.arrays import to_numpy
@@ -19,7 +20,6 @@ from quire.quant.gguf import TYPES, Block
 from quire.quant.gguf_blocks import FORMS
 from quire.quant.rtn import INT4, INT8, RoundToNearest
 from quire.quant.stored import StoredWeight
-from test_ops import UNITS_HERE, generator, native, ops_of
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(native is None, reason="quire._native was not built (no C++ compiler)")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lora_adapters import TARGETS, write_adapter
 from oracle import BACKENDS, write
 from quire.cache.groups import Lanes
 from quire.core.config import flat_config
@@ -25,7 +26,6 @@ from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.run.division import FEW_ROWS, Paged, Seen, divide
 from quire.run.led import LedExecutor
-from test_lora import TARGETS, write_adapter
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 LONG = {"max_position_embeddings": 2048}

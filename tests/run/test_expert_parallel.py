@@ -17,9 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine_answers import Answer, make_requests, run
 from family_formats import FILES, Checkpoint
 from group import each, forks
+from loaded_folders import made_anew
+from lora_adapters import write_adapter
+from model_variants import LATENTS as LATENT
+from model_variants import MIXTURES, SKEWED
 from oracle import BACKENDS, backend, relative_error, write
+from paged_model import Paged, prompt
 from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
@@ -38,13 +44,6 @@ from quire.parallel.experts import ExpertPlan, read_counts, write_counts
 from quire.parallel.place import ALONE, Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
-from test_bit_equality import Answer, make_requests, run
-from test_expert_pairs import SKEWED
-from test_lora import write_adapter
-from test_mixtures import VARIANTS as MIXTURES
-from test_mla import VARIANTS as LATENT
-from test_model import Paged, prompt
-from test_packed_cache import made_anew
 from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

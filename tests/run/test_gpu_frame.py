@@ -12,6 +12,7 @@ import torch
 
 from fake_gpu import FakeRuntime
 from oracle import write
+from queueing_engine import MISSING, SMALL, request
 from quire.core.config import flat_config
 from quire.core.dtypes import F16
 from quire.core.errors import ConfigError
@@ -28,10 +29,8 @@ from quire.run.device_arrays import DeviceArrays
 from quire.run.device_step import warm_device
 from quire.run.shapes import MAX_GRAPH_ROWS, Sizes, fitting, graph_sizes
 from tiny_model import OPTIONS, write_tiny
-from triton_ops import TRITON_OPS, needs_triton
+from triton_ops import needs_triton
 from turns import working
-
-MISSING = tuple(f"{name}=reference" for name in sorted(REGISTRY) if name not in TRITON_OPS)
 
 
 def ops_on(runtime: FakeRuntime, device: str = "cpu") -> GpuOps:
@@ -174,8 +173,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROMPTS = ["abcdefghijklmnopqrstuv", "q", "hello"]
 GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=2)
-SMALL = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
-"""Few graphs: each is run once per layer and op, as Python."""
 STEPS = {"graphs": SMALL, "eager": SMALL | {"enforce_eager": True},
          "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 3}}  # fmt: skip
 
@@ -274,11 +271,6 @@ def test_the_start_runs_every_kernel_and_touches_no_block(folder: Path, monkeypa
     assert "move_slots" in called
     assert called.count("embedding") == 2 * len((1, 2, 4, 5)), "steps of one sequence and of many"
     assert not any(bool(cache.keys[: step.caches.pad_block].any()) for cache in step.caches.own)
-
-
-def request(index: int, prompt: tuple[int, ...], logprobs: int | None = None) -> Request:
-    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=logprobs)
-    return Request(id=f"r{index}", prompt=prompt, params=params, seed=0, arrival=0.0)
 
 
 def test_a_decoder_moves_with_all_its_tensors(folder: Path) -> None:

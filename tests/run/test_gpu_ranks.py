@@ -9,7 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from group import each_over_gloo as on_each
 from oracle import write
+from queueing_engine import MISSING, SMALL, request
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Request
@@ -17,8 +19,6 @@ from quire.engine.start import start_engine
 from quire.ops.backend import open_backend
 from quire.ops.triton import gpu
 from quire.run.rank_group import of_a_rank
-from test_gloo import each as on_each
-from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton
 from turns import working
 

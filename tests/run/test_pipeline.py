@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import paths
 import os
 import random
 import signal
@@ -15,7 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import paths
+from engine_answers import engine_of as local_engine_of
+from engine_answers import killed, make_requests
+from engine_answers import run as run_local
+from lora_adapters import TARGETS, write_adapter
+from model_variants import SHARED_OUT as MODELS
 from oracle import backend, write
+from paged_model import VARIANTS, Paged, prompt
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
@@ -33,13 +39,6 @@ from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
 from quire.run.led import LedExecutor
-from test_bit_equality import engine_of as local_engine_of
-from test_bit_equality import make_requests
-from test_bit_equality import run as run_local
-from test_determinism import killed
-from test_lora import TARGETS, write_adapter
-from test_model import VARIANTS, Paged, prompt
-from test_shares import MODELS
 from turns import turns
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")

@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.model.net.sequence_parallel import FEW, rows_of
-from test_speculation import answers, requests_of
+from speculation_methods import answers, requests_of
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 FORMS: dict[str, dict[str, Any]] = {

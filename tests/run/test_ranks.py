@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import paths
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import paths
 from group import each
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config

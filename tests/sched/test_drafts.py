@@ -15,7 +15,7 @@ from quire.core.sequence import Sequence
 from quire.core.speculation import parse_speculation
 from quire.speculate.cost import CostModel
 from quire.speculate.limits import room_for_drafts, undrafted
-from test_scheduler import assert_golden
+from scheduler_histories import assert_golden
 from turns import turns
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from quire.cache.host import HostStore
+from scheduler_histories import COMMON, ENGINES, Machine
 from storing_engine import StoringEngine
-from test_scheduler import COMMON, ENGINES, Machine
 
 
 class StoringMachine(Machine):

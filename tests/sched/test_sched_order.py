@@ -12,7 +12,7 @@ from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.policy import CREDIT, Fair, Policy
 from quire.sched.shares import LEAST, Pace, shares
-from test_scheduler import assert_golden
+from scheduler_histories import assert_golden
 from turns import turns, working
 
 

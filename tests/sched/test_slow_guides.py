@@ -18,10 +18,9 @@ from quire.text.structured import guide as guides
 from quire.text.structured.guide import Grammar, Guide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
+from scheduler_histories import assert_golden
 from shaped import VOCAB, tokenizer
-from test_scheduler import assert_golden
-from test_structured import END
-from test_waiting_room import AnyText, structured
+from structured_requests import END, AnyText, structured
 
 STEP = 0.001
 

@@ -14,23 +14,9 @@ from quire.core.errors import BadRequest
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
 from quire.sched.shares import Portions
-from test_scheduler import assert_golden
+from scheduler_histories import assert_golden
+from structured_requests import AnyText, structured
 from turns import turns, working
-
-
-class AnyText:
-    """A guide that allows everything. `seconds`: as long as each token of it takes."""
-
-    turn = 0
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds = seconds
-
-    def complete(self, made: int) -> bool:
-        return False
-
-    def anew(self) -> Guide:
-        return self
 
 
 class Compiling:
@@ -54,11 +40,6 @@ class Compiling:
             else:
                 future.set_exception(error)
         del self.futures[:count]
-
-
-def structured(name: str, prompt: list[int], tokens: int, **more: Any) -> Request:
-    """A request with a grammar."""
-    return replace(request(name, prompt, tokens, eos=(), **more), grammar="any", tenant=name[0])
 
 
 @pytest.mark.parametrize("policy", ["priority", "fair"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from command_line import run as run
 from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
 from quire.core.errors import ConfigError
-from test_cli import Run, run  # noqa: F401
 
 GIVEN = """
 model = "some/folder"
@@ -69,7 +69,7 @@ def test_what_is_no_file_of_it_is_named(tmp_path: Path) -> None:
         with_config(config(tmp_path, "port: 1", "c.yaml"), {})
 
 
-def test_serve_takes_it(tmp_path: Path, run: Any) -> None:  # noqa: F811
+def test_serve_takes_it(tmp_path: Path, run: Any) -> None:
     code, _, err = run("serve", "--config", config(tmp_path, "num-blocks = -5"))
     assert code == 2 and "--num-blocks" in err
     code, out, _ = run("serve", "--help")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer, wait_until
+from picture_hosts import ANSWERS, answer, host, rules
 from quire.core.errors import BadRequest
 from quire.server.fetching import Wanted, fetch
 from quire.server.media import AT_ONCE, FETCHES
 from seeing import asked, file_of, image_part, said, seeing, url_of
-from test_fetching import ANSWERS, answer, host, rules
 
 WAIT = 10.0
 """Seconds after which a test gives up."""

@@ -15,7 +15,7 @@ from live_server import live, wait_until
 from quire.core.errors import ConfigError
 from quire.server.http.address import bind
 from quire.server.options import ServerOptions
-from test_server_death import Serving
+from serving_process import Serving
 
 
 def test_a_socket_in_the_file_system_serves_this_user_and_leaves_nothing(tmp_path: Path) -> None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import FOLDER, LiveServer, live, wait_until
+from live_server import FOLDER, LiveServer, live, open_stream, read_all, wait_until
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.life.process import ProcessEngine
 from quire.engine.options import engine_config
+from serving_process import Serving, children, gone
 from stub_engine import StubEngine
-from test_server_life import open_stream, read_all
 from tiny_model import OPTIONS, write_tiny
 
 
@@ -73,78 +68,10 @@ def test_a_dead_engine_before_the_first_token_is_a_plain_500() -> None:
 LONG = {"prompt": "def main(", "max_tokens": 900, "ignore_eos": True}
 
 
-class Serving:
-    """`quire serve` in a session of its own, as a shell starts it; its log is kept."""
-
-    def __init__(
-        self,
-        *words: str,
-        program: Sequence[str] = ("-m", "quire"),
-        environment: dict[str, str] | None = None,
-        module: str = "quire.engine.life.worker",
-        port: int = 0,
-        within: Sequence[str] = (),
-    ) -> None:
-        """`program` is what Python runs, `module` what its engines run; port 0 is a free one; `within` runs it."""
-        self._module = module.encode()
-        command = [*within, sys.executable, *program, "serve", *words, "--port", str(port)]
-        # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
-        default = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-        env = os.environ | (environment or {})
-        self.process = subprocess.Popen(  # type: ignore[call-overload]
-            command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=env, **default
-        )
-        self.log: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stderr:
-            self.log.append(line)
-
-    def __enter__(self) -> Serving:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        self.process.stderr.close()
-
-    @contextlib.contextmanager
-    def up(self) -> Iterator[httpx.Client]:
-        """A client, once the server listens."""
-        wait_until(lambda: "serving" in "".join(self.log), seconds=60)
-        found = re.search(r"http://[\d.]+:\d+", "".join(self.log))
-        assert found
-        with httpx.Client(base_url=found[0], timeout=20.0) as client:
-            yield client
-
-    @property
-    def engine(self) -> int:
-        """The engine's process id; chat templates are rendered in another child."""
-        (child,) = self.engines()
-        return child
-
-    def engines(self) -> list[int]:
-        """The engine's process id, once it is one: a child that was only forked yet has its parent's name."""
-        found = children(self.process.pid)
-        return [c for c in found if self._module in Path(f"/proc/{c}/cmdline").read_bytes()]
-
-
-def children(pid: int) -> list[int]:
-    """Also those that other threads than the first started, as those of an engine that came after another."""
-    return [int(child) for at in Path(f"/proc/{pid}/task").glob("*/children") for child in at.read_text().split()]
-
-
 def running(client: httpx.Client) -> float:
     """Sequences in the batch."""
     lines = client.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
-
-
-def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists() or "Z (zombie)" in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_kill_9_of_an_engine_that_may_not_die() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from live_server import LiveServer, live, wait_until
+from live_server import LiveServer, live, open_stream, read_all, wait_until
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
@@ -20,7 +20,6 @@ from quire.server.api.fields import warning
 from quire.server.http.dialects import dialect_of
 from quire.server.options import ServerOptions
 from stub_engine import StubEngine
-from test_server_life import open_stream, read_all
 from tiny_model import OPTIONS, write_tiny
 
 HI = [{"role": "user", "content": "hi"}]

@@ -8,16 +8,13 @@ import resource
 import signal
 import socket
 import time
-from typing import Any
 
 import httpx
 import pytest
 
-from live_server import LiveServer, live, wait_until
+from live_server import LONG, LiveServer, live, open_stream, read_all, wait_until
 from stub_engine import StubEngine, expected, stub_info
 from stub_server import StubServer
-
-LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 200}
 
 
 def test_fifty_concurrent_streams_complete_with_their_own_tokens() -> None:
@@ -65,30 +62,6 @@ def test_a_client_that_leaves_aborts_its_requests(path: str, stream: bool) -> No
         assert sorted(server.stub.aborted) == sorted(r.id for r in server.stub.submitted)
         wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0)
         assert server.complete("again", max_tokens=2)["choices"][0]["finish_reason"] == "length"
-
-
-def open_stream(server: LiveServer, body: dict[str, Any] | None = None, window: int = 65536) -> socket.socket:
-    """A stream on a socket of its own, started and left unread."""
-    data = httpx.Request("POST", server.url, json=(body or LONG) | {"stream": True}).read()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
-    sock.settimeout(10)
-    sock.connect(("127.0.0.1", server.port))
-    sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-    return sock
-
-
-def read_all(sock: socket.socket) -> str:
-    """Everything until the server closes the connection, or the response is complete."""
-    data = b""
-    while not data.endswith(b"0\r\n\r\n"):
-        chunk = sock.recv(65536)
-        if not chunk:
-            break
-        data += chunk
-    sock.close()
-    return data.decode()
 
 
 def test_a_full_queue_is_a_429_with_retry_after() -> None:

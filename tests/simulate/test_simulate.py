@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import SUPPORT, TESTS
 import json
 import os
 import random
@@ -15,51 +14,20 @@ import numpy as np
 import pytest
 
 from often import only_slow
+from paths import SUPPORT
 from quire.bench.records import milliseconds
-from quire.core.config import SchedulerConfig
 from quire.plan.rates import Chunk
 from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
 from quire.simulate.load import Asked
 from quire.simulate.measures import Gaps
 from quire.simulate.options import Load
-from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
 from quire.simulate.store import Link
 from quire.simulate.timeline import Design
-from quire.simulate.times import Lines, StepTable
-
-TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
-
-
-def setup(blocks: int = 400, fast: bool = True, windows: tuple[int, ...] = (0,), **limits: Any) -> Setup:
-    return Setup(SchedulerConfig(**limits), blocks, 16, 2048, windows=windows, fast=fast)
-
-
-def found(cluster: Cluster) -> dict[str, Any]:
-    """All that a run gave, to the last bit."""
-    measures = cluster.measures
-    return {
-        "tenants": {
-            name: ({n: list(s) for n, s in each.seconds.items()}, dict(each.gaps.counts), dict(each.failed))
-            for name, each in measures.tenants.items()
-        },
-        "curve": measures.curve,
-        "steps": (measures.steps, measures.rows),
-        "preemptions": [replica.preemptions for replica in cluster.replicas],
-        "lookups": [replica.lookups for replica in cluster.replicas],
-        "ends": (cluster.last, cluster.deaths, cluster.moved, cluster.fleet.replica_seconds),
-    }
-
-
-def run(design: Design, load: Load) -> Cluster:
-    cluster = Cluster(design, {"ttft": 200.0})
-    cluster.run(Asked(load))
-    for replica in cluster.replicas:
-        replica.pool.check()
-        assert not replica.pool.num_used and not replica.scheduler.requests
-    return cluster
+from quire.simulate.times import Lines
+from simulated_clusters import TIMES, found, run, setup
 
 
 def answered(cluster: Cluster) -> int:
@@ -121,7 +89,7 @@ def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
 
 SCRIPT = """
 import json, sys
-from test_simulate import TIMES, found, run, setup
+from simulated_clusters import TIMES, found, run, setup
 from quire.simulate.timeline import Design
 from quire.simulate.options import Load
 design = Design(setup=setup(), times=TIMES, replicas=5, mtbf=5.0, start=1.0, seed=3)
@@ -135,7 +103,7 @@ def test_the_same_in_every_process() -> None:
     """Whatever Python's hashes of strings are."""
     told = [
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(TESTS / "simulate")])},
+            [sys.executable, "-c", SCRIPT], env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT)},
             capture_output=True, text=True, timeout=60, check=True,
         ).stdout
         for seed in ("1", "2")

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
 
+from engine_answers import engine_of
 from head_folders import saved, write_eagle, write_medusa
+from head_layers import hidden_states, layer_by_hand, relative, rms
 from oracle import BACKENDS, write
 from quire.cli.app import app
 from quire.core.errors import ConfigError
@@ -27,8 +29,7 @@ from quire.ops.arrays import to_torch
 from quire.run.executor import LocalExecutor
 from quire.run.runner import Runner
 from quire.speculate.medusa import MedusaDrafter
-from test_bit_equality import engine_of
-from test_speculation import PYDOC
+from speculation_methods import PYDOC
 from turns import working
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -44,19 +45,6 @@ def engine_with(folder: Path, method: str, **options: Any) -> Engine:
 def start(engine: Engine, prompt: tuple[int, ...] = PROMPT, tokens: int = 9) -> None:
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     engine.submit(Request(id="r", prompt=prompt, params=params, seed=1, arrival=0.0))
-
-
-def hidden_states(tokens: list[int]) -> tuple[Tensor, ...]:
-    """transformers' of the embedded model: the stream before each layer, then past the last norm; each [n, hidden]."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32)
-    with torch.no_grad():
-        return tuple(h[0] for h in model(torch.tensor([tokens]), output_hidden_states=True).hidden_states)
-
-
-def relative(found: Tensor, want: Tensor) -> float:
-    return float((to_torch(found) - want).abs().max() / want.abs().max())
 
 
 @pytest.mark.parametrize("layers", [(), (2, 3, 3)])
@@ -138,31 +126,6 @@ def test_medusa_drafts_from_the_row_of_the_last_token(tmp_path: Path) -> None:
         x = h + silu(h @ tensors[f"{i}.0.linear.weight"].float().T + tensors[f"{i}.0.linear.bias"].float())
         by_hand.append(int((x @ tensors[f"{i}.1.weight"].float().T).argmax()))
     assert seq.draft.tokens == by_hand
-
-
-def turned(x: Tensor) -> Tensor:
-    """x [n, heads, d] with rotary positions 0.. of base 10,000."""
-    n, _, d = x.shape
-    angles = torch.arange(n)[:, None] / 10000.0 ** (torch.arange(0, d, 2) / d)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def layer_by_hand(w: dict[str, Tensor], base: str, x: Tensor, h: Tensor, head_dim: int = 64) -> Tensor:
-    """A Llama layer with two queries a key over rows h, added to the stream x [n, hidden]."""
-    n, hidden = x.shape
-    q, k, v = ((h @ w[f"{base}.self_attn.{name}_proj.weight"].T).view(n, -1, head_dim) for name in ("q", "k", "v"))
-    q, k, v = (t.transpose(0, 1) for t in (turned(q), turned(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
-    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    x = x + attended.transpose(0, 1).reshape(n, hidden) @ w[f"{base}.self_attn.o_proj.weight"].T
-    h = rms(x, w[f"{base}.post_attention_layernorm.weight"])
-    gate, up = (h @ w[f"{base}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-    return x + (silu(gate) * up) @ w[f"{base}.mlp.down_proj.weight"].T
 
 
 def eagle_by_hand(folder: Path, method: str, tokens: list[int], states: tuple[Tensor, ...], count: int) -> list[int]:

@@ -11,12 +11,12 @@ import pytest
 
 from head_folders import write_eagle, write_medusa
 from often import one_of
+from queueing_engine import BROKEN, MISSING, ROOMY, SHORT, SMALL, Answers, build, joined, make_requests, request, run
+from queueing_engine import folder as folder
 from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.core.speculation import HEADS
 from quire.engine.start import start_engine
-from test_ahead import BROKEN, ROOMY, SHORT, Answers, build, folder, joined, make_requests, run
-from test_gpu_frame import MISSING, SMALL, request
 from tiny_model import OPTIONS
 from triton_ops import needs_triton
 from turns import working

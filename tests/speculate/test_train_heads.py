@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
+from head_layers import hidden_states, layer_by_hand, relative, rms
 from oracle import BACKENDS
 from quire.cli.app import app
 from quire.cli.train_heads import METHODS
@@ -23,8 +24,7 @@ from quire.speculate.train.eagle3 import Eagle3Layer
 from quire.speculate.train.loop import Plan, Run
 from quire.speculate.train.medusa import MedusaHeads
 from quire.speculate.train.target import Target
-from test_heads import hidden_states, layer_by_hand, relative, rms
-from test_speculation import PYDOC
+from speculation_methods import PYDOC
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 

@@ -12,7 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_answers import engine_of
 from fake_runner import request
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
 from oracle import BACKENDS, write
 from over_torch import select
 from quire.core.config import DeviceConfig
@@ -33,9 +36,7 @@ from quire.sched.growth import moves
 from quire.speculate.cost import _chances
 from quire.speculate.ngram import NGram
 from quire.speculate.tree import Candidates, Tree, grow_trees
-from test_bit_equality import engine_of
-from test_mla import GROUPS, SIZES
-from test_speculation import PYDOC, write_words
+from speculation_methods import PYDOC, write_words
 from turns import working
 
 KV_TYPES = (F32, F16, BF16, I8, F8)

@@ -1,7 +1,7 @@
 """Pictures of both dashboards for the documents: `python tests/support/dashboard_pictures.py FOLDER ROWS...`.
 
-ROWS are files of measured rows, as `tests/support/dashboard_rows.py` writes them; the live page shows the embedded model
-under the playground's traffic.
+ROWS are files of measured rows, as `tests/support/dashboard_rows.py` writes them; the live page shows the embedded
+model under the playground's traffic.
 """
 
 from __future__ import annotations

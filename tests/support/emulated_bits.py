@@ -7,10 +7,10 @@ import torch
 
 from emulated import this_machine
 from op_cases import reference as cases
+from op_runs import UNITS_HERE, generator, ops_of, run
 from over_torch import select
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops
-from test_ops import UNITS_HERE, generator, ops_of, run
 
 
 def twin_of(isa: str) -> Ops:

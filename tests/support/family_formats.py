@@ -7,7 +7,6 @@ those of the same checkpoint in f32, the rounding of activations and of the othe
 
 from __future__ import annotations
 
-from paths import DOCS, SOURCE
 import ast
 import shutil
 import tempfile
@@ -20,7 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import foreign_weights as foreign
+from family_tensors import grouped_qkv, packed_qkv, rewrite
+from model_variants import ENCODERS, MIXTURES, Encoded
+from model_variants import LATENTS as LATENT
 from oracle import BACKENDS, backend, edit_config, logits, write
+from paged_model import VARIANTS, Paged, load, prompt
+from paths import DOCS, SOURCE
+from quantized_checkpoints import bits_and_bytes
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.model.build import load_model
@@ -29,13 +34,6 @@ from quire.model.disk.gguf import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
 from quire.quant.codebook import NF4
-from test_encoder import VARIANTS as ENCODERS
-from test_encoder import Encoded
-from test_four_bits import bits_and_bytes
-from test_mixtures import VARIANTS as MIXTURES
-from test_mla import VARIANTS as LATENT
-from test_model import VARIANTS, Paged, load, prompt
-from test_relatives import grouped_qkv, packed_qkv, rewrite
 
 PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
@@ -192,8 +190,8 @@ def gguf_outcome(family: str, path: Path) -> str:
     """Q8_0 through and through, made by the gguf package, against transformers' model of the file's numbers."""
     from gguf import GGMLQuantizationType
 
+    from gguf_families import FAMILIES as WRITTEN
     from gguf_models import write_gguf
-    from test_gguf import FAMILIES as WRITTEN
 
     if family not in {name for a in ARCHITECTURES.values() for name in (a.model_type, a.windowed, a.mixture)}:
         return "-"

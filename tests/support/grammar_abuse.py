@@ -1,8 +1,9 @@
 """Thousands of generated grammars against one server, honest requests beside them.
 
-Run it as `python tests/support/grammar_abuse.py`. Every answer is looked at: an engine that dies, a status of 500 and more, or a request that takes more than `SLOWEST`
-fails the run, and so do honest requests that take more than twice as long as beside as many clients who ask for the
-same numbers of tokens under small schemas: so much is load, and what is more is abuse.
+Run it as `python tests/support/grammar_abuse.py`. Every answer is looked at: an engine that dies, a status of 500 and
+more, or a request that takes more than `SLOWEST` fails the run, and so do honest requests that take more than twice as
+long as beside as many clients who ask for the same numbers of tokens under small schemas: so much is load, and what is
+more is abuse.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def told(report: Report, deaths: float) -> list[str]:
 
 def main() -> int:
     """0 where nothing died, failed or waited."""
-    from test_server_death import Serving
+    from serving_process import Serving
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=CASES)

@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
+from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.store import AskedStore, serve
+from quire.parallel.wire import listen
 
 
 def each(world: int, work: Callable[[SharedComm], Any], crowded: bool = True) -> list[Any]:
@@ -141,3 +145,26 @@ def check_everything(comm: Comm, ops: Ops, large: int) -> None:
             check_round_trip(comm, ops, rows, width, dtype)
         for most, width in ((4, 3), (0, 2), (3, large)):
             check_all_to_all(comm, ops, counts_of(world, most), width, dtype)
+
+
+SECRET = b"s" * 32
+
+
+def each_over_gloo(world: int, work: Callable[[DistributedComm], Any], seconds: float = 30.0) -> list[Any]:
+    """What `work` returns on each_over_gloo of `world` ranks, which are threads."""
+    listener = listen("127.0.0.1", 0)
+
+    def rank_of(rank: int) -> Any:
+        host, port = listener.getsockname()
+        if not rank:
+            store = serve(listener, SECRET, world)
+            return work(DistributedComm(gloo_group(store, "all", rank, world, "127.0.0.1", seconds)))
+        with closing(AskedStore(host, port, SECRET, rank, world)) as asked:
+            group = gloo_group(asked, "all", rank, world, "127.0.0.1", seconds)
+        return work(DistributedComm(group))
+
+    try:
+        with ThreadPoolExecutor(world) as pool:
+            return list(pool.map(rank_of, range(world)))
+    finally:
+        listener.close()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from lora_adapters import TARGETS, write_adapter
 from made_up_tower import SIGHTS, Shown, pictured, sighted, write_text
 from oracle import write
 from quire.core.config import flat_config
@@ -27,7 +28,6 @@ from quire.engine.local import LocalEngine
 from quire.engine.requests import with_grammar
 from quire.speculate.suffix import Suffix
 from quire.text.tokenizer import Tokenizer
-from test_lora import TARGETS, write_adapter
 from tiny_model import OPTIONS, write_tiny
 
 MOST, SEED, PENALTY, SCORES = 23, 987_654_321, 1.375, 7

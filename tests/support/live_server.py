@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paths import PYDOC
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import openai
 
+from paths import PYDOC
 from quire.core.config import EngineConfig, flat_config
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.app import create_app
@@ -124,3 +125,30 @@ def live(
         yield server
     finally:
         server.stop()
+
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 200}
+
+
+def open_stream(server: LiveServer, body: dict[str, Any] | None = None, window: int = 65536) -> socket.socket:
+    """A stream on a socket of its own, started and left unread."""
+    data = httpx.Request("POST", server.url, json=(body or LONG) | {"stream": True}).read()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+    sock.settimeout(10)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return sock
+
+
+def read_all(sock: socket.socket) -> str:
+    """Everything until the server closes the connection, or the response is complete."""
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        chunk = sock.recv(65536)
+        if not chunk:
+            break
+        data += chunk
+    sock.close()
+    return data.decode()

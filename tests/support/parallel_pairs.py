@@ -8,7 +8,6 @@ what the table of exclusions says, or that sizes do not divide.
 
 from __future__ import annotations
 
-from paths import DOCS
 import json
 import re
 import sys
@@ -19,9 +18,13 @@ from typing import Any
 
 import torch
 
+from engine_answers import Answer
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from head_folders import write_eagle, write_medusa
+from lora_adapters import LINEARS
+from model_variants import ENCODERS
 from oracle import random_model, write
+from paths import DOCS
 from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
@@ -34,10 +37,7 @@ from quire.model.describe import ModelFacts, describe
 from quire.model.known import known_of, known_of_device
 from quire.ops.choice import choose
 from shaped import shaped_requests
-from test_adapter_kinds import LINEARS
-from test_bit_equality import Answer
-from test_encoder import VARIANTS as ENCODERS
-from test_speculation import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
+from speculation_methods import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
 from vision_prompts import Made, write_made
 
 PAGE = DOCS / "techniques" / "parallel-pairs.md"

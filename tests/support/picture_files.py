@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from seeing import url_of
+
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -134,3 +136,9 @@ def runs_bmp(nbytes: int) -> bytes:
     return (
         struct.pack("<2sIHHI", b"BM", begin + nbytes, 0, 0, begin) + head + b"\0" * 1024 + b"\4\7\0\0" * (nbytes // 4)
     )
+
+
+def png_url(image: Image.Image) -> str:
+    held = io.BytesIO()
+    image.save(held, "PNG")
+    return url_of(held.getvalue())

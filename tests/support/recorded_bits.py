@@ -12,7 +12,6 @@ therefore puts torch's in their place, in processes of ranks too, so that it sho
 
 from __future__ import annotations
 
-from paths import DATA, SUPPORT
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 
 from parallel_pairs import FEATURES, WAYS, Folders, asked_of, found
+from paths import DATA, SUPPORT
 from quire.core.errors import ConfigError
 from quire.model.families.rope import Rope
 from quire.model.load import extension

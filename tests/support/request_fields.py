@@ -6,7 +6,6 @@ A field is honoured where the engine's request or the reply is another than with
 
 from __future__ import annotations
 
-from paths import DOCS
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from openai.types.responses import response_create_params
 
 import live_server
 from live_server import LiveServer, live, text_tools
+from paths import DOCS
 from quire.text.template import ChatTemplate
 from stub_engine import StubEngine, stub_info
-from test_tools_server import TEMPLATE, TOOLS
+from tool_replies import TEMPLATE, TOOLS
 
 TABLE = DOCS / "request-fields.md"
 BEGIN, END = "<!-- fields x routes: make fields -->\n", "<!-- end of fields x routes -->\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import DATA
 import dataclasses
 import json
 from functools import cache
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter
 import dataclass_models
 import openapi_models
 import pydantic_models
+from paths import DATA
 
 FOLDER = DATA / "schemas"
 Named = tuple[str, dict[str, Any]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paths import PYDOC
 import random
 from functools import cache
 from typing import Any
 
+from paths import PYDOC
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams

@@ -29,9 +29,9 @@ import grammar_abuse
 from live_server import wait_until
 from quire.cli.flags import to_arguments
 from raw_client import RESET, ask, connect, request
+from reliability_requests import malformed
+from serving_process import Serving
 from stub_server import rss_of
-from test_reliability_http import malformed
-from test_server_death import Serving
 from tiny_model import OPTIONS, write_tiny
 
 HOURS = float(os.environ.get("QUIRE_SOAK_HOURS", "1"))

@@ -5,7 +5,6 @@ FACTS is JSON: "options" (the server's), "info" (the engine's), "step_seconds".
 
 from __future__ import annotations
 
-from paths import ROOT, SUPPORT
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 
 from live_server import FOLDER, wait_until
+from paths import ROOT, SUPPORT
 
 
 class StubServer:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from quire.gguf.vocab import CONTROL, UNKNOWN, Vocab
 from quire.text.gguf import build
 from quire.text.tokenizer import Tokenizer as Ours
-from test_vocab_files import sentencepiece_model
+from sentencepiece_models import sentencepiece_model
 from text_models import PYDOC, sentencepiece_folder
 
 SPACE = "▁"

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from bombs import constrained, pattern, schema, template
+from chat_templates import BOMBS, BROKEN, FAILING, LARGE, LONG, make
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import BadRequest, ModelError
 from quire.server.api import shapes
@@ -22,8 +23,6 @@ from quire.text.structured import reader
 from quire.text.template import ChatTemplate
 from shaped import PERSON
 from stub_engine import StubEngine
-from test_text_render import BROKEN, FAILING, LARGE, LONG
-from test_text_template import BOMBS, make
 
 SECONDS = 6.0
 """Within which each is refused. A template has 1.25 s of CPU time when its process is new; the streams, the server and

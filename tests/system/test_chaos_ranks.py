@@ -12,11 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chaos_load import FULL, STREAMS, Chaos, Load, Pauses, metric, restarts, served, wait_for_more
+from chaos_load import pytestmark as pytestmark
 from live_server import wait_until
 from oracle import write
 from quire.model.disk.checkpoint import EMBEDDED
-from test_chaos import FULL, STREAMS, Chaos, Load, Pauses, metric, pytestmark, restarts, served, wait_for_more
-from test_server_death import children
+from serving_process import children
 
 __all__ = ["pytestmark"]
 KILLS = 50 if FULL else 1

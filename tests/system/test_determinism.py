@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from quire.core.config import SchedulerConfig, flat_config
-from quire.core.request import Request
-from quire.engine.client import EngineInfo, EngineKilled, StepReport
+from engine_answers import Answer, engine_of, killed, make_requests, replace_id, run
+from quire.core.config import flat_config
+from quire.engine.client import EngineKilled, StepReport
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
-from test_bit_equality import Answer, engine_of, make_requests, replace_id, run
-from turns import turns
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 MANY = int(os.environ.get("QUIRE_DETERMINISM_PROMPTS", "1000"))
@@ -60,32 +56,6 @@ class Killable(LocalEngine):
 
     def kill(self) -> None:
         """It does not hang."""
-
-
-def killed(requests: list[Request], start: Callable[[], Any], chance: Callable[[Any], None]) -> dict[str, Answer]:
-    """Serve `requests` by engines that end again and again; `chance` may end the one that it is given."""
-    engines: list[Any] = []
-
-    def started(before: EngineInfo | None, given_up: Callable[[], bool]) -> Any:
-        engines.append(start())
-        return engines[-1]
-
-    client = SupervisedEngine(started, Patience(deaths=10_000, hang=0), SchedulerConfig())
-    answers = {request.id: Answer([], []) for request in requests}
-    for request in requests:
-        client.submit(request)
-    for _ in turns(lambda: any(answer.reason is None for answer in answers.values()), 200 * len(requests) + 2000):
-        report = client.poll(0.05)
-        for out in report.outputs if report else ():
-            answer = answers[out.request_id]
-            assert answer.reason is None and out.error is None, out
-            answer.tokens += out.tokens
-            answer.logprobs += out.logprobs
-            answer.reason = out.finish_reason
-        chance(engines[-1])
-    client.close()
-    assert len(engines) > 2, "engines were to end"
-    return answers
 
 
 def differing(count: int, ways: tuple[str, ...]) -> list[str]:

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,39 +14,9 @@ from openai import BadRequestError, OpenAI
 
 from quire import LLM, SamplingParams
 from quire.model.disk.checkpoint import EMBEDDED
+from serving_process import serving
 
 QUESTIONS = [json.loads(line) for line in (EMBEDDED / "questions.jsonl").read_text().splitlines()]
-
-
-@contextmanager
-def serving(*words: str) -> Iterator[str]:
-    """The base URL of `quire serve` with these words; stopping it must take no force and end with exit code 0."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "serve", *words, "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        found = re.search(r"http://[\d.]+:\d+", line)
-        if found:
-            break
-    else:
-        pytest.fail("the server said no address:\n" + "".join(seen))
-    url = found.group()
-    for _ in range(100):
-        try:
-            urllib.request.urlopen(url + "/readyz", timeout=5).close()
-            break
-        except OSError:
-            time.sleep(0.1)
-    yield url
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    process.stdout.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ thread whose first frame finds no memory.
 
 from __future__ import annotations
 
-from paths import SUPPORT
 import json
 import os
 import shutil
@@ -18,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from engine_answers import engine_of, run
+from paths import SUPPORT
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.llm import LLM
 from quire.ops.native import load_native
-from test_bit_equality import engine_of, run
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")

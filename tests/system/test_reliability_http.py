@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
 import random
 import re
 import socket
@@ -24,18 +22,11 @@ from quire.server.api.openapi import REPLIES
 from quire.server.api.others import LISTS, OTHERS
 from quire.server.http.dialects import dialect_of
 from raw_client import ask, request
+from reliability_requests import FULL, MIB, ODD, malformed
 from stub_engine import stub_info
 from stub_server import StubServer
-from test_reliability_load import FULL, MIB
-from test_supervised import request as engine_request
+from supervised_engines import request as engine_request
 
-MESSAGES = [{"role": "user", "content": "hi"}]
-GOOD: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "a b", "max_tokens": 2, "logit_bias": {"5": 1.5}, "stop": ["x"], "n": 2},
-    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1},
-    "/tokenize": {"prompt": "a b"},
-    "/detokenize": {"tokens": [5, 6]},
-}
 GOLDEN = {"prompt": "x = 1", "max_tokens": 8, "seed": 5}
 
 
@@ -83,10 +74,6 @@ class Schemas:
         return plain[kind] if kind in plain else rng.choice(ODD)
 
 
-ODD: list[Any] = [None, True, 0, -1, 2**63, 10**30, -0.0, 1e308, "", "a" * 300, "\x00", [], [[]], [1, "a"], {},
-                  {"a": {}}, {"type": "text", "text": "x"}, MESSAGES, [5, 6]]  # fmt: skip
-
-
 def check_reply(path: str, told: dict[str, Any], reply: Any) -> None:
     """The status is documented, and the body has the schema that is documented for it."""
     assert str(reply.status_code) in told["responses"], (path, reply.text)
@@ -120,33 +107,6 @@ def test_bodies_made_from_the_schemas_get_what_is_documented(server: LiveServer)
     for path in ("/v1/models", "/health", "/ping", "/livez", "/readyz", "/load", "/version", "/metrics"):
         check_reply(path, told["paths"][path]["get"], server.http.get(path))
     assert server.engine.in_flight == 0 and server.engine.healthy
-
-
-def malformed(rng: random.Random) -> tuple[str, bytes]:
-    """A good body with something broken in it."""
-    path = rng.choice(list(GOOD))
-    body = copy.deepcopy(GOOD[path])
-    if rng.random() < 0.3:
-        body[rng.choice(list(body))] = rng.choice(ODD)
-    data = bytearray(json.dumps(body).encode())
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(data) + 1)
-        match rng.randrange(7):
-            case 0:
-                del data[at:]
-            case 1:
-                data[at:at] = rng.randbytes(rng.randrange(1, 5))
-            case 2:
-                data[at : at + rng.randrange(1, 9)] = b""
-            case 3:
-                data[at:at] = rng.choice((b"[" * 3000, b'{"a":' * 3000, b"9" * 5000, b"NaN", b"1e999", b'"\\ud800"'))
-            case 4:
-                data[at:at] = data[rng.randrange(len(data) + 1) :]
-            case 5:
-                data = bytearray(bytes(data).decode("latin-1").encode(rng.choice(("utf-16", "utf-32", "utf-8-sig"))))
-            case 6 if data:
-                data[at % len(data)] ^= 1 << rng.randrange(8)
-    return path, bytes(data)
 
 
 def test_malformed_bodies_are_refused_and_change_nothing(server: LiveServer) -> None:

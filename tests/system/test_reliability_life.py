@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import SOURCE
 import asyncio
 import signal
 import socket
@@ -13,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from live_server import live, wait_until
+from paths import SOURCE
 from raw_client import Answer, ask, request
+from reliability_requests import FULL, ROOMY, alone, asked
+from serving_process import Serving, children, gone
 from stub_engine import StubEngine
 from stub_server import StubServer
-from test_reliability_load import FULL, ROOMY, alone, asked
-from test_server_death import Serving, children, gone
 
 WALL_CLOCK = {
     "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",

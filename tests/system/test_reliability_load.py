@@ -5,42 +5,25 @@
 
 from __future__ import annotations
 
-from paths import SUPPORT
 import asyncio
 import contextlib
-import os
 import random
 import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
-from live_server import LiveServer, live, text_tools, wait_until
+from live_server import LiveServer, live, wait_until
+from paths import SUPPORT
 from raw_client import RESET, Answer, ask, connect, percentile, request
-from stub_engine import StubEngine, next_token, stub_info
+from reliability_requests import FULL, MIB, ROOMY, alone, asked
+from stub_engine import StubEngine, stub_info
 from stub_server import StubServer
 
 PROBE = SUPPORT / "probe.py"
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-FULL = bool(os.environ.get("QUIRE_RELIABILITY_FULL"))
-ROOMY: dict[str, Any] = {"max_num_queued_reqs": 20_000, "num_blocks": 1 << 16}
-MIB = 1 << 20
-
-
-def alone(prompt: list[int], seed: int, count: int) -> str:
-    """What the stub engine says to a prompt that runs alone."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens, seed, 0))
-    return text_tools()[0].decode(tokens[len(prompt) :])
-
-
-def asked(seed: int, count: int, **more: Any) -> dict[str, Any]:
-    """A stream of `count` tokens."""
-    return {"prompt": [8 + seed % 200, 9], "seed": seed, "max_tokens": count, "stream": True} | more
 
 
 class Probe:

@@ -17,60 +17,14 @@ from typing import Any
 import httpx
 import pytest
 
+from chat_templates import BROKEN, FAILING, HANG, LARGE, LONG, alive, make, renderers, tokenizer, user
 from live_server import live
 from quire.core.errors import BadRequest, ModelError, Unavailable
 from quire.text import render
 from quire.text.render import MEMORY, RENDERER, WALL_SECONDS, Renderer, RenderError
 from quire.text.template import ChatTemplate
+from serving_process import serving
 from stub_engine import StubEngine
-from test_end_to_end import serving
-from test_text_template import make, tokenizer, user
-
-HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-NS = "{% set ns = namespace(s='x' * 999) %}"
-LONG: dict[str, str] = {
-    "a shadowed clock": "{% with _tick=dict %}" + HANG + "{% endwith %}",
-    "slices": "{{ [1] | slice(10**9) | list }}",
-    "a sort": "{% for i in range(9999) %}{% set _ = range(99999) | sort | list %}{% endfor %}",
-    "in": "{% set l = range(99999) | list %}{{ l | select('in', l | reverse | list) | list | length }}",
-    "filters in loops": "{% for i in range(99999) %}{% set _ = range(99999) | map('string') | join %}{% endfor %}",
-    "a power": "{% set x = 9 ** (9 ** 9) %}",
-    "a power in a call": "{{ messages[0:1] + [9 ** (9 ** 9)] }}",
-}
-LARGE: dict[str, str] = {
-    "a list of one string": "{{ ['a' * 16000000] * 1000 }}",
-    "a list of lists": "{{ [[['a' * 1000] * 1000] * 1000] * 1000 }}",
-    "replace": "{{ ('a' * 99999) | replace(new='b' * 99999, old='a') }}",
-    "batch": "{{ [1] | batch(10**9, 0) | list }}",
-    "format": "{{ ('{0}' * 5000).format('a' * 999999) }}",
-    "percent": "{{ '%(a)s' * 5000 % {'a': 'a' * 999999} }}",
-    "map and join": "{{ (['a' * 999999] * 9999) | map('string') | join }}",
-    "~": NS + "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "tojson": "{{ (['a' * 999999] * 9999) | tojson }}",
-    "indent": "{{ ('\n' * 99999) | indent(first=true, blank=true, width='a' * 99999) }}",
-    "strftime_now": "{{ strftime_now('%A' * 9999999) }}" * 9,
-    "a number": "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
-    "a width": "{{ 'x' | center(10**9) }}{{ ''.ljust(10**9) }}",
-    "text": "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
-}
-BROKEN: dict[str, str] = {
-    "120 nested ifs": "{% if 1 %}" * 120 + "{% endif %}" * 120,
-    "25 nested fors": "{% for a in [1] %}" * 25 + "{% endfor %}" * 25,
-    "a break outside loops": "{% break %}",
-    "5,001 digits": "{{ " + "9" * 5001 + " }}",
-    "5,000 brackets": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "nothing that closes": "{% for %}",
-}
-FAILING: dict[str, str] = {
-    "a type": "{{ messages + 1 }}",
-    "a call": "{{ messages() }}",
-    "a filter": "{{ 5 | join }}",
-    "a macro that calls itself": "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(60) }}",
-    "a division": "{{ 1 / 0 }}",
-    "an argument": "{{ range() }}",
-    "a file": "{% include '/etc/passwd' %}",
-    "an internal": "{{ ''.__class__.__mro__ }}",
-}
 
 
 def peak() -> int:
@@ -281,30 +235,6 @@ if child:
     assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-W", "error::ResourceWarning", "-c", script], check=True, timeout=60)
-
-
-def children(parent: int) -> dict[int, bytes]:
-    """Process ids and command lines of what `parent` started."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            started_by = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(started_by) == parent:
-                found[int(folder.name)] = (folder / "cmdline").read_bytes()
-    return found
-
-
-def renderers(parent: int) -> list[int]:
-    """Process ids of the renderers that `parent` started."""
-    return [pid for pid, command in children(parent).items() if b"sandbox.py" in command]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from chat_templates import alive, children, renderers
 from quire.cli.flags import to_arguments
 from quire.text.render import Renderer
-from test_end_to_end import serving
-from test_text_render import alive, children, renderers
+from serving_process import serving
 from tiny_model import OPTIONS, write_tiny
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")

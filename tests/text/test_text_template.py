@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from chat_templates import BOMBS, make, tokenizer, user
 from quire.core.errors import BadRequest, ModelError
 from quire.text.template import ChatTemplate
-from quire.text.tokenizer import Tokenizer
 from text_models import PYDOC
 
-tokenizer = Tokenizer.from_folder(PYDOC)
 oracle = AutoTokenizer.from_pretrained(PYDOC)
 template = ChatTemplate.from_folder(PYDOC, tokenizer)
 assert template is not None
@@ -47,14 +46,6 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": "é\n"}}}]},
     {"role": "tool", "content": "42"},
 ]
-
-
-def make(source: str) -> ChatTemplate:
-    return ChatTemplate({"default": source}, tokenizer)
-
-
-def user(content: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": content}]
 
 
 words = st.text(alphabet="abc <>|\n日", max_size=20)
@@ -152,34 +143,6 @@ def test_deep_nesting_and_the_templates_own_refusal() -> None:
         make("{{ messages[0].nothing.deeper }}").render(user("x"))
     with pytest.raises(BadRequest, match="leaves out"):
         make("{{ 'constant' }}").render(user("x"), None, False, True)
-
-
-BOMBS = [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(60) }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{{ 'x' * 100 }}{% endfor %}{% endfor %}",
-    "{{ 'x' * 1000000000 }}",
-    "{{ 1000000000 * 'x' }}",
-    "{{ [1] * 1000000000 }}",
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('x', ns.s) %}{% endfor %}",
-    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s | replace('x', ns.s) %}{% endfor %}",
-    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s.join(ns.s) %}{% endfor %}",
-    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s | join(ns.s) %}{% endfor %}",
-    "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%*d' % (1000000000, 1) }}",
-    "{{ '{:1000000000}'.format(1) }}",
-    "{{ '{:{}}'.format(1, 1000000000) }}",
-    "{{ '{:{}}'.format_map({}) }}",
-    "{{ ('{:1000000000}' | attr('format'))(1) }}",
-    "{{ ['{:1000000000}'] | map('format', 1) | list }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ messages | tojson(indent=1000000000) }}",
-    "{{ 'a\nb' | indent(1000000000) }}",
-    "{% for i in range(1000000000) %}{% endfor %}",
-]
 
 
 @pytest.mark.parametrize("source", BOMBS)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from command_line import Run
+from command_line import run as run
 from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine
 from quire.core.config import flat_config
@@ -17,7 +19,6 @@ from quire.plan.load import Load, Slo
 from quire.tune import measure, session
 from quire.tune.report import MARK
 from quire.tune.space import allowed_axes, check_cores, check_quality, make_space, read_space, usual_axes, varied
-from test_cli import Run, run  # noqa: F401
 from tiny_model import DEVICE, write_tiny
 
 LOAD = "batch=4,input=8,output=4"
@@ -39,7 +40,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(folder), "--load-format", "dummy", "--device", DEVICE, "--dtype", "float32", "--num-blocks", "64"]
 
 
-def test_a_configuration_is_found_and_a_server_takes_it(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_a_configuration_is_found_and_a_server_takes_it(run: Run, tiny: list[str], tmp_path: Path) -> None:
     code, out, _ = run("tune", *tiny, "--load", LOAD, *VARY)
     assert code == 0 and "8 configurations predicted, 0 refused" in out.replace("\n", " ")
     text = (tmp_path / "tuned.toml").read_text()
@@ -58,7 +59,7 @@ def test_a_configuration_is_found_and_a_server_takes_it(run: Run, tiny: list[str
 
 
 @pytest.mark.slow
-def test_replicas_and_ranks_are_started_as_a_server_does(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_replicas_and_ranks_are_started_as_a_server_does(run: Run, tiny: list[str], tmp_path: Path) -> None:
     flags = ("--vary", "data-parallel-size=1,2", "--vary", "tensor-parallel-size=1,2")
     code, _, _ = run("tune", *tiny, "--load", LOAD, *flags)
     rows = read_rows(tmp_path / "tuned.jsonl")
@@ -66,7 +67,7 @@ def test_replicas_and_ranks_are_started_as_a_server_does(run: Run, tiny: list[st
 
 
 def test_an_interrupt_leaves_the_best_so_far(
-    run: Run,  # noqa: F811
+    run: Run,
     tiny: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +87,7 @@ def test_an_interrupt_leaves_the_best_so_far(
     assert len(read_rows(tmp_path / "tuned.jsonl")) == 3
 
 
-def test_targets_that_none_keeps(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_targets_that_none_keeps(run: Run, tiny: list[str], tmp_path: Path) -> None:
     one = ("--vary", "max-num-seqs=4")
     code, out, _ = run("tune", *tiny, "--load", LOAD, "--slo", "ttft=0.0001", *one, "--output", "x.toml")
     assert code == 1 and "no configuration keeps the targets; the closest has ttft_ms_mean" in out
@@ -97,7 +98,7 @@ def test_targets_that_none_keeps(run: Run, tiny: list[str], tmp_path: Path) -> N
     assert code == 0 and "e2e ms p99" in out.replace("\n", " ")
 
 
-def test_formats_that_change_answers_are_marked(run: Run, tiny: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_formats_that_change_answers_are_marked(run: Run, tiny: list[str], tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("abc abc abc\nhello\n")
     flags = ("--vary", "speculative-config=off,ngram", "--prompts", "p.txt", "--allow", "kv=int8")
     code, _, _ = run("tune", *tiny, "--load", LOAD, *flags)
@@ -131,7 +132,7 @@ def test_formats_that_change_answers_are_marked(run: Run, tiny: list[str], tmp_p
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(
-    run: Run,  # noqa: F811
+    run: Run,
     tiny: list[str],
     tmp_path: Path,
     flags: list[str],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS, DATA
 from pathlib import Path
 
 import pytest
 
+from paths import BENCHMARKS, DATA
 from quire.bench.suite.imports.read import read_foreign
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows

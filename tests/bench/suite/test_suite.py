@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS, SUPPORT
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paths import BENCHMARKS, SUPPORT
 from quire.bench.suite import run, session
 from quire.bench.suite.arrivals import parse_arrivals
 from quire.bench.suite.cases import matches

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from net_checks import made
 from oracle import write
 from quire.compress.layouts.compressed import CompressedTensors
 from quire.compress.net import Net
 from quire.compress.quantize.fp8 import in_blocks
 from quire.compress.stages import METHODS
 from quire.ops.weights import Weight
-from test_compress import made
 
 Shape = tuple[int, ...]
 SHORT = {"targets": ["*layers.0.*"]}

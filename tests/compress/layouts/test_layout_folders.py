@@ -11,6 +11,8 @@ from torch import Tensor
 
 import foreign_weights as foreign
 from oracle import logits, relative_error
+from paged_model import Paged, prompt
+from quantized_checkpoints import load
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytes
 from quire.compress.layouts.compressed import CompressedTensors
@@ -19,8 +21,6 @@ from quire.compress.layouts.registry import LAYOUTS
 from quire.ops.weights import Weight
 from quire.quant.codebook import NF4
 from quire.quant.registry import QUANTIZERS
-from test_model import Paged, prompt
-from test_quant_formats import load
 from torch_weights import quantize_torch
 
 

@@ -8,11 +8,12 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from oracle import family_facts
+from paged_model import VARIANTS as DENSE
+from pruned_checkpoints import ATTENTION_OUT, MLP_OUT, layers_of, part
+from pruned_checkpoints import PRUNED as VARIANTS
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.table import find_family
-from test_model import VARIANTS as DENSE
-from test_prune_structured import ATTENTION_OUT, MLP_OUT, VARIANTS, layers_of, part
 
 FIRST = dict(reversed(VARIANTS.values()))
 DENSE_FIRST = dict(reversed(DENSE.values()))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_checkpoints import checkpoint, layers_of, read
 from quire.compress.prune.importance import (
     channel_scores,
     head_scores,
@@ -19,7 +20,6 @@ from quire.compress.prune.importance import (
 from quire.compress.prune.scores import taylor
 from quire.compress.prune.structured import drop_channels, drop_heads
 from quire.core.errors import ConfigError, ModelError
-from test_prune_structured import checkpoint, layers_of, read
 
 
 def total(tensors: dict[str, Tensor], kinds: tuple[str, ...]) -> float:

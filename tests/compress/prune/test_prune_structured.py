@@ -9,44 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from model_variants import LATENTS, MIXTURES
 from oracle import backend, logits, relative_error, write
+from paged_model import Paged, prompt
+from pruned_checkpoints import ATTENTION_OUT, MLP_OUT, checkpoint, layers_of, part, read
+from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import Made, drop_channels, drop_heads, drop_layers
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
-from test_mixtures import VARIANTS as MIXTURES
-from test_mla import VARIANTS as LATENTS
-from test_model import VARIANTS as DENSE
-from test_model import Paged, prompt
 
 TOLERANCE = 1e-5
-VARIANTS = DENSE | MIXTURES
 QUICK = ("llama_biases", "qwen3", "gpt2", "gpt_neox", "phi3", "gemma2", "gemma3")
-ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
-                 "self_attn.out_proj", "self_attention.dense", "attn.attention.out_proj")  # fmt: skip
-MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj")
-
-
-def checkpoint(folder: Path, variant: str, **facts: Any) -> PreTrainedModel:
-    family, own = (VARIANTS | LATENTS)[variant]
-    return write(folder, family, **(own | facts))
-
-
-def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-
-
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    count = model.config.num_hidden_layers
-    return list(next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count))
-
-
-def part(layer: nn.Module, names: Sequence[str]) -> nn.Module:
-    return layer.get_submodule(next(name for name, _ in layer.named_modules() if name in names))
 
 
 def silence(matrix: nn.Module, inputs: Sequence[int] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import DATA
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from oracle import BACKENDS, backend, relative_error
 from over_torch import over_torch
+from paths import DATA
 from quire.compress.quantize import fp8, mxfp4, nf4
 from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.grid import Grid, Integers, Numbers, by_outputs, for_kernels, in_groups, search, weighted

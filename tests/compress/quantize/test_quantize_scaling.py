@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from paths import DATA
-
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paths import DATA
 from quire.compress.quantize import fp8, mxfp4
 from quire.compress.quantize.awq import awq
 from quire.compress.quantize.folding import into_columns, out_of_norm, out_of_rows

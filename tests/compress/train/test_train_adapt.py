@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from lora_adapters import merged_by_hand, run_adapted
 from oracle import BACKENDS, backend, logits, relative_error, write
+from paged_model import TOLERANCE, prompt
 from peft_layouts import Layout
 from quire.compress.net import Net
 from quire.compress.quantize import nf4
@@ -28,10 +30,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
 from quire.quant.codebook import NF4_NUMBERS
-from test_learn import Plan
-from test_lora import merged as merged_by_hand
-from test_lora import run as run_adapted
-from test_model import TOLERANCE, prompt
+from training_runs import Plan, logits_of
 
 FAMILIES = {"llama": ("*",), "gpt2": ("c_attn", "*.1.mlp.c_proj"), "phi3": ("qkv_proj", "down_proj")}
 ROWS = [Row(prompt(24, seed)) for seed in range(4)]
@@ -48,11 +47,6 @@ def adapted(folder: Path, targets: tuple[str, ...], seed: int = 0) -> tuple[Seen
             if "lora_B" in name:
                 p.copy_(torch.randn(p.shape, generator=made) * 0.2)
     return net, lora
-
-
-def logits_of(net: SeenNet, tokens: list[int]) -> Tensor:
-    """Of every place."""
-    return net.run(torch.tensor([tokens]), torch.ones(len(tokens), dtype=torch.bool))[0]
 
 
 def gradients(net: SeenNet, parameters: dict[str, Tensor], checkpointing: bool = False) -> dict[str, Tensor]:

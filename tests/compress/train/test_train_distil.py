@@ -15,6 +15,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle import logits, relative_error, write
+from paged_model import TOLERANCE, prompt
 from quire.compress.train.distil import DIVERGENCES, Hidden, KeptTeacher, NetTeacher, OfTeacher, Wanted, keep
 from quire.compress.train.learner import NetLearner
 from quire.compress.train.objective import OfText, learned, of_text
@@ -24,9 +25,7 @@ from quire.compress.train.student import fewer_layers, from_scratch, spread_laye
 from quire.compress.train.text import Row, batch_of
 from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
-from test_learn import Plan
-from test_model import TOLERANCE, prompt
-from test_train_adapt import logits_of
+from training_runs import Plan, logits_of
 
 ROWS = [Row(prompt(20, seed), start=1 + seed, weight=1.0 + seed / 2) for seed in range(3)]
 

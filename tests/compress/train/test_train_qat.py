@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oracle import backend, relative_error, write
+from paged_model import Paged, prompt
 from quire.compress.train.learner import NetLearner
 from quire.compress.train.objective import OfText
 from quire.compress.train.qat import FakeQuantized, fake_quantize
@@ -24,10 +25,8 @@ from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
 from quire.quant.registry import QUANTIZERS
-from test_learn import Plan
-from test_model import Paged, prompt
-from test_train_adapt import logits_of
 from torch_weights import quantize_torch
+from training_runs import Plan, logits_of
 
 ROWS = [Row(prompt(24, seed)) for seed in range(4)]
 KEPT = {"int8": I8, "fp8": F8}

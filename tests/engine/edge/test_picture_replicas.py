@@ -9,14 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
+from chaos_load import sum_of_metric as metric
 from oracle import BACKENDS
+from picture_files import png_url as png
 from quire.core.pictures import placeholders
 from quire.engine.life.router import Router
+from replica_edge import BLOCK
+from replica_edge import routed_request as request
 from seeing import asked, image_part
-from test_picture_llm import png
-from test_prefill_replicas import metric
-from test_router import BLOCK, request
-from test_server_death import Serving
+from serving_process import Serving
 from vision_models import make_vision_model
 from vision_prompts import photograph
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from chaos_load import Load, bodies, requests, texts_of
+from chaos_load import sum_of_metric as metric
 from live_server import wait_until
 from oracle import BACKENDS
 from quire.core.config import flat_config
@@ -20,11 +21,9 @@ from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
 from quire.engine.life.kept import Kept
 from quire.engine.start import start_engine
-from test_chaos import Load, bodies
-from test_replay import requests, texts_of
-from test_replicas import Edge
-from test_server_death import Serving
-from test_supervised import Engine, request
+from replica_edge import Edge
+from serving_process import Serving
+from supervised_engines import Engine, request
 
 PREFILL = 1
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -145,11 +144,6 @@ def test_a_server_of_both_kinds_answers_as_one_engine(ranks: int, tmp_path: Path
             wait_until(lambda kill=kill: metric(client, "quire:engine_restarts_total") > kill, seconds=60)  # type: ignore[misc]
         load.finish(alone)
     assert "Traceback" not in "".join(server.log)
-
-
-def metric(client: Any, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if re.match(rf"{name}(_total)?\{{", line))
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 
 import pytest
 
-from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.life.router import Router
+from replica_edge import BLOCK, REPLICAS
+from replica_edge import routed_request as request
 
-REPLICAS, BLOCK = 8, 16
 Choose = Callable[[Request], int]
 
 
@@ -28,10 +28,6 @@ class Cache:
         found = next((end - BLOCK for end in ends if tokens[:end] not in self._known), len(tokens) // BLOCK * BLOCK)
         self._known |= {tokens[:end] for end in ends}
         return found
-
-
-def request(name: int, prompt: Sequence[int], tokens: int = 32) -> Request:
-    return Request(id=str(name), prompt=tuple(prompt), params=SamplingParams(max_tokens=tokens), seed=0, arrival=0.0)
 
 
 def talk(choose: Choose, left: Callable[[int], None]) -> tuple[float, float]:

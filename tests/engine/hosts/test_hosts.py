@@ -13,6 +13,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from chaos_load import STREAMS, Load, bodies, metric, restarts, texts_of, wait_for_more
 from live_server import wait_until
 from networks import ADDRESSES, Network, why_not
 from oracle import BACKENDS
@@ -24,10 +25,8 @@ from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.placing import check_same
 from quire.parallel.link import dial
 from quire.parallel.wire import Dropped, read_secret
+from serving_process import Serving, children, listening
 from stub_engine import stub_info
-from test_chaos import STREAMS, Load, bodies, metric, restarts, wait_for_more
-from test_replay import texts_of
-from test_server_death import Serving, children
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 LOOPBACK = ("127.0.0.1", "127.0.0.2")
@@ -89,18 +88,6 @@ def loaded(hosts: Hosts, **fields: object) -> Iterator[httpx.Client]:
             raise
         wait_for_more(client, 10 * STREAMS)
         load.finish(alone)
-
-
-def listening(pid: int) -> set[str]:
-    """Addresses, in hexadecimal, at which a process takes connections in its own namespace."""
-    inodes = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
-    found = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if f"socket:[{words[9]}]" in inodes and (words[3] == "0A" or table.startswith("udp")):
-                found.add(words[1])
-    return found
 
 
 def family(pid: int) -> list[int]:

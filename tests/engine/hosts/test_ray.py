@@ -15,12 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from chaos_load import STREAMS, Load, bodies, restarts, texts_of, wait_for_more
 from live_server import wait_until
 from oracle import BACKENDS
-from test_chaos import STREAMS, Load, bodies, restarts, wait_for_more
-from test_hosts import listening
-from test_replay import texts_of
-from test_server_death import Serving, children
+from serving_process import Serving, children, listening
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install 'quire[ray]'")
 pytestmark = [

@@ -8,11 +8,10 @@ import signal
 import httpx
 import pytest
 
+from chaos_load import STREAMS, Load, bodies, restarts, texts_of, wait_for_more
 from live_server import wait_until
 from oracle import BACKENDS
-from test_chaos import STREAMS, Load, bodies, restarts, wait_for_more
-from test_replay import texts_of
-from test_server_death import Serving
+from serving_process import Serving
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 

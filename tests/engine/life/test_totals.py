@@ -11,7 +11,7 @@ from quire.engine.client import EngineInfo, EngineKilled, StepReport
 from quire.engine.life.supervised import SupervisedEngine
 from quire.engine.statistic import Adding, Metric, annotated, over_replicas
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
-from test_supervised import FOREVER, LIMITS, Engine, request
+from supervised_engines import FOREVER, LIMITS, Engine, request
 
 SUMS = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "step_tokens", "restarts")
 TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",

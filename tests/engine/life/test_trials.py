@@ -12,7 +12,7 @@ from quire.engine.life.supervised import Patience
 from quire.engine.life.trial import TRIED
 from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
 from quire.engine.stats import Stats
-from test_supervised import Edge, request
+from supervised_engines import Edge, request
 from turns import turns
 
 

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from live_server import FOLDER, LiveServer, live
+from lora_adapters import write_server_adapter as write_adapter
 from quire.bench.replay import Replay, doubts, options_of
 from quire.cli import main
 from quire.core.config import EngineConfig, flat_config
@@ -28,7 +29,6 @@ from quire.engine.record.recording import Asked, Ended, read_run, runs
 from quire.server.options import ServerOptions
 from quire.server.run import recorded
 from stub_engine import StubEngine, expected
-from test_lora_server import write_adapter
 from tiny_model import OPTIONS, write_tiny
 
 SECRETS = ("7001", "7002", "7003", "7004", "my-salt", "hush", "4321")

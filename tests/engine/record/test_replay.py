@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import paths
-import json
 import random
 from typing import Any
 
-import httpx
 import pytest
 from msgspec.structs import replace
 
+import paths
+from chaos_load import requests
 from oracle import BACKENDS
 from quire.core.config import flat_config
-from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.local import LocalEngine
-from shaped import PERSON, shaped
 from turns import reports
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 PYDOC = str(paths.PYDOC)
-PARAMS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
-    "several": {"temperature": 1.0, "n": 3},
-    "penalized": {"temperature": 0.8, "repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 0},
-    "scored": {"temperature": 0.0, "prompt_logprobs": 1},
-    "shaped": {"temperature": 1.5, "structured_outputs": {"json": PERSON}, "n": 2, "logprobs": 0},
-    "bounded": {"temperature": 0.7, "min_tokens": 10, "logit_bias": {9: 2.0}, "stop_token_ids": (70, 300)},
-}
 Found = dict[tuple[str, int], tuple[list[int], list[Any], str | None]]
-
-
-def requests() -> list[Request]:
-    rng = random.Random(5)
-    found = []
-    for i, (name, params) in enumerate(PARAMS.items()):
-        prompt = tuple(rng.randrange(8, 6000) for _ in range(20 + 9 * i))
-        asked = SamplingParams(max_tokens=24, **params)
-        made = Request(id=name, prompt=prompt, params=asked, seed=i, arrival=0.0, eos_token_ids=(4,))
-        found.append(shaped(made))
-    return found
 
 
 def run(asked: list[Request], **options: Any) -> tuple[Found, list[Output]]:
@@ -88,17 +65,3 @@ def test_what_was_told_is_gone_on_from(options: dict[str, Any]) -> None:
             assert (cut == len(tokens) and key not in rest) or rest[key] == want, key
         scored = [output for output in outputs if output.prompt_logprobs is not None]
         assert len(scored) == (cuts["scored", 0] == 0), "prompts are scored with the first token only"
-
-
-def texts_of(reply: httpx.Response) -> dict[int, str]:
-    """The text of each choice, streamed or not."""
-    assert reply.status_code == 200, reply.text
-    if not reply.headers["content-type"].startswith("text/event-stream"):
-        return {choice["index"]: choice["text"] for choice in reply.json()["choices"]}
-    lines = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]", reply.text[-500:]
-    texts: dict[int, str] = {}
-    for line in lines[:-1]:
-        for choice in json.loads(line)["choices"]:
-            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-    return texts

@@ -11,30 +11,17 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from model_variants import BORROWED as VARIANTS
+from model_variants import HEADS, PLAIN_ROPE
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from quire import LLM, SamplingParams
 from quire.cli.app import app
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.families.table import FAMILIES
-from test_model import CUTS, TOLERANCE, Paged, load, prompt
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-HEADS = {"head_dim": 16}
-PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "xielu": ("apertus", PLAIN_ROPE),
-    "norms_after_rope": ("hunyuan_v1_dense", HEADS),
-    "experts": ("hunyuan_v1_moe", HEADS | EXPERTS | {"moe_topk": 2}),
-    "heads_of_unlike_sizes": ("gemma4_text", HEADS | {"sliding_window": 5, "global_head_dim": 32,
-                              "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
-    "values_shorter_than_keys": ("minicpm3", {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-                                 "qk_rope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": 32}),
-    "post_norms_and_windows": ("modernbert-decoder", {"sliding_window": 5}),
-    "fused_qkv": ("persimmon", {}),
-    "sinks": ("granite_swa", HEADS | {"sliding_window": 5}),
-}  # fmt: skip
 SEQUENCES = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
 
 

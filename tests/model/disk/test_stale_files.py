@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from loaded_folders import load, whole
 from oracle import edit_config, logits, relative_error, write
+from paged_model import prompt
 from quire.compress.net import Net
 from quire.compress.write import write_folder
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint
-from test_loader import load, whole
-from test_model import prompt
 
 TOKENS = prompt(9, 1)
 

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from lora_adapters import KINDS, Extended, options
 from oracle import BACKENDS, backend, logits, relative_error, write
 from over_torch import over_torch
+from paged_model import TOLERANCE, Paged, prompt
 from peft_layouts import Layout
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.engine.client import ChangeAdapter
-from quire.model.build import Model, load_model
-from quire.model.net.decoder import Decoder
+from quire.model.build import load_model
 from quire.ops.arrays import to_torch
 from quire.ops.op import REGISTRY
-from test_model import TOLERANCE, Paged, prompt
 from triton_ops import TRITON_OPS, needs_triton
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-ALL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "c_attn", "c_proj", "c_fc", *LINEARS)
-Kind = Callable[[PreTrainedModel, int], Layout]
-KINDS: dict[str, Kind] = {
-    "dora": lambda m, s: Layout(m, s).low_rank(*ALL, dora=True),
-    "dora of tables": lambda m, s: Layout(m, s).low_rank("embed_tokens", "lm_head", "v_proj", dora=True),
-    "bias": lambda m, s: Layout(m, s).low_rank(*ALL, "lm_head", bias=True),
-    "patterns": lambda m, s: Layout(m, s).low_rank(*ALL, ranks={"q_proj": 7, "o_proj": 1}, alphas={"up_proj": 3.0}),
-    "tables": lambda m, s: Layout(m, s).low_rank("embed_tokens", "lm_head", "wte", "down_proj", "c_fc"),
-    "saved": lambda m, s: Layout(m, s).low_rank(*ALL).saved("embed_tokens", "lm_head", "wte"),
-    "tokens": lambda m, s: Layout(m, s).low_rank("k_proj").tokens([3, 9, 41]),
-    "tokens of both": lambda m, s: Layout(m, s).low_rank("k_proj").tokens({"embed_tokens": [3, 9], "lm_head": [50]}),
-    "tied tokens": lambda m, s: Layout(m, s).low_rank("k_proj").tokens([3, 9, 41], tied=True),
-    "plain": lambda m, s: Layout(m, s).low_rank(*ALL),
-}
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "llama": ({}, ("dora", "bias", "dora of tables", "patterns", "tables", "saved", "tokens", "tokens of both")),
     "qwen2": ({"tie_word_embeddings": True}, ("dora", "bias", "tied tokens", "saved", "plain")),
@@ -51,33 +33,6 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "phi3": ({}, ("dora", "patterns")),
     "gemma2": ({"final_logit_softcapping": 5.0}, ("saved", "tables", "dora")),
 }
-
-
-class Extended(Paged):
-    """`Paged` with the decoder that has all that adapters hold, each sequence with its own."""
-
-    def __init__(self, model: Model, sequences: list[list[int]], names: list[str]) -> None:
-        assert model.adapters is not None and isinstance(model.decoder, Decoder)
-        self.adapters, self.names = model.adapters, names
-        super().__init__(replace(model, decoder=model.adapters.extensions.decoder(model.decoder)), sequences)
-
-    def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
-        decoder = self.model.decoder
-        assert isinstance(decoder, Decoder)
-        batch = decoder.ops.place(self.batch(counts, wanted))
-        slots = [self.adapters.slot(name) for name, n in zip(self.names, counts, strict=True) for _ in range(n)]
-        for rows in self.adapters.arrays.values():
-            rows[: len(slots)] = decoder.ops.put(np.array(slots, np.int32))
-        self.adapters.extensions.look_up(batch)
-        decoder.ops.begin_step()
-        found = decoder(batch, self.caches)
-        own = decoder.ops.host(self.adapters.rows[: len(slots)])
-        return list(to_torch(self.adapters.extensions.after(found, own, decoder, batch)).clone().split(counts))
-
-
-def options(folder: Path, adapters: dict[str, Path], **more: Any) -> dict[str, Any]:
-    modules = tuple(f"{name}={path}" for name, path in adapters.items())
-    return {"model": str(folder), "enable_lora": True, "lora_modules": modules} | more
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from lora_adapters import Extended, options
 from oracle import BACKENDS, backend, logits, relative_error, write
 from quire.core.config import flat_config
 from quire.model.build import load_model
-from test_adapter_kinds import Extended, options
 
 peft: Any = pytest.importorskip("peft", reason="compares with PEFT's own logits: pip install peft")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

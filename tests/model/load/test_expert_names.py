@@ -10,12 +10,12 @@ import pytest
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_variants import LATENTS as LATENT
+from model_variants import MIXTURES as VARIANTS
 from oracle import backend, logits, relative_error, write
+from paged_model import TOLERANCE, Paged, load, prompt
 from quire.core.errors import ModelError
 from quire.model.describe import describe
-from test_mixtures import VARIANTS
-from test_mla import VARIANTS as LATENT
-from test_model import TOLERANCE, Paged, load, prompt
 
 FAMILIES = dict(reversed([*LATENT.values(), *VARIANTS.values()]))
 

@@ -12,24 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from loaded_folders import load, whole
 from oracle import SMALL, backend, edit_config, logits, random_model, relative_error, write
+from paged_model import prompt
 from quire.core.config import flat_config
 from quire.core.dtypes import named
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import Model, load_model
+from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.model.families.table import read_spec
-from test_model import Paged, prompt
 
 Edit = Callable[[Path], Any]
-
-
-def load(folder: Path, **options: Any) -> Model:
-    return load_model(flat_config(model=str(folder), **options), backend("reference"))
-
-
-def whole(model: Model, tokens: list[int]) -> torch.Tensor:
-    return Paged(model, [tokens]).run([[len(tokens)]])[0]
 
 
 def tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from paths import DATA
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,71 +10,25 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from lora_adapters import TARGETS, write_adapter
+from lora_adapters import merged_by_hand as merged
+from lora_adapters import run_adapted as run
+from model_variants import LATENTS as LATENT_MODELS
+from model_variants import MIXTURES
 from oracle import BACKENDS, backend, logits, relative_error, write
+from paged_model import CUTS, TOLERANCE, prompt
+from paths import DATA
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError, QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, ChangeAdapter
-from quire.model.build import Model, load_model
-from test_mixtures import VARIANTS as MIXTURES
-from test_mla import VARIANTS as LATENT_MODELS
-from test_model import CUTS, TOLERANCE, Paged, prompt
+from quire.model.build import load_model
 from tiny_model import OPTIONS, write_tiny
 
 Tensors = dict[str, Tensor]
 LATENT, EXPERTS = LATENT_MODELS["deepseek_v2"][1], MIXTURES["qwen3_moe"][1]
-TARGETS = {
-    "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "gpt2": ("c_attn", "c_proj", "c_fc"),
-    "cohere": ("q_proj", "v_proj", "down_proj"),
-    "gpt_neox": ("query_key_value",),
-}
-
-
-def write_adapter(folder: Path, oracle: PreTrainedModel, targets: tuple[str, ...], seed: int, **config: Any) -> Path:
-    """A PEFT folder of random matrices for every module of `oracle` whose last name is in `targets`."""
-    generator = torch.Generator().manual_seed(seed)
-    rank = config.setdefault("r", 4)
-    tensors: dict[str, Tensor] = {}
-    for name, module in oracle.named_modules():
-        if name.rsplit(".", 1)[-1] in targets:
-            n, k = module.weight.shape[::-1] if type(module).__name__ == "Conv1D" else module.weight.shape
-            base = f"base_model.model.{name}"
-            tensors[f"{base}.lora_A.weight"] = torch.randn(rank, k, generator=generator) * 0.2
-            tensors[f"{base}.lora_B.weight"] = torch.randn(n, rank, generator=generator) * 0.2
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "lora_alpha": 6, "target_modules": list(targets), "bias": "none"} | config
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-def merged(oracle: PreTrainedModel, folder: Path, scale: float) -> PreTrainedModel:
-    """`oracle` with W + scale B A in place of W, added in float64."""
-    tensors, model = load_file(folder / "adapter_model.safetensors"), copy.deepcopy(oracle)
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            a = tensors.get(f"base_model.model.{name}.lora_A.weight")
-            if a is not None:
-                delta = scale * tensors[f"base_model.model.{name}.lora_B.weight"].double() @ a.double()
-                delta = delta.t() if type(module).__name__ == "Conv1D" else delta
-                module.weight.copy_((module.weight.double() + delta).float())
-    return model
-
-
-def run(model: Model, sequences: list[list[int]], adapters: list[str], cut: list[list[int]]) -> list[Tensor]:
-    """Logits of every sequence with its adapter."""
-    paged, rows = Paged(model, sequences), []
-    assert model.adapters is not None
-    for counts in cut:
-        slots = [model.adapters.slot(a) for a, n in zip(adapters, counts, strict=True) for _ in range(n)]
-        model.adapters.rows[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
-        rows.append(paged.step(counts))
-    return [torch.cat(parts) for parts in zip(*rows, strict=True)]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

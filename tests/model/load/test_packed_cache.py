@@ -15,11 +15,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from loaded_folders import KEPT, made_anew
+from loaded_folders import folder as folder
+from loaded_folders import load_packed as load
 from oracle import write
 from over_torch import arrays
-from quire.core.config import DeviceConfig, flat_config
+from paged_model import Paged, prompt
+from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError, ModelError
-from quire.model.build import Model, load_model
+from quire.model.build import Model
 from quire.model.load import packed_cache, packed_file
 from quire.model.load.reader import Reader
 from quire.ops.backend import open_backend
@@ -31,47 +35,17 @@ from quire.ops.kinds import KINDS
 from quire.ops.lazy import torch_dtype
 from quire.ops.native import load_native
 from quire.ops.weights import Packed, Weight
-from test_model import Paged, prompt
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
-
-
-def load(folder: Path, **options: Any) -> Model:
-    """The model, once its packed weights are kept in `folder`/.quire, or in the folder asked for."""
-    asked = {"model": str(folder), "cache_packed": str(folder / ".quire"), "quantization": "int4"} | options
-    config = flat_config(**asked)
-    model = load_model(config, open_backend(config.device))
-    if model.writing is not None:
-        model.writing.finish(60)
-    return model
 
 
 def logits(model: Model) -> torch.Tensor:
     return Paged(model, [prompt(19, 1)]).run([[19]])[0].clone()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write(tmp_path, "llama", attention_bias=True)
-    return tmp_path
-
-
 def file_of(folder: Path) -> Path:
     (path,) = (folder / ".quire").glob("packed-*.safetensors")
     return path
-
-
-def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The matrices that the loader packs from now on."""
-    made: list[object] = []
-    make = Reader.matrix
-
-    def counted(self: Reader, *which: Any) -> Any:
-        made.append(which)
-        return make(self, *which)
-
-    monkeypatch.setattr(Reader, "matrix", counted)
-    return made
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"quantization": None, "dtype": "bfloat16"}])
@@ -87,18 +61,6 @@ def test_second_start_packs_nothing_and_gives_the_same_bits(
     assert torch.equal(logits(first), logits(load(folder, **options | {"cache_packed": "off"})))
     with safe_open(file_of(folder), framework="pt") as opened:  # other tools can read it
         assert "0.q+k+v.codes" in opened.keys()  # noqa: SIM118
-
-
-KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "experts": ("mixtral", {"num_local_experts": 4}, {}),
-    "experts_with_biases": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16}, {}),
-    "latents": ("deepseek_v3", {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-                                "q_lora_rank": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
-                                "topk_group": 1, "moe_intermediate_size": 32, "num_key_value_heads": 4,
-                                "first_k_dense_replace": 1}, {}),
-    "tables": ("llama", {}, {"quantization": "nf4", "group_size": 32}),
-    "wide_activations": ("llama", {}, {"activations": "int16"}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", KEPT)

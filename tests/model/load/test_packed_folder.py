@@ -15,6 +15,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from gguf_models import write_gguf
+from loaded_folders import made_anew
 from often import one_of
 from oracle import write
 from quire import LLM
@@ -26,7 +27,6 @@ from quire.model.load import packed_cache, packed_file, packed_folder, packed_wr
 from quire.model.load.packed_folder import NoRoom, make_room
 from quire.ops.backend import open_backend
 from quire.ops.native import load_native
-from test_packed_cache import made_anew
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 

@@ -12,11 +12,11 @@ import torch
 from op_cases.weights import TABLES, random_weight
 from oracle import BACKENDS, backend, write
 from over_torch import over_torch
+from paged_model import Paged, prompt
 from quire.core.config import flat_config
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable, Weight
-from test_model import Paged, prompt
 
 FORMS: dict[str, dict[str, Any]] = {
     "f32": {}, "bf16": {}, "fp8": {}, "int8": {}, "int4": {}, "table4": {}, "int8 zeros": {"zeros": True},

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from loaded_folders import KEPT, made_anew
+from lora_adapters import KINDS, TARGETS, Extended, write_adapter
+from model_variants import SHARED_OUT as MODELS
 from oracle import backend, relative_error, write
 from oracle import logits as whole_logits
+from paged_model import Paged, prompt
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.model.build import Model, load_model
@@ -23,31 +27,9 @@ from quire.parallel.comm import Comm
 from quire.parallel.place import Place
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
-from test_adapter_kinds import KINDS, Extended
-from test_lora import TARGETS, write_adapter
-from test_model import Paged, prompt
-from test_packed_cache import KEPT, made_anew
 
 WORLD = 2
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grouped queries": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "tied head": ("llama", {"tie_word_embeddings": True, "vocab_size": 101}),
-    "one key/value head": ("llama", {"num_key_value_heads": 1}),
-    "norms of whole rows": ("olmo2", {}),
-    "norms of heads": ("qwen3", {"head_dim": 24}),
-    "norms with a weight per head": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
-    "norms with a weight per head, interleaved rope": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
-    "slopes": ("bloom", {}),
-    "fused by key/value head": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "fused and transposed": ("gpt2", {}),
-    "parallel": ("gpt_neox", {}),
-    "post norms": ("gemma2", {"head_dim": 24, "sliding_window": 5, "query_pre_attn_scalar": 20}),
-    "experts": ("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
-                              "num_experts_per_tok": 2}),
-    "latents": KEPT["latents"][:2],
-    "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
-}  # fmt: skip
 
 
 def place(share: Share, comm: Comm | None = None) -> Place:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS
 import json
 import sys
 import weakref
@@ -16,40 +15,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import test_encoder
-import test_mixtures
-import test_mla
+from net_checks import LLAMA, PROCESS, SOURCE
 from often import one_of
-from oracle import backend, edit_config, relative_error, write
+from oracle import backend, edit_config, write
+from paged_model import TOLERANCE, Paged, load
+from paths import BENCHMARKS
 from quire.compress.net import Net
 from quire.compress.roles import by_role
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
-from test_load_memory import LLAMA, PROCESS, SOURCE
-from test_model import TOLERANCE, VARIANTS, Paged, load
 
 sys.path.insert(0, str(BENCHMARKS))
 from load_memory import memory, write_zeros
 
-ALL = VARIANTS | test_mixtures.VARIANTS | test_mla.VARIANTS
-ENCODED = test_encoder.VARIANTS
+from net_checks import ALL, ENCODED, error, oracle_logits, random_tokens
+
 GRADIENTS = ("llama", "llama_biases", "llama_tied", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon_new",
              "bloom", "gptj", "phi3", "cohere_qk_norm", "stablelm_qk_norms", "opt_350m", "mixtral", "olmoe",
              "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")  # fmt: skip
-
-
-def random_tokens(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(3, 99, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def oracle_logits(model: PreTrainedModel, tokens: Tensor, encoded: Tensor | None = None) -> Tensor:
-    if encoded is not None:
-        return model(input_ids=encoded, decoder_input_ids=tokens).logits
-    return model(tokens, use_cache=False).logits
-
-
-def error(got: Tensor, want: Tensor) -> float:
-    return relative_error(got.detach(), want.detach())
 
 
 def oracle_gradients(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:

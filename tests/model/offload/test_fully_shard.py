@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from offloaded_model import OPTIONS, answers
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
@@ -25,7 +26,6 @@ from quire.ops.weights import Packed
 from quire.parallel.link import Link, Listener, dial
 from quire.parallel.shares import ASK, HEADER, REQUEST, Far, serve
 from quire.parallel.wire import Dropped
-from test_offload import OPTIONS, answers
 
 pytestmark = [
     pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built"),

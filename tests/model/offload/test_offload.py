@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lora_adapters import TARGETS, write_adapter
+from offloaded_model import OPTIONS, answers, least_gib, offloaded
+from offloaded_model import folder as folder
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.offload import OffloadConfig
-from quire.core.params import SamplingParams
-from quire.core.request import Request
-from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.model.offload.streamed import Streamed
 from quire.ops.backend import open_backend
-from test_lora import TARGETS, write_adapter
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-OPTIONS: dict[str, Any] = {"device": "cpu", "num_blocks": 96, "max_num_batched_tokens": 64, "threads": 2}
 SELF = '{"method": "self", "layers": 2, "num_speculative_tokens": 3, "adaptive": false}'
 FORMS: dict[str, dict[str, Any]] = {
     "f32": {"dtype": "float32"},
@@ -38,45 +36,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "speculative_config": '{"method": "self", "quantization": "int4", "adaptive": false}',
     },
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llama")
-    write(made, "llama", num_hidden_layers=7)
-    return made
-
-
-def answers(engine: Engine, adapter: str = "") -> dict[str, tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of four requests, greedy and sampled; the first two with `adapter`."""
-    for i, size in enumerate((90, 3, 17, 40)):
-        params = SamplingParams(max_tokens=9, temperature=0.8 * (i % 2), logprobs=0, ignore_eos=True)
-        prompt = tuple(3 + (7 * i + 5 * j) % 90 for j in range(size))
-        own = adapter if i < 2 else ""
-        engine.submit(Request(id=str(i), prompt=prompt, params=params, seed=i, arrival=0.0, adapter=own))
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None, output.error
-            tokens, scores = found.setdefault(output.request_id, ([], []))
-            tokens.extend(output.tokens)
-            scores.extend(lp.logprob for lp in output.logprobs)
-    engine.close()
-    return found
-
-
-def least_gib(folder: Path, **options: Any) -> float:
-    """The least that --weight-memory-gib may be, as it says itself."""
-    with pytest.raises(ConfigError, match="give at least") as refused:
-        start_engine(flat_config(model=str(folder), weight_memory_gib=1e-6, **OPTIONS | options))
-    assert refused.value.param == "weight_memory_gib"
-    needed = int(refused.value.message.split(" take ")[1].split(" bytes")[0].replace(",", ""))
-    return (needed + 1) / 2**30
-
-
-def offloaded(folder: Path, room: Path, gib: float, kind: str = "disk", **options: Any) -> Engine:
-    more = {"weight_offload": kind, "weight_memory_gib": gib, "weight_offload_folder": str(room)}
-    return start_engine(flat_config(model=str(folder), **OPTIONS | more | options))
 
 
 @pytest.mark.parametrize("form", FORMS)

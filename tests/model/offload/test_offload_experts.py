@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
+from offloaded_model import OPTIONS, answers, least_gib, offloaded
 from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.engine.start import start_engine
@@ -17,8 +20,6 @@ from quire.model.offload.experts import Pool
 from quire.model.offload.stream import Stream
 from quire.ops.arrays import address
 from quire.ops.backend import open_backend
-from test_mla import GROUPS, SIZES
-from test_offload import OPTIONS, answers, least_gib, offloaded
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4}

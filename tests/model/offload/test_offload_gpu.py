@@ -10,13 +10,13 @@ import torch
 
 from fake_gpu import FakeRuntime
 from oracle import write
+from queueing_engine import MISSING, SMALL, request
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.host import CopiedAhead
 from quire.ops.reference.backend import ReferenceOps
-from test_gpu_frame import MISSING, SMALL, request
 from triton_ops import needs_triton
 from turns import working
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from paths import BENCHMARKS
 from quire.ops.native import load_native
 
 sys.path.insert(0, str(BENCHMARKS))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine_answers import Answer, run
 from oracle import BACKENDS
 from peft_layouts import Layout
 from quire.core.config import flat_config
@@ -28,7 +29,6 @@ from quire.engine.local import LocalEngine
 from quire.engine.loop.planning import picture_bytes
 from quire.engine.requests import with_grammar
 from quire.plan.predict import Machine, Planner
-from test_bit_equality import Answer, run
 from turns import turns
 from vision_models import FAMILIES, SPECIAL, VOCABULARY
 from vision_oracle import QWEN, normalized, patches

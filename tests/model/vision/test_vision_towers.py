@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from oracle import BACKENDS, logits, relative_error
+from paged_model import Paged
 from quire.core.config import DeviceConfig, flat_config
 from quire.model.build import load_model
 from quire.model.describe import describe
 from quire.model.families.pictured import PICTURED
 from quire.model.spec import Sight
 from quire.ops.backend import Ops, open_backend
-from test_model import Paged
 from vision_models import FAMILIES, family_of
 from vision_oracle import CASES, SHAPES, Made, any_size, picture, see
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import BENCHMARKS, SOURCE
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paths import BENCHMARKS, SOURCE
 from triton_ops import needs_triton
 
 SCRIPT, RESULTS = BENCHMARKS / "compile_kernels.py", BENCHMARKS / "results" / "gpu_kernels.json"

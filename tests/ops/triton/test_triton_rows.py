@@ -13,12 +13,11 @@ from torch import Tensor
 from often import one_of
 from op_cases import CASES
 from op_cases import reference as cases
+from op_runs import branch, one_sequence, tree_case
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
-from test_ops import one_sequence
-from test_tree_attention import branch, tree_case
 from triton_ops import HAS_TRITON, close, gpu_ops, needs_triton, on_gpu, run_gpu, run_reference
 
 pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")]

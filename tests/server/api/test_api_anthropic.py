@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer, live
-from test_tools_server import SAID, saying
+from tool_replies import SAID, saying
 
 anthropic = pytest.importorskip("anthropic", reason="the extra 'clients' is not installed")
 HI: Any = [{"role": "user", "content": "hi"}]

@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, live
 from quire.core.structured import StructuredOutputsParams
 from quire.text.infill import BEFORE, BEHIND, Format, infill
-from test_tools_server import SAID, TOOLS, saying
+from tool_replies import SAID, TOOLS, saying
 
 ollama = pytest.importorskip("ollama", reason="the extra 'clients' is not installed")
 HI: Any = [{"role": "user", "content": "hi"}]

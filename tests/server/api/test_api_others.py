@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from live_server import LiveServer, live
-from test_tools_server import saying
+from tool_replies import saying
 
 SAID = "Let me see what is here.\nNo more."
 

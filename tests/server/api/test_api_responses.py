@@ -10,7 +10,7 @@ import pytest
 
 from live_server import LiveServer, live, wait_until
 from quire.server.api.responses import ResponseStore, Stored
-from test_tools_server import SAID, saying
+from tool_replies import SAID, saying
 
 TOOLS: Any = [
     {

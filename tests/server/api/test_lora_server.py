@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from live_server import FOLDER, LiveServer, live
+from live_server import LiveServer, live
+from lora_adapters import write_server_adapter as write_adapter
 from quire.engine.life.process import ProcessEngine
 from quire.engine.options import engine_config
 from quire.server.options import ServerOptions
 
 PROMPT = "What is a list? " * 9
-
-
-def write_adapter(
-    folder: Path, seed: int, rank: int = 4, roles: tuple[str, ...] = ("q_proj", "down_proj"), **config: Any
-) -> str:
-    """A PEFT folder that changes the embedded model's text, with magnitudes if `use_dora`; returns its path."""
-    made, tensors = torch.Generator().manual_seed(seed), {}
-    for name, weight in load_file(FOLDER / "model.safetensors").items():
-        base = name.removesuffix(".weight")
-        if base.rsplit(".", 1)[-1] in roles:
-            n, k = weight.shape
-            tensors[f"base_model.model.{base}.lora_A.weight"] = torch.randn(rank, k, generator=made) * 0.3
-            tensors[f"base_model.model.{base}.lora_B.weight"] = torch.randn(n, rank, generator=made) * 0.3
-            if config.get("use_dora"):
-                norms = weight.float().norm(dim=1)
-                tensors[f"base_model.model.{base}.lora_magnitude_vector"] = norms * torch.rand(n, generator=made)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8} | config))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.structured import StructuredOutputsParams
+from serving_process import serving
 from shaped import PERSON
-from test_end_to_end import serving
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 ASK: Any = [{"role": "user", "content": "Who reads files?"}]

@@ -98,7 +98,7 @@ def test_beams_are_counted() -> None:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
 def test_vectors_have_spans(path: str) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    from test_tracing import ended_spans, spans_of
+    from span_collector import ended_spans, spans_of
 
     with real(num_blocks=64) as server:
         tracer, kept = spans_of(server)
@@ -109,7 +109,7 @@ def test_vectors_have_spans(path: str) -> None:
 
 def test_the_background_has_a_span() -> None:
     pytest.importorskip("opentelemetry.sdk")
-    from test_tracing import ended_spans, spans_of
+    from span_collector import ended_spans, spans_of
 
     with live() as server:
         tracer, kept = spans_of(server)

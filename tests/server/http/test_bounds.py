@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from paths import DOCS
 import asyncio
 import json
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer, live
+from paths import DOCS
 from quire.core.errors import BadRequest
 from quire.server.api.openapi import BODIES
 from stub_engine import StubEngine, stub_info

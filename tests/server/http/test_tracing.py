@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
-from live_server import LiveServer, live, wait_until
+from live_server import live, wait_until
 from quire.core.errors import ConfigError
 from quire.server.http.access import watchers
 from quire.server.options import ServerOptions
+from span_collector import ended_spans, spans_of
 from stub_engine import StubEngine
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -41,29 +41,6 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 def test_other_protocols_are_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="OTLP over HTTP"):
         watchers(ServerOptions(otlp_traces_endpoint=endpoint))
-
-
-def spans_of(server: LiveServer) -> tuple[Any, Any]:
-    """A tracer that keeps its spans in memory, and those."""
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    from quire.server.http.tracing import Tracer
-
-    kept = InMemorySpanExporter()
-    tracer = Tracer(kept)
-    server.service.watchers = (tracer,)
-    return tracer, kept
-
-
-def ended_spans(tracer: Any, kept: Any, count: int) -> Any:
-    """`count` spans, once they have ended: a span ends after the client has its answer."""
-
-    def there() -> bool:
-        tracer._provider.force_flush()
-        return len(kept.get_finished_spans()) >= count
-
-    wait_until(there)
-    return kept.get_finished_spans()
 
 
 def test_a_span_says_what_vllms_says() -> None:

@@ -2,69 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from browser import CHROMIUM, Browser, Page
+from browser import Browser, Page
 from live_server import LiveServer, live
+from playground_page import DONE, ask, chatting, in_chromium, opened
+from playground_page import browser as browser
+from playground_page import server as server
 from proxy import shown_below
 from quire.server.pages import FOLDER, HEADERS
-from real_server import real
 from several_models import Stubs, list_of, serving
 from stub_engine import StubEngine
 from tiny_model import write_tiny
-
-in_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium here: apt-get install chromium")
-DONE = "document.querySelector('.lane:not([hidden]) .answer:last-child[aria-busy=false]')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LiveServer]:
-    with real() as found:
-        yield found
-
-
-@contextlib.contextmanager
-def opened(browser: Browser, url: str, width: int = 1280, height: int = 800) -> Iterator[Page]:
-    """A page whose console stays silent."""
-    page = browser.page(url, width, height)
-    try:
-        yield page
-        assert page.errors == []
-    finally:
-        page.close()
-
-
-@contextlib.contextmanager
-def chatting(browser: Browser, server: LiveServer, width: int = 1280, height: int = 800) -> Iterator[Page]:
-    """A page that knows its models."""
-    with opened(browser, f"{server.url}/", width, height) as page:
-        page.wait("document.querySelector('.model').value")
-        yield page
-
-
-def ask(page: Page, text: str) -> None:
-    """Ask by keyboard, and wait for every answer that is shown."""
-    count = page.run("document.querySelectorAll('.answer').length")
-    page.run("document.querySelector('#message').focus()")
-    page.type(text)
-    page.key("Enter")
-    page.wait(
-        f"document.querySelectorAll('.answer').length > {count} && {DONE} && document.querySelector('#stop').hidden"
-    )
 
 
 def test_the_files_are_whole_small_and_strict() -> None:

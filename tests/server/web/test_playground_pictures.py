@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from browser import Browser
 from live_server import live
+from playground_page import ask, chatting, in_chromium
+from playground_page import browser as browser
 from seeing import IMAGE, ROWS, said, seeing
-from test_playground import ask, browser, chatting, in_chromium
 
 __all__ = ["browser"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer
-from test_tools_server import TOOLS, saying
+from tool_replies import TOOLS, saying
 
 SHORT = re.compile("[A-Za-z0-9]{9}")
 TEMPLATE = """{%- for m in messages %}

@@ -30,7 +30,7 @@ from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 from real_server import real
 from shaped import PERSON, PYDOC, VOCAB
-from test_structured import END, wander
+from structured_requests import END, wander
 
 needs_native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from schema_models import all_models
 from shaped import VOCAB, tokenizer
-from test_structured import END, wander
+from structured_requests import END, wander
 
 PARTLY = frozenset({
     "pydantic-set", "pydantic-set_int", "pydantic-set_many", "pydantic-frozenset", "pydantic-conset",

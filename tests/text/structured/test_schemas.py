@@ -13,7 +13,7 @@ from quire.text.structured.guide import Grammar
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
-from test_structured import END
+from structured_requests import END
 
 Schema = dict[str, Any]
 

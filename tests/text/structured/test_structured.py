@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from engine_answers import engine_of
 from oracle import BACKENDS
 from quire import LLM
 from quire.core.errors import BadRequest
@@ -22,16 +23,15 @@ from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.local import LocalEngine
 from quire.engine.loop import guiding
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.structured.guide import Guide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from random_schemas import random_schema
 from shaped import PERSON, PYDOC, SHAPES, VOCAB, needed, shaped, shaped_requests, tokenizer
-from test_bit_equality import engine_of
-from test_speculation import METHODS, answers
+from speculation_methods import METHODS, answers
+from structured_requests import END, ready, wander
 
 needs_native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-END = 4
 
 
 def valid(text: str, shape: StructuredOutputsParams) -> bool:
@@ -43,34 +43,6 @@ def valid(text: str, shape: StructuredOutputsParams) -> bool:
         return text in (shape.choice or ())
     pattern = shape.regex or "(\\()*[0-9]+[+-][0-9]+(\\))*"
     return re.fullmatch(pattern, text) is not None and text.count("(") == text.count(")")
-
-
-def ready(shape: StructuredOutputsParams) -> tuple[Grammar, tuple[int, ...]]:
-    vocabulary = vocabulary_of(tokenizer(), VOCAB)
-    read = READER.read(shape, (END,), vocabulary)
-    return Grammar(read.grammar, vocabulary), read.completion
-
-
-def wander(guide: Guide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
-    """Tokens of a model that knows nothing: any that may come, each as likely as the other."""
-    said: list[int] = []
-    bits = np.empty(size // 32 + 1, np.int32)
-    while len(said) < most and not guide.complete(len(said)):
-        assert guide.follow(said, 0)
-        guide.mask(bits)
-        may = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:size])
-        for _ in range(4):
-            token = int(draw.choice(may))
-            if guide.takes(token):
-                break
-        else:
-            token = guide.only[0]
-            assert guide.takes(token)
-        if token == END:
-            break
-        said.append(token)
-        assert len(guide.completion) <= most - len(said)
-    return said
 
 
 def wandering(seeds: range) -> None:

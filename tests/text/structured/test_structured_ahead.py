@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from queueing_engine import ROOMY, SHORT, build, joined, run
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.requests import with_grammar
 from quire.text.tokenizer import Tokenizer
-from test_ahead import ROOMY, SHORT, build, joined, run
 from tiny_model import write_tiny
 
 SHAPES: tuple[dict[str, Any], ...] = (

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine_answers import Answer, engine_of, run
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest, GrammarTooComplex
@@ -19,7 +20,6 @@ from quire.text.structured.refused import FAILURES
 from quire.text.structured.spec import grammar_of
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, shaped, tokenizer
-from test_bit_equality import Answer, engine_of, run
 from turns import turns
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

@@ -10,7 +10,7 @@ from quire.core.structured import StructuredOutputsParams
 from quire.text.structured.search import FIRST, LATER, byte_tokenizer, hints_of, shortest
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import PERSON, VOCAB, tokenizer
-from test_structured import ready
+from structured_requests import ready
 
 COMPLETIONS = [
     ({"regex": "(ab)*c"}, b"c"),
