@@ -5,9 +5,9 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 
 SANITIZE := address,undefined
-SANITIZED_TESTS := $(addprefix tests/ops/test_,boundary.py ops.py amx.py native.py fused.py codes.py kv_formats.py bf12.py moe_ops.py \
-	sampler_ops.py tree_attention.py super_blocks.py experts.py sharing.py kinds.py) \
-	$(addprefix tests/quant/test_,four_bits.py stored.py)
+SANITIZED_TESTS := $(addprefix tests/ops/test_,boundary.py ops.py amx.py native.py fused.py code_weights.py kv_formats.py bf12.py moe_ops.py \
+	sampler_ops.py tree_attention.py super_blocks.py experts.py shared_prefixes.py matrix_kinds.py) \
+	$(addprefix tests/quant/test_,four_bit_formats.py packing_stored_bytes.py)
 
 .PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
 .DEFAULT_GOAL := demo

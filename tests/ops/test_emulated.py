@@ -14,9 +14,10 @@ import pytest
 from paths import CSRC, ROOT, SUPPORT, TESTS
 
 FILES = (
-    "emulated_bits", "test_ops", "test_units", "test_moe_ops", "test_codes", "test_bf12", "test_kv_formats",
-    "test_tree_attention", "test_fused", "test_four_bits", "test_mla", "test_sampler_ops",
-    "test_packed_tables", "test_super_blocks", "test_kinds",
+    "emulated_bits", "test_ops", "test_linked_units", "test_moe_ops", "test_code_weights", "test_bf12",
+    "test_kv_formats",
+    "test_tree_attention", "test_fused", "test_four_bit_formats", "test_mla", "test_sampler_ops",
+    "test_packed_tables", "test_super_blocks", "test_matrix_kinds",
 )  # fmt: skip
 
 
