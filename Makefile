@@ -4,12 +4,15 @@ export PYTHONDONTWRITEBYTECODE :=
 # Where it is set, each of the thousand processes that tests start compiles 600 modules anew.
 BIN := .venv/bin
 
+# Of two processes, less what starting them and importing the files of tests takes.
+FAST_SECONDS := 90
+
 SANITIZE := address,undefined
 SANITIZED_TESTS := $(addprefix tests/ops/test_,boundary.py ops.py amx.py native.py fused.py code_weights.py kv_formats.py bf12.py moe_ops.py \
 	sampler_ops.py tree_attention.py super_blocks.py experts.py shared_prefixes.py matrix_kinds.py) \
 	$(addprefix tests/quant/test_,four_bit_formats.py packing_stored_bytes.py)
 
-.PHONY: demo serve test sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
+.PHONY: demo serve test test-fast durations sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
 .DEFAULT_GOAL := demo
 
 demo: quire  ## serve the embedded model and ask it a few things over HTTP
@@ -20,6 +23,12 @@ serve: quire  ## the embedded model on http://127.0.0.1:8000
 
 test: triton
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-fast: triton  ## the functions that take least of those of `make test`, as many as end within 90 s on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal --fast $(FAST_SECONDS)
+
+durations: triton  ## run `make test` and record what each function takes, for test-fast, in tests/data/durations.json
+	$(BIN)/python -m pytest -n 2 --dist worksteal --record-durations
 
 sanitize: build  ## the tests of ops with every address and integer operation of the kernels checked; minutes to build once
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize -G Ninja "-DQUIRE_UNITS=native;portable" -DQUIRE_SANITIZE=$(SANITIZE) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
