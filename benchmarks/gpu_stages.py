@@ -90,8 +90,7 @@ def tokens(scale: Scale) -> None:
 
 def bits(scale: Scale) -> None:
     """Tokens and log-probabilities are the same bits alone, in a batch, in any chunking, from graphs or op by op."""
-    from test_bit_equality import make_requests, run  # type: ignore[import-not-found]
-
+    from engine_answers import make_requests, run  # type: ignore[import-not-found]
     from quire.engine.local import LocalEngine
 
     options: dict[str, Any] = {"num_blocks": 512, "max_model_len": 256}
