@@ -11,14 +11,16 @@ namespace {
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
 
+// Members, not an array: GCC 12 stores the sums of a tile of three rows or more to the stack at every step where they are arrays
+// within arrays.
 struct F {
-    float32x4_t v[4];
+    float32x4_t a, b, c, d;
 };
 struct I {
-    int32x4_t v[4];
+    int32x4_t a, b, c, d;
 };
 struct U {
-    uint32x4_t v[4];
+    uint32x4_t a, b, c, d;
 };
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -37,7 +39,7 @@ constexpr int kAttentionRows = 2, kAttentionTiles = 2;
 // f for each register of x, and of as many others as there are.
 template <class To, class Fn, class... X>
 QUIRE_INLINE To each(const Fn& f, const X&... x) {
-    return {{f(x.v[0]...), f(x.v[1]...), f(x.v[2]...), f(x.v[3]...)}};
+    return {f(x.a...), f(x.b...), f(x.c...), f(x.d...)};
 }
 QUIRE_INLINE uint8x16_t bytes_of(uint32x4_t x) { return vreinterpretq_u8_u32(x); }
 QUIRE_INLINE uint16x8_t halves_of(uint32x4_t x) { return vreinterpretq_u16_u32(x); }
@@ -50,9 +52,9 @@ QUIRE_INLINE uint32x4_t bits(float32x4_t x) { return vreinterpretq_u32_f32(x); }
 QUIRE_INLINE float32x4_t least(float32x4_t x, float32x4_t y) { return vbslq_f32(vcltq_f32(x, y), x, y); }
 QUIRE_INLINE float32x4_t most(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
 
-QUIRE_INLINE F load(const float* p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
+QUIRE_INLINE F load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
 QUIRE_INLINE void store(float* p, F x) {
-    for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
+    vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b), vst1q_f32(p + 8, x.c), vst1q_f32(p + 12, x.d);
 }
 QUIRE_INLINE void store_past(float* p, F x) { store(p, x); }
 QUIRE_INLINE F load_n(const float* p, int n) {
@@ -67,20 +69,20 @@ QUIRE_INLINE void store_n(float* p, F x, int n) {
 }
 QUIRE_INLINE F set1(float x) {
     const float32x4_t v = vdupq_n_f32(x);
-    return {{v, v, v, v}};
+    return {v, v, v, v};
 }
 QUIRE_INLINE I set1_i(int32_t x) {
     const int32x4_t v = vdupq_n_s32(x);
-    return {{v, v, v, v}};
+    return {v, v, v, v};
 }
 QUIRE_INLINE U set1_u(uint32_t x) {
     const uint32x4_t v = vdupq_n_u32(x);
-    return {{v, v, v, v}};
+    return {v, v, v, v};
 }
 QUIRE_INLINE uint32x4_t load_words(const void* p) { return words_of(vld1q_u8(static_cast<const uint8_t*>(p))); }
 QUIRE_INLINE U load_u(const void* p) {
     const char* at = static_cast<const char*>(p);
-    return {{load_words(at), load_words(at + 16), load_words(at + 32), load_words(at + 48)}};
+    return {load_words(at), load_words(at + 16), load_words(at + 32), load_words(at + 48)};
 }
 QUIRE_INLINE I load_i(const void* p) { return each<I>([](auto x) { return vreinterpretq_s32_u32(x); }, load_u(p)); }
 QUIRE_INLINE F add(F x, F y) { return each<F>([](auto a, auto b) { return vaddq_f32(a, b); }, x, y); }
@@ -113,29 +115,29 @@ QUIRE_INLINE F where_less(F a, F b, F x, F y) {
     return each<F>([](auto p, auto q, auto r, auto s) { return vbslq_f32(vcltq_f32(p, q), r, s); }, a, b, x, y);
 }
 QUIRE_INLINE float hsum(F x) {
-    const float32x4_t q = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
+    const float32x4_t q = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
     const float32x2_t d = vadd_f32(vget_low_f32(q), vget_high_f32(q));
     return vget_lane_f32(d, 0) + vget_lane_f32(d, 1);
 }
 QUIRE_INLINE float hmax(F x) {
-    const float32x4_t q = most(most(x.v[0], x.v[2]), most(x.v[1], x.v[3]));
+    const float32x4_t q = most(most(x.a, x.c), most(x.b, x.d));
     const float32x4_t d = most(q, vextq_f32(q, q, 2));
     return vgetq_lane_f32(most(d, vextq_f32(d, d, 1)), 0);
 }
-QUIRE_INLINE int32_t hsum_i(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3]))); }
+QUIRE_INLINE int32_t hsum_i(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.a, x.b), vaddq_s32(x.c, x.d))); }
 
 QUIRE_INLINE F bf16_load(const uint16_t* p) {
     const auto four = [&](int i) { return floats(vshll_n_u16(vld1_u16(p + 4 * i), 16)); };
-    return {{four(0), four(1), four(2), four(3)}};
+    return {four(0), four(1), four(2), four(3)};
 }
 // Round half to even; NaN stays NaN.
 QUIRE_INLINE void bf16_store(uint16_t* p, F x) {
-    for (int i = 0; i < 4; ++i) {
-        const uint32x4_t u = bits(x.v[i]), high = vshrq_n_u32(u, 16), odd = vandq_u32(high, vdupq_n_u32(1));
-        const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
-        const uint32x4_t number = vceqq_f32(x.v[i], x.v[i]);
-        vst1_u16(p + 4 * i, vmovn_u32(vbslq_u32(number, rounded, vorrq_u32(high, vdupq_n_u32(0x40)))));
-    }
+    const auto rounded = [](float32x4_t v) {
+        const uint32x4_t u = bits(v), high = vshrq_n_u32(u, 16), odd = vandq_u32(high, vdupq_n_u32(1));
+        const uint32x4_t even = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+        return vmovn_u32(vbslq_u32(vceqq_f32(v, v), even, vorrq_u32(high, vdupq_n_u32(0x40))));
+    };
+    vst1_u16(p, rounded(x.a)), vst1_u16(p + 4, rounded(x.b)), vst1_u16(p + 8, rounded(x.c)), vst1_u16(p + 12, rounded(x.d));
 }
 // The odd product, then the even one: the order of the other units.
 QUIRE_INLINE F dot_bf16(F acc, U x, U y) {
@@ -146,15 +148,16 @@ QUIRE_INLINE F dot_bf16(F acc, U x, U y) {
 }
 QUIRE_INLINE F f16_load(const uint16_t* p) {
     const auto four = [&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); };
-    return {{four(0), four(1), four(2), four(3)}};
+    return {four(0), four(1), four(2), four(3)};
 }
 QUIRE_INLINE void f16_store(uint16_t* p, F x) {
-    for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
+    const auto narrow = [](float32x4_t v) { return vreinterpret_u16_f16(vcvt_f16_f32(v)); };
+    vst1_u16(p, narrow(x.a)), vst1_u16(p + 4, narrow(x.b)), vst1_u16(p + 8, narrow(x.c)), vst1_u16(p + 12, narrow(x.d));
 }
 // Each byte in a word of its own.
 QUIRE_INLINE U widen_bytes(uint8x16_t b) {
     const uint16x8_t low = vmovl_u8(vget_low_u8(b)), high = vmovl_u8(vget_high_u8(b));
-    return {{vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))}};
+    return {vmovl_u16(vget_low_u16(low)), vmovl_u16(vget_high_u16(low)), vmovl_u16(vget_low_u16(high)), vmovl_u16(vget_high_u16(high))};
 }
 // e4m3, moved to the bits of a number 2^120 times smaller; codes of NaN read as 480.
 QUIRE_INLINE F fp8_load(const uint8_t* p) {
@@ -215,7 +218,7 @@ QUIRE_INLINE I mul16(I x, I y) {
 }
 QUIRE_INLINE I max_i(I x, I y) { return each<I>([](auto a, auto b) { return vmaxq_s32(a, b); }, x, y); }
 QUIRE_INLINE I bits_of(F x) { return each<I>([](auto a) { return vreinterpretq_s32_f32(a); }, x); }
-QUIRE_INLINE int32_t hmax_i(I x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3]))); }
+QUIRE_INLINE int32_t hmax_i(I x) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.a, x.b), vmaxq_s32(x.c, x.d))); }
 QUIRE_INLINE F as_f(U x) { return each<F>([](auto a) { return floats(a); }, x); }
 QUIRE_INLINE U low_half(U x) { return each<U>([](auto a) { return vandq_u32(a, vdupq_n_u32(0xffff)); }, x); }
 QUIRE_INLINE I add_i(I x, I y) { return each<I>([](auto a, auto b) { return vaddq_s32(a, b); }, x, y); }
@@ -224,15 +227,12 @@ QUIRE_INLINE I times255(I x) { return each<I>([](auto a) { return vsubq_s32(vshl
 // Byte of a table of 16 for each byte of `at`, all of them below 16.
 QUIRE_INLINE U load_table(const void* p) {
     const uint32x4_t v = load_words(p);
-    return {{v, v, v, v}};
+    return {v, v, v, v};
 }
 QUIRE_INLINE U look_up(U table, U at) {
     return each<U>([](auto a, auto b) { return words_of(vqtbl1q_u8(bytes_of(a), bytes_of(b))); }, table, at);
 }
-QUIRE_INLINE U xor_u(U a, U b) {
-    for (int i = 0; i < 4; ++i) a.v[i] = veorq_u32(a.v[i], b.v[i]);
-    return a;
-}
+QUIRE_INLINE U xor_u(U x, U y) { return each<U>([](auto a, auto b) { return veorq_u32(a, b); }, x, y); }
 // a & mask ^ b
 QUIRE_INLINE U masked_xor(U a, U mask, U b) { return xor_u(and_u(a, mask), b); }
 // a & mask | b
@@ -247,16 +247,17 @@ QUIRE_INLINE U zip_high(U x, U y) {
     return each<U>([](auto a, auto b) { return words_of(vzip2q_u8(bytes_of(a), bytes_of(b))); }, x, y);
 }
 QUIRE_INLINE void store_u(void* p, U x) {
-    for (int i = 0; i < 4; ++i) vst1q_u8(static_cast<uint8_t*>(p) + 16 * i, bytes_of(x.v[i]));
+    auto* to = static_cast<uint8_t*>(p);
+    vst1q_u8(to, bytes_of(x.a)), vst1q_u8(to + 16, bytes_of(x.b)), vst1q_u8(to + 32, bytes_of(x.c)), vst1q_u8(to + 48, bytes_of(x.d));
 }
 QUIRE_INLINE I load_i8(const int8_t* p) {
     const int8x16_t b = vld1q_s8(p);
     const int16x8_t low = vmovl_s8(vget_low_s8(b)), high = vmovl_s8(vget_high_s8(b));
-    return {{vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))}};
+    return {vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)), vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))};
 }
 QUIRE_INLINE void store_i8(int8_t* p, I x) {
-    const int16x8_t low = vcombine_s16(vmovn_s32(x.v[0]), vmovn_s32(x.v[1]));
-    const int16x8_t high = vcombine_s16(vmovn_s32(x.v[2]), vmovn_s32(x.v[3]));
+    const int16x8_t low = vcombine_s16(vmovn_s32(x.a), vmovn_s32(x.b));
+    const int16x8_t high = vcombine_s16(vmovn_s32(x.c), vmovn_s32(x.d));
     vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 // 16 pairs of halves: low in the lower 16 bits of each lane.
