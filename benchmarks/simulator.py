@@ -263,7 +263,7 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     from simulated_engine import engine_of, other_load, walk
 
     from quire.simulate.load import Asked
-    from quire.simulate.options import Load
+    from quire.simulate.simulate_options import Load
 
     folder, found = model(args), kept("engine")
     runs = engine_of(folder, **OPTIONS)
@@ -316,8 +316,8 @@ def walked(requests: int, replicas: int, cells: int, **design: Any) -> dict[str,
     from quire.core.config import SchedulerConfig
     from quire.simulate.cells import run_cells
     from quire.simulate.load import Asked
-    from quire.simulate.options import Load
     from quire.simulate.replica import Setup
+    from quire.simulate.simulate_options import Load
     from quire.simulate.timeline import Design
 
     setup = Setup(SchedulerConfig(max_num_seqs=32), 2048, 16, 4096)

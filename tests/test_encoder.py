@@ -39,7 +39,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.server.app import create_app
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from real_server import Shared
 from test_model import CUTS, Paged, assert_left_out, load, prompt

@@ -37,7 +37,7 @@ from quire.parallel.place import Place
 from quire.parallel.topology import Topology
 from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of
-from quire.simulate.options import ClusterOptions
+from quire.simulate.simulate_options import ClusterOptions
 from quire.speculate.medusa import load_medusa
 from test_adapter_kinds import LINEARS
 from test_borrowed import PLAIN_ROPE

@@ -21,8 +21,8 @@ import pytest
 
 from live_server import FOLDER, LiveServer, live, wait_until
 from quire.core.errors import ConfigError, EngineFailure
+from quire.engine.engine_options import engine_config
 from quire.engine.life.process import ProcessEngine
-from quire.engine.options import engine_config
 from stub_engine import StubEngine
 from test_server_life import open_stream, read_all
 from tiny_model import OPTIONS, write_tiny

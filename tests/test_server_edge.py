@@ -14,11 +14,11 @@ from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.engine.engine_options import engine_config
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.server.api.fields import warning
 from quire.server.http.dialects import dialect_of
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 from test_server_life import open_stream, read_all
 from tiny_model import OPTIONS, write_tiny

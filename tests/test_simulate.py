@@ -21,10 +21,10 @@ from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
 from quire.simulate.load import Asked
 from quire.simulate.measures import Gaps
-from quire.simulate.options import Load
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
+from quire.simulate.simulate_options import Load
 from quire.simulate.store import Link
 from quire.simulate.timeline import Design
 from quire.simulate.times import Lines, StepTable
@@ -122,7 +122,7 @@ SCRIPT = """
 import json, sys
 from test_simulate import TIMES, found, run, setup
 from quire.simulate.timeline import Design
-from quire.simulate.options import Load
+from quire.simulate.simulate_options import Load
 design = Design(setup=setup(), times=TIMES, replicas=5, mtbf=5.0, start=1.0, seed=3)
 load = Load(num_prompts=150, request_rate=40.0, shared_prefix=64, prefixes=4, tenant=("a=1", "b=2"), seed=3)
 print(json.dumps(found(run(design, load))))

@@ -13,7 +13,7 @@ from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
 from quire.simulate.load import Asked
-from quire.simulate.options import ClusterOptions, Load, limits_of
+from quire.simulate.simulate_options import ClusterOptions, Load, limits_of
 
 TABLE = '{"points": [[1, 0.01], [64, 0.012], [512, 0.06]], "per_key": 1e-7, "per_sequence": 1e-4}'
 SMALL = ["--num-blocks", "300", "--max-model-len", "256"]
@@ -88,7 +88,7 @@ def test_a_named_gpu_is_predicted_by_its_datasheet(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "router": (["--router", "best"], "known are prefix, random"),
+    "router": (["--router", "best"], "'best' is not one of prefix, random"),
     "device": (["--device", "z9"], "not one of this, a100-40gb"),
     "failure": (["--fail", "5"], "is not like 60:0"),
     "failed replica": (["--fail", "5:1"], "replicas are 0 to 0"),
@@ -97,13 +97,13 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "tenant": (["--tenant", "x"], "is not like name=share"),
     "two tenants": (["--tenant", "x=1", "--tenant", "x=2"], "each name once"),
     "search": (["--search", "replicas"], "needs --slo"),
-    "slo": (["--search", "replicas", "--slo", "ttfb=3"], "known are ttft"),
+    "slo": (["--search", "replicas", "--slo", "ttfb=3"], "is not one of ttft=NUMBER"),
     "all prefill": (["--prefill-replicas", "1"], "one at least must decode"),
     "no trace": (["nothing.jsonl"], "No such file"),
     "closed": (["--arrivals", "closed"], "name another"),
     "a trace's option": (["--trace-speed", "2"], "none is named"),
     "length": (["--input-len", "9:3"], "low <= high"),
-    "negative": (["--patience", "-1"], "bad option value"),
+    "negative": (["--patience", "-1"], "--patience -1.0 must not be negative"),
     "gaps of a request": (["--goodput", "itl:50"], "name tpot"),
     "cells": (["--cells", "2"], "1 replicas to share"),
     "memory": (["--replicas", "90000", "--num-blocks", "90000"], "blocks in all"),

@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
 from quire.server.http.access import watchers
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

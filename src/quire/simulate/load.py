@@ -21,7 +21,7 @@ from quire.bench.workload import Length
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.simulate.options import Load
+from quire.simulate.simulate_options import Load
 
 OWN, ANSWER, SHARED = 1 << 40, 1 << 41, 1 << 42
 """Where the numbers of contents begin that only one prompt has, that are a request's answer, and that some share."""
