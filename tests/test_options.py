@@ -19,7 +19,16 @@ from quire.compress.recipe import TABLES
 from quire.compress.stages import METHODS
 from quire.core.errors import ConfigError
 from quire.core.options.fields import OptionField, about, fields_of, unwrapped
-from quire.core.options.values import Place, check_values, from_text, make, meant, near, read_table, read_value
+from quire.core.options.values import (
+    Place,
+    check_values,
+    did_you_mean,
+    from_text,
+    near_names,
+    read_options,
+    read_table,
+    read_value,
+)
 
 SOURCE = Path(__file__).parent.parent / "src" / "quire"
 NUMBERS = (int, float, int | None, float | None)
@@ -83,7 +92,7 @@ def test_numbers_of_flags_are_numbers(struct: type[msgspec.Struct]) -> None:
         assert field.flag in asked(STRUCTS[struct], field.flag, "many")
     for field in fields:
         with pytest.raises(ConfigError, match=f"^{field.flag} 'many' must be (an integer|a number)$") as refused:
-            make(struct, {field.name: "many"})
+            read_options(struct, {field.name: "many"})
         assert refused.value.param == field.name
 
 
@@ -92,7 +101,7 @@ def test_ranges_hold_for_flags_and_for_structs(struct: type[msgspec.Struct]) -> 
     for field in fields_of(struct):
         for value in outside(field):
             with pytest.raises(ConfigError, match=f"^{field.flag} .*must ") as refused:
-                make(struct, {field.name: value})
+                read_options(struct, {field.name: value})
             with pytest.raises(ConfigError, match=f"^{field.flag} .*must "):
                 check_values(struct(**{field.name: value}))
             assert refused.value.param == field.name
@@ -105,9 +114,9 @@ def test_choices_hold_for_flags_and_for_structs(struct: type[msgspec.Struct]) ->
             continue
         value = field.plain(7) if field.plain is int else "nothing"
         with pytest.raises(ConfigError, match=f"^{field.flag} {value!r} is not one of {field.choices[0]}"):
-            make(struct, {field.name: value})
+            read_options(struct, {field.name: value})
         for choice in field.choices:
-            make(struct, {field.name: from_text(field, choice)})
+            read_options(struct, {field.name: from_text(field, choice)})
 
 
 @pytest.mark.parametrize("struct", OF_FILES, ids=lambda struct: struct.__name__)
@@ -216,10 +225,10 @@ def test_text_is_read_by_the_type_of_its_option(name: str, text: str, value: obj
 
 
 def test_names_that_were_meant() -> None:
-    assert near("max-num-sqs", ("max_num_seqs", "port")) == ["max_num_seqs"]
-    assert meant("max-num-sqs", ("max_num_seqs", "port")) == "; is it max-num-seqs?"
-    assert meant("zzz", ("a", "b")) == "; known are a, b"
-    assert meant("zzz", map(str, range(99))) == "; quire serve --help lists them"
+    assert near_names("max-num-sqs", ("max_num_seqs", "port")) == ["max_num_seqs"]
+    assert did_you_mean("max-num-sqs", ("max_num_seqs", "port")) == "; is it max-num-seqs?"
+    assert did_you_mean("zzz", ("a", "b")) == "; known are a, b"
+    assert did_you_mean("zzz", map(str, range(99))) == "; quire serve --help lists them"
 
 
 def test_a_number_that_is_none_is_refused() -> None:

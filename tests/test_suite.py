@@ -54,7 +54,7 @@ GRID = '[[grid]]\nmodels = ["micro"]\ninput = [8]\noutput = [4]\n'
         ('[[grid]]\narrivals = ["possion:2"]\n', "known are"),
         ('[[grid]]\ninput = ["9:3"]\n', "needs 1 <= low <= high"),
         ("[[grid]]\nbatch = []\n", "batch is empty"),
-        ("[[grid]]\nbatch = [0]\n", r"batch 0 must lie in \[1, 1024\]"),
+        ("[[grid]]\nbatch = [0]\n", "batch 0 must lie in [1, 1024]"),
         ("[[grid]]\noptions = {blocksize = 16}\n", "is it block_size"),
         ('[[grid]]\noptions = {model = "x"}\n', "said by `models`"),
         ('[[grid]]\ntechniques = ["draft"]\n', "say what drafts"),

@@ -13,7 +13,7 @@ from quire.cli.params import PATH, argument
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
 from quire.core.options.files import toml_value
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from quire.compress.recipe import Recipe
@@ -58,7 +58,7 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
     from quire.compress.progress import units_bar
     from quire.compress.recipe import read_recipe
 
-    given = make(CompressOptions, options)
+    given = read_options(CompressOptions, options)
     source = "" if source == "pydoc" else source
     if given.frontier:
         if (given.recipe, given.quantize, given.prune) != (None, None, None) or given.set or not given.passport:

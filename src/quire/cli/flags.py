@@ -13,7 +13,7 @@ from quire.cli.params import Argument, Command, Option
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.options.fields import OptionField, Struct, fields_of, flag
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN, UNBUILT, engine_config
 from quire.server.server_options import ServerOptions
 
@@ -150,7 +150,7 @@ def to_engine(options: Mapping[str, Any]) -> EngineConfig:
 
 def to_server(options: Mapping[str, Any]) -> ServerOptions:
     """The server's part of `options`."""
-    server = make(ServerOptions, options)
+    server = read_options(ServerOptions, options)
     server.validate()
     return server
 

@@ -40,9 +40,9 @@ class LazyGroup(click.Group):
         """Find the command of `args`; where it is none, the error names those that are spelled nearly so."""
         name = args[0]
         if name not in self.table and name[:1].isalnum():
-            from quire.core.options.values import near
+            from quire.core.options.values import near_names
 
-            found = near(name, self.table)
+            found = near_names(name, self.table)
             hint = f" Did you mean {', '.join(map(repr, found))}?" if found else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -13,7 +13,7 @@ import msgspec
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
 from quire.cli.params import PATH, Option, option
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from quire.bench.serving import Measured
@@ -35,7 +35,7 @@ def latency(options: dict[str, Any], output: Path | None) -> None:
     """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
     from quire.bench.offline import latency as measure
 
-    _offline("latency", make(LatencyLoad, options), measure, options, output)
+    _offline("latency", read_options(LatencyLoad, options), measure, options, output)
 
 
 @option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option())
@@ -43,7 +43,7 @@ def throughput(options: dict[str, Any], output: Path | None) -> None:
     """Throughput of many requests at once, and how much of the KV cache is wasted."""
     from quire.bench.offline import throughput as measure
 
-    _offline("throughput", make(ThroughputLoad, options), measure, options, output)
+    _offline("throughput", read_options(ThroughputLoad, options), measure, options, output)
 
 
 @option_command(
@@ -60,7 +60,7 @@ def serve(options: dict[str, Any], output: Path | None) -> None:
     Prompts are random tokens, conversations (--turns) or those of a trace (--trace); they come by --arrivals, or are
     raised until the server no longer follows (--sweep).
     """
-    load = make(ServeLoad, options)
+    load = read_options(ServeLoad, options)
     from quire.bench import serving
     from quire.bench.report import report
     from quire.bench.sending import on_loop

@@ -18,7 +18,7 @@ from quire.core.exclusions.features import SEVERAL_MODELS
 from quire.core.exclusions.table import check_known
 from quire.core.options.fields import OptionField, fields_of
 from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import Place, from_text, meant, read_value, with_underscores
+from quire.core.options.values import Place, did_you_mean, from_text, read_value, with_underscores
 from quire.engine.engine_options import KNOWN, UNBUILT
 from quire.server.server_options import OF_MODELS, ServerOptions
 
@@ -168,7 +168,7 @@ def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
     try:
         for key in own:
             if key not in OWN or key == "served_model_name":
-                raise ConfigError(f"{key}: a model has no such option{meant(key, OWN)}", param=key)
+                raise ConfigError(f"{key}: a model has no such option{did_you_mean(key, OWN)}", param=key)
         read_value(bool, pinned, Place("pinned", "pinned"))
         if not name or not isinstance(own.get("model"), str) or not own["model"]:
             raise ConfigError("it needs a name and model = PATH", param="model")

@@ -14,7 +14,7 @@ from quire.cli.params import PATH, option
 from quire.cli.show import Rows, show
 from quire.cli.show import size as as_bytes
 from quire.core.options.fields import about
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 )
 def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None) -> None:
     """Memory, latency, throughput, devices and cost of a model under a load, and what to change first."""
-    wanted = make(PlanOptions, options)
+    wanted = read_options(PlanOptions, options)
     from quire.figures.files import Appending
     from quire.plan.advice import advice
     from quire.plan.file import plan_of, write_plan

@@ -11,7 +11,7 @@ from quire.bench.loads import ReplayLoad
 from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.measure import facts, output_option
 from quire.cli.params import PATH, argument
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
 
     The engine has the recorded options; those given here take their place, and most must not change a bit.
     """
-    load = make(ReplayLoad, options)
+    load = read_options(ReplayLoad, options)
     from quire.engine.record.recording import read_run
 
     run = read_run(folder, load.run)

@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
 from quire.cli.params import PATH, argument, option
-from quire.core.options.values import make
-from quire.simulate.simulate_options import ClusterOptions, Load
+from quire.core.options.values import read_options
+from quire.simulate.simulate_options import ClusterOptions, SimulatedLoad
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.simulate.design import Made
-    from quire.simulate.load import Asked
     from quire.simulate.outcome import Outcome
+    from quire.simulate.simulated_requests import Asked
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
-OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load}
+OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": SimulatedLoad}
 FLAGS = OWN | {name: ENGINE[name] for name in PANELS}
 
 
@@ -45,13 +45,13 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     Steps take as long as quire plan predicts for --device, or as --step-times says. --slo with --search replicas finds
     the fewest replicas that hold it.
     """
-    cluster, load = make(ClusterOptions, options), make(Load, options)
-    own = {*ClusterOptions.__struct_fields__, *Load.__struct_fields__} - {"seed"}
+    cluster, load = read_options(ClusterOptions, options), read_options(SimulatedLoad, options)
+    own = {*ClusterOptions.__struct_fields__, *SimulatedLoad.__struct_fields__} - {"seed"}
     config = to_engine({name: value for name, value in options.items() if name not in own})
     words = ["quire", "simulate", *([trace] if trace else []), *to_arguments(options)]
 
     from quire.simulate.design import design_of
-    from quire.simulate.load import Asked
+    from quire.simulate.simulated_requests import Asked
 
     asked = Asked(load, trace)
     made = design_of(config, cluster, load.seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.flags import option_command
 from quire.cli.params import PATH, argument
 from quire.compress.train.options import TrainOptions
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,7 +28,7 @@ LAST = 20
 )
 def train(options: dict[str, Any], model: str, out: Path) -> None:
     """Train MODEL, and write an adapter in PEFT's layout or a model to OUT."""
-    given = make(TrainOptions, options)
+    given = read_options(TrainOptions, options)
     given.validate()
     from quire.compress.train import job
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, option_command, to_engine
-from quire.core.options.values import make
+from quire.core.options.values import read_options
 from quire.core.whole import write_whole
 from quire.engine.engine_options import KNOWN
 from quire.tune.tune_options import TuneOptions
@@ -28,12 +28,12 @@ def tune(options: dict[str, Any]) -> None:
 
     Run again, it goes on with what was measured. Exit code 1: none keeps the targets.
     """
-    asked, base = make(TuneOptions, options), to_engine(options)
+    asked, base = read_options(TuneOptions, options), to_engine(options)
     asked.validate()
     from rich.console import Console
 
+    from quire.tune.journal import check_output
     from quire.tune.report import MARK, config_text, print_outcome
-    from quire.tune.rows import check_output
     from quire.tune.session import Session
 
     check_output(Path(asked.output), MARK)

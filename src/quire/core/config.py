@@ -19,7 +19,7 @@ from quire.core.exclusions.table import check_options
 from quire.core.media import MediaConfig
 from quire.core.offload import OffloadConfig
 from quire.core.options.fields import about
-from quire.core.options.values import check_values, make
+from quire.core.options.values import check_values, read_options
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
 from quire.core.tiers import TierConfig
@@ -344,7 +344,9 @@ def flat_config(**options: object) -> EngineConfig:
         if name == "served_model_name" and isinstance(value, str):
             value = (value,)
         parts[OWNER[name]][name] = value
-    made: dict[str, Any] = {section: make(SECTIONS[section], given) for section, given in parts.items() if given}
+    made: dict[str, Any] = {
+        section: read_options(SECTIONS[section], given) for section, given in parts.items() if given
+    }
     config = EngineConfig(**made)
     config.validate()
     return config

@@ -12,7 +12,7 @@ import msgspec
 from quire.core.config import OWNER, EngineConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.options.fields import flag
-from quire.core.options.values import meant
+from quire.core.options.values import did_you_mean
 
 log = logging.getLogger("quire.options")
 KNOWN = tuple(OWNER)
@@ -42,7 +42,7 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
                 log.warning("trust_remote_code has no effect: code from a model folder is never run")
         elif name not in KNOWN:
             names = sorted({*KNOWN, *UNBUILT})
-            raise ConfigError(f"{name}: there is no such option{meant(name, names, len(names))}", param=name)
+            raise ConfigError(f"{name}: there is no such option{did_you_mean(name, names, len(names))}", param=name)
         elif value is not None:
             given[name] = _plain(name, value)
     if given.get("max_model_len") == "auto":

@@ -9,7 +9,7 @@ import msgspec
 from quire.core.errors import ConfigError
 from quire.core.options.fields import fields_of
 from quire.core.options.pairs import number_pairs
-from quire.core.options.values import flag_place, from_text, make
+from quire.core.options.values import flag_place, from_text, read_options
 
 T = TypeVar("T", bound=msgspec.Struct)
 MOST = 1 << 24
@@ -71,4 +71,4 @@ def parse_slo(text: str) -> Slo:
 
 def _made(option: str, given: dict[str, str], struct: type[T]) -> T:
     numbers = {field.name: from_text(field, given[field.name]) for field in fields_of(struct) if field.name in given}
-    return make(struct, numbers, flag_place(option).key)
+    return read_options(struct, numbers, flag_place(option).key)

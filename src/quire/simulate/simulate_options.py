@@ -22,7 +22,7 @@ CLOSED = {"closed": "whom a simulation would wait for is not said; name another"
 """Arrivals of `quire bench serve` that a simulation does not have, and why."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a cluster; the names are those of `quire bench serve`.
 
     Each made-up prompt begins with one of `prefixes` shared texts of `shared_prefix` tokens.

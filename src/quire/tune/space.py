@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
 from quire.core.options.fields import fields_of
 from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import Place, check_names, from_text, make, read_value, with_underscores
+from quire.core.options.values import Place, check_names, from_text, read_options, read_value, with_underscores
 from quire.core.speculation import LOOK_UPS
 from quire.plan.load import Load, Slo
 
@@ -88,7 +88,7 @@ def with_values(config: EngineConfig, values: Mapping[str, Value]) -> EngineConf
     made = replace(
         config,
         **{
-            section: make(SECTIONS[section], asdict(getattr(config, section)) | own)
+            section: read_options(SECTIONS[section], asdict(getattr(config, section)) | own)
             for section, own in sections.items()
         },
     )

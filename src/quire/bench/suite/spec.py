@@ -13,7 +13,7 @@ from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.workload import Length
 from quire.core.errors import ConfigError
 from quire.core.options.files import read_toml
-from quire.core.options.values import Place, check_names, meant, read_table
+from quire.core.options.values import Place, check_names, did_you_mean, read_table
 from quire.engine.engine_options import KNOWN
 
 ENGINES = ("quire", "llama.cpp", "openvino", "vllm", "transformers")
@@ -128,7 +128,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 def _named(given: tuple[str, ...], names: tuple[str, ...], where: str) -> None:
     for name in given:
         if name not in names:
-            raise ConfigError(f"{where}: {name!r} is not known{meant(name, names)}")
+            raise ConfigError(f"{where}: {name!r} is not known{did_you_mean(name, names)}")
 
 
 class LoadCase(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ def flag_place(name: str) -> Place:
     return Place(flag(name), name)
 
 
-def make(struct: type[T], given: Mapping[str, Any], place: Callable[[str], Place] = flag_place) -> T:
+def read_options(struct: type[T], given: Mapping[str, Any], place: Callable[[str], Place] = flag_place) -> T:
     """A `struct` of the options that `given` has of it; others are passed over.
 
     `place` says where an option stands. `ConfigError` for a value of another type, out of range, or no choice.
@@ -124,7 +124,7 @@ def read_value(kind: Any, value: Any, place: Place) -> Any:
     plain, said = unwrapped(kind)
     if (struct := _struct_of(plain)) is not None and isinstance(value, dict):
         return read_table(struct, value, place)
-    if get_origin(plain) is tuple and isinstance(value, list | tuple):
+    if get_origin(plain) is tuple and get_args(plain)[-1] is ... and isinstance(value, list | tuple):
         inner = get_args(plain)[0]
         tables = _struct_of(inner) is not None
         return tuple(
@@ -221,21 +221,21 @@ def check_names(given: Iterable[str], known: Iterable[str], place: Place, noun: 
     spelled = {name.replace("-", "_") for name in (*names, *also)}
     for name in given:
         if name.replace("-", "_") not in spelled:
-            raise place.error(f": {name}: there is no such {noun}{meant(name, names)}")
+            raise place.error(f": {name}: there is no such {noun}{did_you_mean(name, names)}")
 
 
-def meant(name: str, known: Iterable[str], most: int = MANY) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = MANY) -> str:
     """The end of an error of an unknown name: the known one that is spelled nearly so, or all, or where they are.
 
     `most`: as many are listed.
     """
     names = list(known)
-    if found := near(name, names, 1):
+    if found := near_names(name, names, 1):
         return f"; is it {found[0].replace('_', '-') if '-' in name else found[0]}?"
     return f"; known are {', '.join(names)}" if len(names) <= most else "; quire serve --help lists them"
 
 
-def near(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     """Names that are spelled nearly as `name`, the nearest first; dashes and underscores are the same."""
     import difflib  # a quarter of a command's start, and no command needs it that succeeds
 
