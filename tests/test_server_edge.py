@@ -91,7 +91,7 @@ def test_pings_can_be_off_and_an_early_failure_keeps_its_status() -> None:
         assert "ping" not in read_all(stream)
         stub.poison = 0
         assert server.post("/v1/completions", {"prompt": "a", "stream": True}).status_code == 500
-    with pytest.raises(ConfigError, match="--stream-ping-interval must not be negative"):
+    with pytest.raises(ConfigError, match="--stream-ping-interval -1.0 must not be negative"):
         ServerOptions(stream_ping_interval=-1.0).validate()
 
 
