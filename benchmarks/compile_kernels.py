@@ -8,7 +8,7 @@ nothing takes some 25 minutes of one core.
 
 A row with an error fails the run; so does one that spills more than `SPILLED` bytes without a reason in `EXPLAINED`.
 `matrix` is the matrix instruction: version, warps of a tile, shape. Rows of one family must agree in it where bits
-depend on it; tests/test_gpu_kernels.py looks.
+depend on it; tests/ops/triton/test_gpu_kernels.py looks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each row is an API and a kind of body, with the status, the seconds until the answer, and the longest hold while it was
 read, refused or answered: milliseconds by the clock, and those of them in which the server computed (where the machine
-is not idle). Nothing else is asked meanwhile. The engine is a stub (tests/stub_engine.py) behind the real server,
-tokenizer and chat template. `--bar` 20: the exit code is 1 where a hold is longer. `--only TEXT`: rows that have it.
+is not idle). Nothing else is asked meanwhile. The engine is a stub (tests/support/stub_engine.py) behind the real
+server, tokenizer and chat template. `--bar` 20: the exit code is 1 where a hold is longer. `--only TEXT`: rows that
+have it.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Watch:
 
 def serve(told: Connection) -> None:
     """A server in this process, which tells its port."""
-    sys.path[:0] = [str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT / "tests" / "support")]
     import stub_engine
     from live_server import FOLDER, text_tools
     from quire.core.config import flat_config

@@ -239,8 +239,8 @@ def known(args: argparse.Namespace) -> Iterator[Target]:
     """quire's server over the tests' engine, whose steps take STEP seconds each whatever the machine does."""
     port = free_port()
     facts = {"step_seconds": STEP, "info": {"max_num_queued_reqs": 1000}, "options": {"port": port}}
-    words = ["taskset", "-c", str(args.cores[0]), sys.executable, str(ROOT / "tests" / "stub_server.py")]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    words = ["taskset", "-c", str(args.cores[0]), sys.executable, str(ROOT / "tests" / "support" / "stub_server.py")]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support")])
     process = subprocess.Popen([*words, json.dumps(facts)], env=os.environ | {"PYTHONPATH": path})
     try:
         url = f"http://127.0.0.1:{port}"

@@ -125,7 +125,7 @@ def prepare(check: Check) -> list[list[str]]:
 
 def op_tests(check: Check) -> list[list[str]]:
     """The op cases, their tests dealt out to processes."""
-    files = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests").glob("test_triton*.py"))]
+    files = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "tests" / "ops" / "triton").glob("test_triton*.py"))]
     listed = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *files],
         cwd=ROOT, env=check.environment, capture_output=True, text=True, check=False,
@@ -140,7 +140,7 @@ def op_tests(check: Check) -> list[list[str]]:
 
 def model_tests(check: Check) -> list[list[str]]:
     """Tiny models end to end: graphs, eager steps, chunks, padding, budget."""
-    return [[sys.executable, "-m", "pytest", *QUIET, "tests/test_gpu_frame.py"]]
+    return [[sys.executable, "-m", "pytest", *QUIET, "tests/run/test_gpu_frame.py"]]
 
 
 def measured(name: str, *more: str) -> Callable[[Check], list[list[str]]]:

@@ -31,7 +31,7 @@ from quire.ops.layout import PlainLayout
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import open_gpu
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 
 def config_of(scale: Scale, **options: Any) -> EngineConfig:
@@ -90,8 +90,8 @@ def tokens(scale: Scale) -> None:
 
 def bits(scale: Scale) -> None:
     """Tokens and log-probabilities are the same bits alone, in a batch, in any chunking, from graphs or op by op."""
+    from engine_answers import make_requests, run  # type: ignore[import-not-found]
     from quire.engine.local import LocalEngine
-    from test_bit_equality import make_requests, run  # type: ignore[import-not-found]
 
     options: dict[str, Any] = {"num_blocks": 512, "max_model_len": 256}
     whole = LocalEngine(config_of(scale, **options))

@@ -22,7 +22,7 @@ from quire.ops.layout import KVCache, PlainLayout
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import Gpu, open_gpu
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from op_cases.weights import random_weight
 

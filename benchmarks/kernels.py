@@ -40,7 +40,7 @@ from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
 from quire.ops.weights import Packed, PackedTable, Weight
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from op_cases.weights import normal
 from over_torch import arrays

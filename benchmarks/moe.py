@@ -30,7 +30,7 @@ from quire.ops.latents import LatentLayout
 from quire.ops.native import huge_bytes
 from quire.ops.weights import Weight
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from op_cases.weights import random_weight
 from over_torch import arrays

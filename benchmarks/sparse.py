@@ -29,7 +29,7 @@ from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import SPARSE
 from quire.ops.weights import Packed, Weight
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 from op_cases.weights import normal, random_weight
 from over_torch import arrays

@@ -1,4 +1,4 @@
-// Where the fields of all descriptors lie, for tests/test_descriptors.py, which holds the classes of Python to it.
+// Where the fields of all descriptors lie, for tests/ops/test_descriptors.py, which holds the classes of Python to it.
 #include "descriptors.h"
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // What an op is told beside its arrays, as structs at addresses that Python keeps (classes of src/quire/ops/descriptors.py, the same
-// fields in the same order: descriptors.cpp lists them and tests/test_descriptors.py compares). What is fixed of a layer's cache or
+// fields in the same order: descriptors.cpp lists them and tests/ops/test_descriptors.py compares). What is fixed of a layer's cache or
 // attention is filled in once, what is of a step once a step. A packed matrix has a descriptor of its own: matrix.h.
 //
 // Here is data only: what the units compute of it is in their own namespaces, compiled for each instruction set.

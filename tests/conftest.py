@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import durations
 from quire.core.machine import uncollected
 from quire.model.load import packed_folder
 
@@ -29,6 +30,20 @@ packed_folder.FREE_SHARE = 1 << 60
 
 LONG = {"slow": 4 * 3600.0, "nightly": 24 * 3600.0}
 """Seconds that tests with these marks may take; others have the `timeout` of pyproject.toml."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `make test-fast` and `make durations`."""
+    parser.addoption("--fast", type=float, metavar="SECONDS", help="the functions that take least, within SECONDS")
+    parser.addoption("--record-durations", action="store_true", help="write what each function takes to tests/data")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what these options ask for; workers of pytest-xdist choose, and leave recording to their controller."""
+    if (seconds := config.getoption("--fast")) is not None:
+        config.pluginmanager.register(durations.Fast(durations.read(), seconds))
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder())
 
 
 @pytest.hookimpl(wrapper=True)

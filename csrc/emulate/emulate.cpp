@@ -1,6 +1,6 @@
 // The native ops as a program of their own, for tests of units that this machine cannot run: built for another processor and run by
 // an emulator, it is sent each call of an op with the memory that the call can reach, makes it and sends back what changed.
-// `tests/emulated.py` is the other end; all numbers on the wire are 64-bit words.
+// `tests/support/emulated.py` is the other end; all numbers on the wire are 64-bit words.
 //
 // Memory lies at other addresses here than at the sender's, so the sender says which words hold addresses, and of what.
 #include <cstdio>

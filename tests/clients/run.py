@@ -14,11 +14,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
 from environments import environment  # noqa: E402
 
-from test_end_to_end import serving  # noqa: E402
+from serving_process import serving  # noqa: E402
 
 MODEL = ROOT / "src" / "quire" / "assets" / "pydoc"
 OWN = {"guidellm": "guidellm", "lm_eval": "lm_eval", "vllm": "vllm"}

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 from oracle import random_model  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64, "max_position_embeddings": 32}

@@ -135,5 +135,6 @@ def _readable(w: Host) -> Host:
 
 INT8 = RoundToNearest("int8", 8, -127, 127, divisors=(127.0,))
 # The head stays at 8 bits under int4: on the embedded model, with the rest in int4, the KL divergence from float32 is
-# 0.084 nats with a 4-bit head and 0.058 with an 8-bit one (tests/test_quant.py). Q4_0 files of llama.cpp keep 6 bits.
+# 0.084 nats with a 4-bit head and 0.058 with an 8-bit one (tests/quant/test_quant.py). Q4_0 files of llama.cpp keep
+# 6 bits.
 INT4 = RoundToNearest("int4", 4, -8, 7, divisors=(-8.0, -8.5, -9.0), head_scheme=INT8)

@@ -44,7 +44,7 @@ class Garbage:
 
     That looks at young objects all the time, and at all as soon as a quarter of them is new. With what was loaded left
     out (`uncollected`) it stopped 5,000 streams for 0.45 s with each of their tokens, and 50 ms many times between;
-    probes waited as long. There is little to find: requests leave no circles (tests/test_garbage.py).
+    probes waited as long. There is little to find: requests leave no circles (tests/server/test_garbage_collection.py).
     """
 
     def __init__(self) -> None:

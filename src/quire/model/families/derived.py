@@ -1,7 +1,7 @@
 """Sizes that a family's own code computes from others, so that no field of config.json can give them another value.
 
 A model whose heads or channels were dropped can only be of its family where these sizes are fields. Which are was
-tried with transformers (`tests/test_prune_families.py`).
+tried with transformers (`tests/compress/prune/test_prune_families.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,83 @@
+"""A supervised engine's patience: how long a request is tried alone, and how long a step may take."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from quire.core.errors import EngineFailure
+from quire.engine.life.supervised import Patience
+from quire.engine.life.trial import TRIED
+from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
+from quire.engine.stats import Stats
+from supervised_engines import Edge, request
+from turns import turns
+
+
+def test_who_is_tried_alone_stays_so_until_it_gave_two_tokens() -> None:
+    """The step that gives the first may have been under way when the last engine died."""
+    edge = Edge()
+    edge.submit(request("a"), request("b"))
+    edge.poll(2)
+    edge.engine.dead = True
+    edge.poll()
+    tried: list[int] = []
+    for _ in turns(lambda: edge.client._trial):
+        tried.append(len(edge.client._trial))
+        edge.poll()
+    assert tried == [2] * TRIED + [1] * TRIED
+    edge.finish()
+    edge.check()
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "limit"),
+    [
+        ([(0.001, 1)], 1, 0.1),  # at least what was asked for
+        ([(0.02, 1), (0.001, 1)], 1, SLOW * 0.02),
+        ([(0.002, 1), (0.064, 64)], 256, SLOW * 0.064),
+        ([(0.002, 1), (0.064, 64)], 4096, LARGE * 0.001 * 4096),  # a row of the largest step takes as long as the best
+    ],
+)
+def test_a_hang_is_longer_than_any_step_may_be(
+    steps: list[tuple[float, int]], most: int, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("quire.engine.life.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    watchdog, killed = Watchdog(0.1, most), list[bool]()
+
+    def check() -> None:
+        watchdog.check(busy=True, changing=False, kill=lambda: killed.append(True))
+
+    for seconds, rows in steps:
+        watchdog.learn(Stats(step_seconds=seconds, step_tokens=rows))
+    watchdog._heard = now - 0.9 * limit
+    check()
+    assert not killed
+    watchdog._heard = now - 1.1 * limit
+    with pytest.raises(EngineFailure, match="hangs"):
+        check()
+    assert killed
+
+
+def test_what_is_paused_costs_no_step_and_is_not_to_blame() -> None:
+    edge = Edge(patience=Patience(hang=0.2))
+    edge.submit(request("a", 20), request("b", 20, n=2))
+    edge.poll(3)
+    assert edge.client.pause("a") and not edge.client.pause("nobody")
+    edge.poll(3)
+    assert edge.engine.running == 2 and len(edge.tokens["a", 0]) == 3
+    edge.engine.dead = True
+    edge.poll(3)
+    assert not any("a" in each.id for each in edge.engine.submitted) and edge.client._kept["a"].deaths == 0
+    for _ in turns(lambda: ("b", 1) not in edge.ends):
+        edge.poll()
+    time.sleep(0.3)
+    edge.poll(2)
+    assert len(edge.engines) == 2, "an engine that has only what is paused does not hang"
+    edge.client.resume("a")
+    edge.client.resume("a")
+    edge.finish()
+    edge.check()

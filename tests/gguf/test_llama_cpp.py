@@ -1,0 +1,112 @@
+"""GGUF files beside llama.cpp: greedy generations of tiny random models, and token ids of nasty texts.
+
+llama.cpp runs in an environment of its own, which `python benchmarks/environments.py FOLDER llama` makes and prints;
+QUIRE_LLAMA_CPP names it. Files are written by llama.cpp's converter and quantized by llama-quantize.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, STEPS, TEXTS, Peer, replay, size
+from llama_cpp_peer import peer as peer
+from llama_cpp_peer import pytestmark as pytestmark
+from oracle import write
+from paged_model import prompt
+from paths import SUPPORT
+from quire.gguf.file import GgufFile
+from quire.text.tokenizer import Tokenizer
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "vocab_size": 320}  # fmt: skip
+FORMATS = {"F32": None, "F16": 1, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12,
+           "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "IQ3_S": 26,
+           "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}  # fmt: skip
+"""Name -> enum llama_ftype; those of IQ1, IQ2 and IQ3_XXS are not made without statistics of the model's activations.
+
+"MXFP4" has its experts in that type and the rest in Q8_0."""
+EVERYWHERE = ("F32", "F16", "Q8_0", "Q4_0", "Q4_K_M")
+CASES = [(model, name) for model in MODELS for name in FORMATS if model == "llama" or name in EVERYWHERE]
+CASES += [(model, "MXFP4") for model in ("mixtral", "gpt-oss")]
+CASES.remove(("llama", "MXFP4"))
+FLOATS = ("F32", "F16")
+NO_WORSE = {False: 1.2, True: 3.0}
+"""Our distance from the logits with activations unrounded, relative to llama.cpp's: without and with experts."""
+APART = {False: 0.06, True: 0.5}
+"""llama.cpp's distance from those logits, relative to their size.
+
+Both round activations to 8 bits (llama.cpp in blocks of 32 or 256, and to f16 beside F16 weights). In models with
+experts that now and then turns a router's choice, and then all that follows; a file misread would be 1.4 away.
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an F32 file of every model, written by the converter from a checkpoint."""
+    folder = tmp_path_factory.mktemp("converted")
+    commands = []
+    for name, (kind, facts) in MODELS.items():
+        write(folder / name, kind, **WIDE | facts)
+        vocab = {str(i): i for i in range(WIDE["vocab_size"])}  # the converter counts the entries of Gemma 3's
+        (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+        commands.append(json.dumps({"folder": str(folder / name), "out": str(folder / f"{name}.F32.gguf")}))
+    sources = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp"))
+    script = [sys.executable, str(SUPPORT / "llama_cpp_convert.py"), str(sources)]
+    subprocess.run(script, input="\n".join(commands), text=True, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_path: Path) -> None:
+    """Another token is chosen only where the roundings of activations, which differ, turn the order of two logits.
+
+    F32 files have no such roundings. Elsewhere we must be as near to the logits without any as llama.cpp is.
+    """
+    path, number = files / f"{model}.{name}.gguf", FORMATS[name]
+    if number is not None:
+        peer.ask(do="quantize", source=str(files / f"{model}.F32.gguf"), out=str(path), format=number)
+    prompts = [prompt(11, 1), prompt(5, 2), [1]]
+    answer = peer.ask(do="generate", model=str(path), prompts=prompts, steps=STEPS, logits=str(tmp_path / "logits.npy"))
+    theirs = np.load(tmp_path / "logits.npy")
+    exact = replay(path, prompts, answer["tokens"], activations="int16", dtype="float32")
+    experts = any("_exps" in tensor for tensor in GgufFile(path).tensors)
+    ours = exact if name in FLOATS else replay(path, prompts, answer["tokens"], activations="int8", dtype="float32")
+    if name == "F32":
+        assert np.abs(ours - theirs).max() <= MOST * np.abs(theirs).max()
+    if name == "F32" or (name in FLOATS and not experts):
+        assert (ours.argmax(-1) == theirs.argmax(-1)).all()
+    away, mine = size(theirs - exact) / size(exact), size(ours - exact) / size(exact)
+    assert away <= APART[experts] and mine <= NO_WORSE[experts] * away
+    same = (ours.argmax(-1) == theirs.argmax(-1)).mean()
+    plain = (exact.argmax(-1) == theirs.argmax(-1)).mean()
+    print(f"{model} {name}: {away:.1e} theirs, {mine:.1e} ours; equal tokens {plain:.1%}, int8 {same:.1%}")
+
+
+CONTROL = "</s> <s> <|endoftext|> <|im_start|>user"
+VOCABULARIES = ("command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2",
+                "refact", "starcoder")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_token_ids_of_published_vocabularies(name: str, peer: Peer) -> None:
+    """Ids of nasty texts, of llama.cpp's own too.
+
+    Control tokens in a text: for "phi-3" llama.cpp strips what follows them, because of the model's name, and for
+    "qwen2" it takes "</s>" for one, which the file does not say; elsewhere they are the same. Where they shall be plain
+    text, ours is cut within them on purpose.
+    """
+    path = next(Path(ENVIRONMENT).glob("sources/*/vendor/llama.cpp/models")) / f"ggml-vocab-{name}.gguf"
+    own = path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    tokenizer = Tokenizer.from_folder(path)
+    for special in (False, True):
+        texts = TEXTS + own + ([CONTROL] if special and name not in ("phi-3", "qwen2") else [])
+        want = peer.ask(do="tokenize", model=str(path), texts=texts, special=special)["ids"]
+        got = [tokenizer.encode(text, special=special) for text in texts]
+        wrong = [(text, g, w) for text, g, w in zip(texts, got, want, strict=True) if g != w]
+        assert not wrong, f"{len(wrong)} texts, the first: {wrong[0]}"

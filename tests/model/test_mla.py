@@ -1,0 +1,133 @@
+"""Latent attention: its ops on every instruction set, and models with it against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
+from model_variants import LATENTS as VARIANTS
+from op_cases import CASES, of_module
+from op_cases.mla import latent_case
+from op_runs import UNITS_HERE, close, generator, ops_of, reference, run
+from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
+from paged_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
+from paged_model import ops as ops
+from quire.core.dtypes import BF16, F32, Dtype
+from quire.core.errors import ConfigError, ModelError
+from quire.model.describe import describe
+from quire.model.load.roles import ROLES
+from quire.model.mixers.table import kv_bytes_per_token
+from quire.ops.backend import Ops
+from quire.ops.latents import LatentLayout
+
+__all__ = ["ops"]
+OPS = of_module("mla")
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("name", OPS)
+def test_equals_the_reference(name: str, isa: str) -> None:
+    for case in CASES[name](generator()):
+        exact = "cache" not in case or case["cache"].layout.dtype == F32
+        for found, expected in zip(run(ops_of(isa), name, case), run(reference(), name, case), strict=True):
+            close(f"{name}/{isa}", found, expected, 2e-5 if exact else 2e-2)
+
+
+@pytest.mark.parametrize("isa", UNITS_HERE)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
+    ops, rows = ops_of(isa), ((40, 1100), (3, 3), (1, 700))
+    case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
+    ops.begin_step()
+    whole = ops.latent_attention(**case).clone()
+    begin = 0
+    for s, (count, context) in enumerate(rows):
+        for first, last in ((0, 1), (count // 2, count), (count - 1, count)):
+            ops.begin_step()
+            at = slice(begin + first, begin + last)
+            part = ops.latent_attention(
+                case["latent"][at], case["q"][at], case["cache"],
+                torch.tensor([0, last - first], dtype=torch.int32),
+                torch.tensor([context - count + last], dtype=torch.int32),
+                case["block_tables"][s : s + 1].contiguous(), case["scale"],
+            )  # fmt: skip
+            assert torch.equal(part, whole[at]), (s, first, last)
+        begin += count
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 16):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    oracle = write(tmp_path, family, **facts)
+    found, made = describe(str(tmp_path)), describe(str(tmp_path), load_format="dummy")
+    assert made.parameters == found.parameters and made.tensors == found.tensors
+    assert found.parameters == sum(p.numel() for p in oracle.state_dict().values())
+    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) * ROLES[r].copies(found.spec) for r in found.roles]
+    assert 0.98 * found.parameters <= sum(sizes) <= found.parameters
+    (got,) = Paged(load(tmp_path, backend("reference"), load_format="dummy"), [prompt(9, 1)]).run([[9]])
+    assert bool(torch.isfinite(got).all())
+
+
+def test_a_token_costs_a_latent_and_a_rotated_key(tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
+    model = load(tmp_path, backend("reference"))
+    assert sum(layout.bytes_per_token for parts in model.layouts for layout in parts) == 3 * (32 + 8) * 4
+    assert kv_bytes_per_token(model.spec, BF16) == describe(str(tmp_path)).kv_bytes_per_token == 3 * (32 + 8) * 2
+    cache = model.decoder.ops.allocate_cache(model.layouts[0][0], 5)
+    assert (cache.keys.nbytes + cache.values.nbytes) == 5 * 16 * model.layouts[0][0].bytes_per_token
+    with pytest.raises(ConfigError, match="latents are kept in"):
+        load(tmp_path, backend("reference"), kv_cache_dtype="int8")
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_native_logits_are_bit_equal_however_cut(options: dict[str, Any], tmp_path: Path) -> None:
+    whole_groups = {"q_lora_rank": 64, "v_head_dim": 24, "num_attention_heads": 8}
+    write(tmp_path, "deepseek_v3", **SIZES | GROUPS | whole_groups, dtype=torch.bfloat16)
+    model = load(tmp_path, backend("cpu"), **options)
+    assert model.report["kv_b"][0] == ("f32" if options.get("dtype") == "float32" else "bf16")
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = Paged(model, sequences).run(CUTS["whole"])
+    for seed, cut in enumerate(CUTS.values()):
+        for got, expected in zip(Paged(model, sequences, seed).run(cut), want, strict=True):
+            assert torch.equal(got, expected)
+    assert_left_out(Paged(model, [sequences[0][:9]]), want[0][:9], exact=True)
+
+
+def test_layers_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES | GROUPS | {"num_hidden_layers": 3})
+    edit_config(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=1)
+    model = load(tmp_path, backend("reference"))
+    assert len(model.decoder.layers) == 2
+    assert not any("are ignored" in note for note in model.notes)
+    edit_config(tmp_path, num_hidden_layers=2, num_nextn_predict_layers=0)
+    assert any("layers 2 " in note and "are ignored" in note for note in describe(str(tmp_path)).notes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("moe_layer_freq", 2), ("n_group", 3), ("kv_lora_rank", 24), ("topk_group", 9), ("num_experts_per_tok", 7)],
+)
+def test_what_cannot_be_computed_is_refused(field: str, value: int, tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v3", **SIZES, **GROUPS)
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(ModelError, match=field if field != "num_experts_per_tok" else "n_group"):
+        describe(str(tmp_path))

@@ -1,0 +1,269 @@
+"""The shape of the code base: layers, sizes, and things that must not appear."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT, SOURCE, SUPPORT, TESTS
+from source_tree import imports, tree
+
+LAYERS = (
+    {"core"},
+    {"cache", "sched", "ops", "text", "pictures", "gguf", "parallel", "figures"},
+    {"quant", "sample", "learn"},
+    {"model"},
+    {"run"},
+    {"plan"},
+    {"speculate"},
+    {"engine"},
+    {"bench"},
+    {"server", "compress", "search", "simulate", "tune", "dashboard"},
+    {"cli"},
+)
+# Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, pictures are written
+# into texts, and what ranks exchange is recorded with the ops of a step.
+ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("pictures", "text"), ("parallel", "ops")}
+FILES = sorted(
+    p for folder in ("src", "tests", "training", "benchmarks", "scripts") for p in (ROOT / folder).rglob("*.py")
+)
+TORCH_FREE = {
+    "core", "cache", "sched", "text", "pictures", "gguf", "quant", "figures", "server", "simulate", "dashboard",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_given_back() -> Iterator[None]:
+    yield
+    tree.cache_clear()
+
+
+def layer_of(package: str) -> int:
+    return next(i for i, names in enumerate(LAYERS) if package in names)
+
+
+def packages() -> list[str]:
+    return sorted(p.name for p in SOURCE.iterdir() if (p / "__init__.py").exists())
+
+
+def test_every_package_has_a_layer() -> None:
+    assert set(packages()) == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("package", packages())
+def test_imports_point_down(package: str) -> None:
+    wrong = []
+    for path in (SOURCE / package).rglob("*.py"):
+        for module, line in imports(path):
+            parts = module.split(".")
+            if parts[0] != "quire" or len(parts) < 2 or parts[1] == package or parts[1] == "_native":
+                continue
+            up = layer_of(parts[1]) >= layer_of(package)
+            if up and (package, parts[1]) not in ALLOWED_SIDEWAYS:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", sorted(TORCH_FREE))
+def test_no_torch_above_or_below_the_tensors(package: str) -> None:
+    found = [f"{p}:{n}" for p in (SOURCE / package).rglob("*.py") for m, n in imports(p) if m.split(".")[0] == "torch"]
+    assert not found, found
+
+
+@pytest.mark.parametrize("folder", ["disk", "families", "load"])
+def test_the_loader_is_imported_without_torch(folder: str) -> None:
+    """It may be given tensors, by the workbench, and names their type."""
+    paths = sorted((SOURCE / "model" / folder).rglob("*.py"))
+    found = [
+        f"{path}: {name}" for path in paths for name in imported(path, whole=False) if name.split(".")[0] == "torch"
+    ]
+    assert paths and not found, found
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
+    homes = SOURCE.parent, SUPPORT, ROOT / "training", ROOT / "benchmarks"
+    named = {
+        ".".join(path.relative_to(home).with_suffix("").parts): path for home in homes for path in home.rglob("*.py")
+    }
+    named |= {path.stem: path for path in TESTS.rglob("test_*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def needs(path: Path, known: frozenset[str]) -> set[str]:
+    """The modules of `known` that one imports anywhere: within functions and for types alone, too."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & known or {node.module}
+    return found & known
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in turn, or none; graph: module -> those it imports."""
+    done: set[str] = set()
+
+    def walk(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return [*way[way.index(module) :], module]
+        if module in done:
+            return []
+        for needed in sorted(graph[module]):
+            if found := walk(needed, [*way, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := walk(module, []))), [])
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    paths = modules()
+    graph = {name: needs(path, frozenset(paths)) - {name} for name, path in paths.items()}
+    assert "quire.model.net.parts" in graph["quire.model.load.reader"] and "oracle" in graph["test_loader"]
+    assert not (found := circle(graph)), " -> ".join(found)
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("if TYPE_CHECKING:\n    from b import B\n")
+    (tmp_path / "b.py").write_text("def f():\n    import a\n")
+    assert circle({name: needs(tmp_path / f"{name}.py", frozenset("ab")) for name in "ab"}) == ["a", "b", "a"]
+
+
+APART = {
+    "net": {"disk", "families", "load", "borrowed"},
+    "families": {"net", "load", "borrowed"},
+    "disk": {"net", "load", "borrowed"},
+    "load": {"borrowed"},
+    "borrowed": {"net", "load"},
+}
+"""Folders of model/ -> those they know nothing of; what a role is all may know."""
+
+
+@pytest.mark.parametrize("folder", APART)
+def test_folders_of_model_are_apart(folder: str) -> None:
+    known = frozenset(modules())
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (SOURCE / "model" / folder).rglob("*.py")
+        for name in needs(path, known)
+        if name.startswith("quire.model.") and name.split(".")[2] in APART[folder]
+    ]
+    assert not [w for w in wrong if not w.endswith(" quire.model.load.roles")], wrong
+
+
+SLOW = {"torch", "transformers", "triton", "starlette"}
+
+
+def imported(path: Path, whole: bool) -> Iterator[str]:
+    """What a module imports when it is imported itself, and `whole`: what its functions import as well."""
+    nodes: list[ast.AST] = [tree(path)]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif whole or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes += ast.iter_child_nodes(node)
+
+
+def test_reading_headers_imports_nothing_slow() -> None:
+    """`quire inspect` answers in less than a second because of it; torch alone takes three."""
+    paths = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts): p for p in SOURCE.rglob("*.py")}
+    ways = {"quire.cli.app": "", "quire.cli.inspect": ""}
+    left, wrong = list(ways), []
+    while left:
+        module = left.pop()
+        for name in imported(paths[module], whole=module == "quire.cli.inspect"):
+            if name.split(".")[0] in SLOW:
+                wrong.append(f"{ways[module]}{module} -> {name}")
+            if name in paths and name not in ways:
+                ways[name] = f"{ways[module]}{module} -> "
+                left.append(name)
+    assert not wrong, "\n".join(wrong)
+    assert "quire.quant.gguf" in ways and "quire.model.families.table" in ways
+
+
+def test_sizes() -> None:
+    wrong = []
+    for path in FILES:
+        text = path.read_text()
+        name = path.relative_to(ROOT)
+        if text.count("\n") > 400:
+            wrong.append(f"{name}: {text.count(chr(10))} lines")
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                limit = 250 if isinstance(node, ast.ClassDef) else 60
+                if lines > limit:
+                    wrong.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([n for n in names if n not in ("self", "cls")]) > 8 and not is_command(node):
+                    wrong.append(f"{name}:{node.lineno} {node.name}: {len(names)} parameters")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A command-line function has one parameter per flag, as click declares them; a kernel one per pointer and size."""
+    return any("command" in ast.unparse(d) or "triton.jit" in ast.unparse(d) for d in node.decorator_list)
+
+
+def test_every_module_says_what_it_is() -> None:
+    missing = [str(p.relative_to(ROOT)) for p in FILES if p.read_text().strip() and not ast.get_docstring(tree(p))]
+    assert not missing, missing
+
+
+def test_public_names_have_docstrings() -> None:
+    missing = []
+    for path in SOURCE.rglob("*.py"):
+        module = tree(path)
+        scopes: list[ast.Module | ast.ClassDef] = [module, *(n for n in module.body if isinstance(n, ast.ClassDef))]
+        for scope in scopes:
+            for node in scope.body:
+                private = scope.name[0] == "_" if isinstance(scope, ast.ClassDef) else False
+                named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name[0] != "_"
+                if named and not private and not ast.get_docstring(node) and not documented_elsewhere(scope, node):
+                    missing.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not missing, "\n".join(missing)
+
+
+def documented_elsewhere(scope: ast.AST, node: ast.AST) -> bool:
+    """An op's implementations and cases are described by its definition, a protocol's methods by who provides them."""
+    decorators = {ast.unparse(d).partition("(")[0] for d in getattr(node, "decorator_list", ())}
+    protocol = isinstance(scope, ast.ClassDef) and any("Protocol" in ast.unparse(b) for b in scope.bases)
+    return protocol or bool(decorators & {"impl", "cases"})
+
+
+BANNED = re.compile(
+    r"\b(pickle|marshal)\b\.|import pickle|recv_pyobj|torch\.(load|save)\b|yaml\.load|shell=True"
+    r"|[^.\w]eval\(|[^.\w]exec\(|\bT" + r"ODO\b|FIX" + r"ME"
+)
+
+
+def test_nothing_untrusted_and_nothing_left_open() -> None:
+    found = []
+    for path in FILES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if BANNED.search(line) and path != Path(__file__):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not found, "\n".join(found)
+
+
+def test_no_environment_variable_changes_behaviour() -> None:
+    """But for the one that says where a user's caches lie, which the home folder says otherwise."""
+    where = 'os.environ.get("XDG_CACHE_HOME", "")'
+    assert (SOURCE / "core" / "machine.py").read_text().count(where) == 1
+    texts = {str(p): p.read_text().replace(where, "") for p in SOURCE.rglob("*.py")}
+    assert not [path for path, text in texts.items() if re.search(r"os\.(environ|getenv)", text)]

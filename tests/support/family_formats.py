@@ -1,0 +1,257 @@
+"""Which families load in which formats: found by trying every pair on a tiny checkpoint. `make table` writes
+docs/models/pairs.md.
+
+The matrices of a checkpoint hold numbers that most formats keep exactly, so that a pair is right when its logits are
+those of the same checkpoint in f32, the rounding of activations and of the other formats apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import foreign_weights as foreign
+from family_tensors import grouped_qkv, packed_qkv, rewrite
+from model_variants import ENCODERS, MIXTURES, Encoded
+from model_variants import LATENTS as LATENT
+from oracle import BACKENDS, backend, edit_config, logits, write
+from paged_model import VARIANTS, Paged, load, prompt
+from paths import DOCS, SOURCE
+from quantized_checkpoints import bits_and_bytes
+from quire.core.config import flat_config
+from quire.core.errors import QuireError
+from quire.model.build import load_model
+from quire.model.describe import open_model
+from quire.model.disk.gguf import ARCHITECTURES
+from quire.model.families.table import FAMILIES
+from quire.model.load.roles import DISK_ROLES
+from quire.quant.codebook import NF4
+
+PAGE = DOCS / "models" / "pairs.md"
+BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
+WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
+"""Sizes that groups of 32 and blocks of 64 divide."""
+STEP = 2.0**-5
+RENAMED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "internlm2": grouped_qkv,
+    "baichuan": packed_qkv,
+}
+"""Families that transformers has no code for: how Llama's tensors become theirs."""
+Parts = dict[str, Tensor]
+
+
+def on_grid(w: Tensor) -> Tensor:
+    """Whole numbers from -6 to 6 without 5, which 4-bit integers, fp8 and mxfp4 all keep."""
+    codes = (w.float() / STEP).round().clamp(-6, 6)
+    return torch.where(codes.abs() == 5, codes.sign() * 6, codes)
+
+
+def four_bits(pack: foreign.Packer) -> Callable[[Tensor], Parts]:
+    """An integer format in groups of 32, zero point in the middle."""
+
+    def convert(codes: Tensor) -> Parts:
+        groups = codes.shape[0], codes.shape[1] // 32
+        return pack(codes.long() + 8, torch.full(groups, 8), torch.full(groups, STEP, dtype=torch.float16))
+
+    return convert
+
+
+def fp8(codes: Tensor) -> Parts:
+    """A scale per row."""
+    return {"weight": codes.to(torch.float8_e4m3fn), "weight_scale": torch.full((len(codes), 1), STEP)}
+
+
+def nf4(codes: Tensor) -> Parts:
+    """bitsandbytes: blocks of 64, the nearest number of its table."""
+    return bits_and_bytes(NF4, codes * STEP)[0]
+
+
+FILES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Parts], float]] = {
+    "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
+             four_bits(foreign.gptq(4, 32)), 2e-3),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+            four_bits(foreign.awq), 2e-3),
+    "compressed-tensors": (foreign.compressed_config("pack-quantized", num_bits=4, type="int", symmetric=True,
+                                                     strategy="group", group_size=32),
+                           four_bits(foreign.packed(4, True)), 2e-3),
+    "FP8": ({"quant_method": "fbgemm_fp8"}, fp8, 3e-2),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, 0.5),
+}  # fmt: skip
+"""Format -> (quantization_config, matrix of whole numbers -> tensors on disk, largest error of logits)."""
+MADE = {"int8": 0.05, "int4": 0.5, "nf4": 0.5, "mxfp4": 0.5}
+"""`--quantization` -> largest error of logits."""
+COLUMNS = ("bf16", *FILES, "GGUF", *(f"to {name}" for name in MADE))
+
+
+def facts_of(family: str) -> tuple[str, dict[str, Any]]:
+    """(transformers' model type, facts) of a small model of `family`."""
+    if family in RENAMED:
+        return "llama", {"intermediate_size": 128, "num_key_value_heads": 4 if family == "baichuan" else 2}
+    all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *ENCODERS.values()]
+    facts = next(f for t, f in all_variants if t == family)
+    plain = (
+        {}
+        if family in ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "mpt", "t5", "mt5")
+        else {"intermediate_size": 128}
+    )
+    return family, plain | facts | {k: v for k, v in WIDE.items() if k in facts}
+
+
+class Checkpoint:
+    """A dense checkpoint of a family whose layers' matrices hold whole numbers times STEP."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.folder, (model_type, facts) = folder, facts_of(family)
+        write(folder, model_type, **facts)
+        if family in RENAMED:
+            rewrite(folder, RENAMED[family])
+            edit_config(folder, model_type=family, architectures=None)
+        self.tensors = load_file(folder / "model.safetensors")
+        opened = open_model(str(folder))
+        self.transposed = opened.family.transposed
+        names = {
+            parts["weight"]
+            for (role, place), parts in opened.claim.parts.items()
+            if DISK_ROLES[role].kind == "linear" and place.layer is not None
+        }
+        self.codes = {n: on_grid(self.matrix(n)) for n in sorted(names & set(self.tensors))}
+        self.save(folder, {n: self.as_disk(c * STEP) for n, c in self.codes.items()})
+
+    def matrix(self, name: str) -> Tensor:
+        """[n, k], however the file keeps it."""
+        return self.tensors[name].t() if self.transposed else self.tensors[name]
+
+    def as_disk(self, w: Tensor) -> Tensor:
+        """The matrix as an unquantized file keeps it."""
+        return w.t().contiguous() if self.transposed else w
+
+    def save(self, folder: Path, changes: Parts, dtype: torch.dtype = torch.float32) -> None:
+        """Write the checkpoint with `changes` in the place of its matrices, other numbers in `dtype`."""
+        if folder != self.folder:
+            shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        kept = {n: t.to(dtype) for n, t in self.tensors.items() if n not in self.codes}
+        save_file(kept | changes, folder / "model.safetensors", {"format": "pt"})
+
+    def quantized(self, folder: Path, config: dict[str, Any], convert: Callable[[Tensor], Parts]) -> None:
+        """Write it with its matrices in another format."""
+        changes = {
+            f"{name.removesuffix('weight')}{suffix}": part.contiguous()
+            for name, codes in self.codes.items()
+            for suffix, part in convert(codes).items()
+        }
+        self.save(folder, changes)
+        edit_config(folder, quantization_config=config)
+
+
+def logits_of(folder: Path, **options: Any) -> Tensor:
+    """Logits [12, vocabulary] of two sequences, one of them in two steps."""
+    model, sequences = load(folder, backend(BACKENDS[-1]), **options), [prompt(7, 1), prompt(5, 2)]
+    paged = (
+        Paged(model, sequences) if model.encoder is None else Encoded(model, [prompt(20, 3), prompt(3, 4)], sequences)
+    )
+    return torch.cat(paged.run([[4, 5], [3, 0]]))
+
+
+def outcomes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """(format, "yes" or why not) of every format. Wrong logits fail here: they are no reason."""
+    made = Checkpoint(family, folder / "dense")
+    want = logits_of(made.folder)
+
+    def outcome(what: str, bound: float, where: Path, **options: Any) -> str:
+        try:
+            got = logits_of(where, **options)
+        except QuireError as error:
+            return error.message.replace(str(where), "").lstrip("/:. ")
+        errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
+        assert float(errors.median()) <= bound, f"{family} in {what}: logits differ by {float(errors.median()):.1e}"
+        return "yes"
+
+    made.save(folder / "bf16", {n: made.as_disk(c * STEP).bfloat16() for n, c in made.codes.items()}, torch.bfloat16)
+    yield "bf16", outcome("bf16", 3e-2, folder / "bf16")
+    for name, (config, convert, bound) in FILES.items():
+        made.quantized(folder / name, config, convert)
+        options = {"dtype": "bfloat16"} if name == "FP8" else {}  # in float32 it would be widened on load
+        yield name, outcome(name, bound, folder / name, **options)
+    yield "GGUF", gguf_outcome(family, folder / "model.gguf")
+    for name, bound in MADE.items():
+        yield f"to {name}", outcome(name, bound, made.folder, quantization=name)
+
+
+def gguf_outcome(family: str, path: Path) -> str:
+    """Q8_0 through and through, made by the gguf package, against transformers' model of the file's numbers."""
+    from gguf import GGMLQuantizationType
+
+    from gguf_families import FAMILIES as WRITTEN
+    from gguf_models import write_gguf
+
+    if family not in {name for a in ARCHITECTURES.values() for name in (a.model_type, a.windowed, a.mixture)}:
+        return "-"
+    facts = next(facts for kind, facts in WRITTEN.values() if kind == family)
+    facts = facts | {k: v for k, v in WIDE.items() if k in facts} | {"intermediate_size": 128}
+    oracle = write_gguf(path, family, quantize=lambda name: GGMLQuantizationType.Q8_0, **facts)
+    got = load_model(flat_config(model=str(path)), backend(BACKENDS[-1]))
+    (found,) = Paged(got, [prompt(7, 1)]).run([[7]])
+    want = logits(oracle, prompt(7, 1))
+    error = float(((found - want).norm(dim=-1) / want.norm(dim=-1)).median())
+    assert error <= 0.05, f"{family} in GGUF: logits differ by {error:.1e}"
+    return "yes"
+
+
+def row(family: str, found: dict[str, str]) -> str:
+    """The family's line of the table."""
+    return (
+        f"| {family} | "
+        + " | ".join(found[c] if found[c] in ("yes", "-") else f"no: {found[c]:.70}" for c in COLUMNS)
+        + " |\n"
+    )
+
+
+def head() -> str:
+    """The first lines of the table."""
+    return "| family | " + " | ".join(COLUMNS) + " |\n" + "|---" * (len(COLUMNS) + 1) + "|\n"
+
+
+def lines_of_rows() -> dict[str, int]:
+    """Lines of source of each family's row, with the function that makes it where there is one."""
+    functions: dict[str, int] = {}
+    rows: dict[str, tuple[int, str]] = {}
+    for path in (SOURCE / "model").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                functions[node.name] = (node.end_lineno or 0) - node.lineno + 1
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    name = key.value if isinstance(key, ast.Constant) else None
+                    made = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+                    if name in FAMILIES and (made == "Family" or isinstance(value, ast.Name)):
+                        lines = (value.end_lineno or 0) - value.lineno + 1
+                        rows[str(name)] = lines, value.id if isinstance(value, ast.Name) else ""
+    return {name: lines + functions.get(function, 0) for name, (lines, function) in sorted(rows.items())}
+
+
+def main() -> None:
+    """Try every pair, write the table into the page, print the lines that each family takes."""
+    rows = ""
+    for family in sorted(FAMILIES):
+        with tempfile.TemporaryDirectory() as folder:
+            rows += row(family, dict(outcomes(family, Path(folder))))
+        print(rows.splitlines()[-1], flush=True)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + head() + rows + END + rest.partition(END)[2])
+    lines = lines_of_rows()
+    for family, count in lines.items():
+        print(f"{count:4} lines  {family}")
+    print(f"{sum(lines.values()):4} lines  {len(lines)} families, {sum(lines.values()) / len(lines):.1f} each")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Families and settings that GGUF files are written of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0}
+EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
+NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
+GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True, "head_dim": 24}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": 5}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma2": ("gemma2", GEMMA | {"attn_logit_softcapping": 0.7}),
+    "gemma3": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}),
+    "phi2": ("phi", {}),
+    "phi3": ("phi3", {}),
+    "mixtral": ("mixtral", EIGHT),
+    "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
+    "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -1,0 +1,104 @@
+"""What llama.cpp makes of GGUF files: `tests/gguf/test_llama_cpp.py` runs it in the peer's environment.
+
+    {"do": "quantize", "source": ..., "out": ..., "format": 7}
+        by llama-quantize's own rules; the format is an enum llama_ftype
+    {"do": "generate", "model": ..., "prompts": [[...]], "steps": n, "logits": FILE}
+        greedy -> "tokens" [[...]]; the file gets f32 [prompts, steps, vocabulary]
+    {"do": "tokenize", "model": ..., "texts": [...], "special": true}
+        -> "ids" [[...]] and "texts", those ids back
+
+Commands on standard input, an answer for each on standard output. Caches are f32 and one thread works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
+F32 = 0  # enum ggml_type
+
+
+def load(path: str, vocab_only: bool = False) -> Any:
+    """The model; `RuntimeError` when llama.cpp refuses it."""
+    options = llama_cpp.llama_model_default_params()
+    options.vocab_only = vocab_only
+    model = llama_cpp.llama_model_load_from_file(path.encode(), options)
+    if not model:
+        raise RuntimeError(f"llama.cpp cannot load {path}")
+    return model
+
+
+def generate(model: str, prompts: list[list[int]], steps: int, logits: str) -> dict[str, Any]:
+    """The best token after each prompt, and again, `steps` times; end tokens do not end it."""
+    loaded = load(model)
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx = options.n_batch = options.n_ubatch = 256
+    options.n_threads = options.n_threads_batch = 1
+    options.type_k = options.type_v = F32
+    options.flash_attn_type = 0
+    context = llama_cpp.llama_init_from_model(loaded, options)
+    width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(loaded))
+    rows, out = np.empty((len(prompts), steps, width), np.float32), []
+    for i, prompt in enumerate(prompts):
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        given, made = list(prompt), []
+        for step in range(steps):
+            tokens = (ctypes.c_int32 * len(given))(*given)
+            if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, len(given))):
+                raise RuntimeError("llama_decode failed")
+            rows[i, step] = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, -1), (width,))
+            given = [int(rows[i, step].argmax())]
+            made += given
+        out.append(made)
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(loaded)
+    np.save(logits, rows)
+    return {"tokens": out}
+
+
+def quantize(source: str, out: str, format: int) -> dict[str, Any]:
+    """Write `out`."""
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = format
+    options.nthread = 1
+    code = llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(options))
+    if code:
+        raise RuntimeError(f"llama_model_quantize returned {code}")
+    return {}
+
+
+def tokenize(model: str, texts: list[str], special: bool) -> dict[str, Any]:
+    """Ids of texts with the tokens that the file adds; `special`: control tokens in a text are taken as such."""
+    loaded = load(model, vocab_only=True)
+    vocab = llama_cpp.llama_model_get_vocab(loaded)
+    ids, back = [], []
+    for text in texts:
+        raw = text.encode()
+        room = (ctypes.c_int32 * (2 * len(raw) + 8))()
+        count = llama_cpp.llama_tokenize(vocab, raw, len(raw), room, len(room), True, special)
+        ids.append(list(room[:count]))
+        buffer = ctypes.create_string_buffer(16 * len(raw) + 64)
+        size = llama_cpp.llama_detokenize(vocab, room, count, buffer, len(buffer), False, True)
+        back.append(buffer.raw[: max(size, 0)].decode("utf-8", "replace"))
+    llama_cpp.llama_model_free(loaded)
+    return {"ids": ids, "texts": back}
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    llama_cpp.llama_log_set(SILENT, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    commands = {"generate": generate, "quantize": quantize, "tokenize": tokenize}
+    for line in sys.stdin:
+        command = json.loads(line)
+        print(json.dumps(commands[command.pop("do")](**command)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""llama.cpp's own converter over checkpoints without a tokenizer: `tests/gguf/test_llama_cpp.py` runs it as a process.
+
+    python llama_cpp_convert.py SOURCES < {"folder": ..., "out": ...} a line
+
+SOURCES is the folder of llama.cpp. Every file gets the made-up vocabulary of gguf_models.py; all else, names and order
+of tensors, what is done to their numbers, every other key, is the converter's. Prints a line per file written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Read commands until the input ends."""
+    sources = Path(sys.argv[1])
+    sys.path[:0] = [str(sources), str(sources / "gguf-py")]
+    import gguf
+    import torch
+    from conversion import get_model_class
+
+    from gguf_models import add_vocabulary
+
+    logging.disable(logging.WARNING)
+
+    def set_vocab(self: Any) -> None:
+        add_vocabulary(self.gguf_writer, self.hparams["vocab_size"])
+
+    for line in sys.stdin:
+        command = json.loads(line)
+        folder = Path(command["folder"])
+        config = json.loads((folder / "config.json").read_text())
+        kind = get_model_class(config["architectures"][0])
+        made = type(kind.__name__, (kind,), {"set_vocab": set_vocab, "model_arch": kind.model_arch})
+        with torch.inference_mode():
+            made(folder, gguf.LlamaFileType.ALL_F32, Path(command["out"]), model_name="tiny").write()
+        print(json.dumps({"out": command["out"]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""llama.cpp in an environment of its own, asked for greedy generations and token ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oracle import backend
+from paged_model import Paged
+from paths import SUPPORT
+from quire.core.config import flat_config
+from quire.model.build import load_model
+
+ENVIRONMENT = os.environ.get("QUIRE_LLAMA_CPP", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ENVIRONMENT, reason="QUIRE_LLAMA_CPP does not name an environment with llama.cpp"),
+]
+GEMMA = {"head_dim": 64, "sliding_window": 5, "query_pre_attn_scalar": 64}
+EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
+NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 64}),
+    "gemma": ("gemma", {"head_dim": 64}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma3": ("gemma3_text", GEMMA | {"num_hidden_layers": 7}),
+    "phi2": ("phi", {"num_key_value_heads": 4, "intermediate_size": 1024}),
+    "phi3": ("phi3", {}),
+    "mixtral": ("mixtral", EIGHT),
+    "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 512}),
+    "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 64, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", EIGHT | {"head_dim": 64, "sliding_window": 5}),
+}
+STEPS = 32
+MOST = 1e-3
+"""Largest difference of logits in F32 files, relative to the largest logit.
+
+It is below 1e-5 but for GELU, which llama.cpp takes from a table of f16.
+"""
+
+
+class Peer:
+    """llama.cpp's process."""
+
+    def __init__(self) -> None:
+        folder = Path(ENVIRONMENT)
+        variables = os.environ | {"LLAMA_CPP_LIB_PATH": str(folder / "build" / "bin")}
+        self.process = subprocess.Popen(
+            [str(folder / "bin" / "python"), str(SUPPORT / "llama_cpp_answers.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables,
+        )  # fmt: skip
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Its answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, f"llama.cpp ended at {command}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    it = Peer()
+    yield it
+    with it.process as process:
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def replay(path: Path, prompts: list[list[int]], given: list[list[int]], **options: Any) -> np.ndarray[Any, Any]:
+    """Our logits [prompts, steps, vocabulary] after each prompt and each of the tokens `given` but the last."""
+    model = load_model(flat_config(model=str(path), **options), backend("cpu"))
+    rows = [
+        Paged(model, [tokens + more[:-1]]).run([[len(tokens) + STEPS - 1]])[0][-STEPS:]
+        for tokens, more in zip(prompts, given, strict=True)
+    ]
+    return torch.stack(rows).numpy()
+
+
+def size(x: np.ndarray[Any, Any]) -> float:
+    """Root of the mean square."""
+    return float(np.sqrt(np.square(x, dtype=np.float64).mean()))
+
+
+TEXTS = [
+    "", " ", "   ", "\t", "\n\n\n", " \n ", "Hello, world", " Hello", "Hello  world ", "3.14159 1,000,000 0x1F 2^10",
+    "a\u0301 \u00e1 \u212b \ufb01",
+    "it's I'LL don't WE'VE", "\u2581under_bar\u2581", "!!!???...---===", "<0x0A> <0xFF>",
+    "\u4f60\u597d\uff0c\u4e16\u754c \u3053\u3093\u306b\u3061\u306f \ud55c\uad6d\uc5b4", "\u0130stanbul \u017f \u00df",
+    "\u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd \u0928\u092e\u0938\u094d\u0924\u0947",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea", "\x00\x01\x7f", "a" * 32, "x" * 300,
+    "\u00a0\u2003\u200b\ufeffx\u0085y\u2028z", "def f(x):\n\treturn x**2  # ok\r\n",
+]  # fmt: skip

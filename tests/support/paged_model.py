@@ -1,0 +1,203 @@
+"""Tiny models of every family through the paged cache: variants, ways to cut prompts, and tolerances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle import BACKENDS, backend, relative_error
+from quire.core.config import flat_config
+from quire.model.batch import Batch
+from quire.model.build import Model, load_model
+from quire.model.net.decoder import Decoder
+from quire.ops.arrays import to_torch
+from quire.ops.backend import Ops
+
+TOLERANCE = 1e-5
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}  # fmt: skip
+HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 0.7,
+         "final_logit_softcapping": 2.0}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama_wide_heads": ("llama", {"head_dim": 24}),
+    "llama_mha": ("llama", {"num_key_value_heads": 4}),
+    "llama_mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama_gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama3_rope": ("llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}}),
+    "llama_linear_rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "llama_yarn_rope": ("llama", {"rope_parameters": YARN}),
+    "llama_yarn_mscale": ("llama", {"rope_parameters": YARN | MSCALE}),
+    "mistral_window": ("mistral", {"sliding_window": 5}),
+    "mistral_full": ("mistral", {"sliding_window": None, "head_dim": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "phi3": ("phi3", {"rope_parameters": HALF_ROPE}),
+    "phi3_window": ("phi3", {"sliding_window": 5}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": False}),
+    "smollm3_interval": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo": ("olmo", {}),
+    "olmo_clipped": ("olmo", {"clip_qkv": 0.4}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                            "attention_multiplier": 0.3}),
+    "gemma": ("gemma", {"head_dim": 24}),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma3": ("gemma3_text", GEMMA | {"attn_logit_softcapping": None}),
+    "gemma3_full_first": ("gemma3_text", GEMMA | {"attn_logit_softcapping": None, "num_hidden_layers": 4,
+                                                  "layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "starcoder2": ("starcoder2", {"sliding_window": 5}),
+    "stablelm": ("stablelm", {"use_parallel_residual": False, "use_qkv_bias": True}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True}),
+    "cohere": ("cohere", {}),
+    "cohere_qk_norm": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "phi": ("phi", {"num_key_value_heads": 4}),
+    "gpt2": ("gpt2", {}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_bigcode_mha": ("gpt_bigcode", {"multi_query": False}),
+    "gptj": ("gptj", {"rotary_dim": 8}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox_sequential": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt_plain": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "enable_bias": False,
+                          "layer_norm_elementwise_affine": False}),
+    "bloom": ("bloom", {}),
+    "bloom_six_heads": ("bloom", {"hidden_size": 96, "num_attention_heads": 6}),
+    "falcon": ("falcon", {}),
+    "falcon_new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_new_one_norm": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
+                                       "num_ln_in_parallel_attn": 1}),
+    "falcon_sequential": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon_alibi": ("falcon", {"alibi": True}),
+    "mpt": ("mpt", {}),
+    "mpt_six_heads": ("mpt", {"d_model": 96, "n_heads": 6, "attn_config": {"clip_qkv": 0.4}}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "ministral": ("ministral", {"sliding_window": 5, "head_dim": 16}),
+    "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True, "head_dim": 24}),
+    "internlm3": ("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16}),
+    "ernie4_5_biases": ("ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "helium": ("helium", {"head_dim": 16}),
+    "glm": ("glm", {"head_dim": 16}),
+    "olmo3": ("olmo3", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "exaone4": ("exaone4", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "exaone4_full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "cohere2": ("cohere2", {"sliding_window": 5, "num_hidden_layers": 4}),
+    "vaultgemma": ("vaultgemma", GEMMA),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "nemotron": ("nemotron", {"rope_parameters": HALF_ROPE}),
+    "gpt_neo": ("gpt_neo", {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 5}),
+    "stablelm_qk_norms": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "opt_350m": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "opt_post_norm": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "do_layer_norm_before": False}),
+    "opt_narrow": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32}),
+    "phi3_longrope": ("phi3", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}}),
+    "phi4_mini": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True,
+                           "rope_parameters": HALF_ROPE | {"partial_rotary_factor": 0.75}}),
+    "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+}  # fmt: skip
+
+
+class Paged:
+    """A paged cache with shuffled blocks, and sequences that advance in it by any number of tokens."""
+
+    def __init__(self, model: Model, sequences: list[list[int]], seed: int = 0) -> None:
+        self.model, self.sequences = model, sequences
+        size = self.size = model.layouts[0][0].block_size
+        needed = [-(-len(s) // size) for s in sequences]
+        order = torch.randperm(sum(needed) + 2, generator=torch.Generator().manual_seed(seed))[: sum(needed)]
+        self.blocks = list(order.split(needed))
+        own = [
+            tuple(model.decoder.ops.allocate_cache(layout, sum(needed) + 2) for layout in parts)
+            for parts in model.layouts
+        ]
+        self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
+        self.computed = [0] * len(sequences)
+
+    def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
+        """The step that advances each sequence by its count (0 = not in this step), in a batch.
+
+        Wants logits of all rows, or of the last `wanted`.
+        """
+        tokens, positions, slots, ends, context, tables = [], [], [], [0], [], []
+        for s, n in enumerate(counts):
+            at = torch.arange(self.computed[s], self.computed[s] + n)
+            tokens.append(torch.tensor(self.sequences[s])[at])
+            positions.append(at)
+            slots.append(self.blocks[s][at // self.size] * self.size + at % self.size)
+            self.computed[s] += n
+            ends.append(ends[-1] + n)
+            context.append(self.computed[s])
+            tables.append(self.blocks[s])
+        batch = Batch(
+            tokens=torch.cat(tokens).int(),
+            positions=torch.cat(positions).int(),
+            slots=torch.cat(slots),
+            cu_q=torch.tensor(ends, dtype=torch.int32),
+            context=torch.tensor(context, dtype=torch.int32),
+            block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
+            logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
+        )
+        placed: Batch = self.model.decoder.ops.place(batch)
+        return placed
+
+    def step(self, counts: list[int], wanted: int | None = None) -> list[Tensor]:
+        """The logits of `batch`."""
+        ops = self.model.decoder.ops
+        batch = ops.place(self.batch(counts, wanted))
+        ops.begin_step()
+        found = to_torch(self.model.decoder(batch, self.caches)).clone()
+        return list(found.split(counts if wanted is None else [wanted]))
+
+    def run(self, cut: list[list[int]]) -> list[Tensor]:
+        """Logits [length, vocab] of every sequence after the steps `cut`, each a list of counts."""
+        rows = [self.step(counts) for counts in cut]
+        return [torch.cat(parts) for parts in zip(*rows, strict=True)]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return torch.randint(3, 99, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def load(folder: Path, ops: Ops, **options: Any) -> Model:
+    return load_model(flat_config(model=str(folder), **options), ops)
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return backend(request.param)
+
+
+CUTS = {
+    "whole": [[19, 7, 1]],
+    "chunks": [[8, 0, 1], [3, 5, 0], [8, 2, 0]],
+    "decode": [[12, 4, 1], *([[1, 1, 0]] * 3), *([[1, 0, 0]] * 4)],
+    "token_by_token": [[1, 1, 1], *([[1, 1, 0]] * 6), *([[1, 0, 0]] * 12)],
+}
+
+
+def assert_left_out(run: Paged, full: Tensor, exact: bool) -> None:
+    """Steps that want few logits or none give those of `full` [9, vocab], and the last MLP sees no row more."""
+    seen: list[int] = []
+    decoder = run.model.decoder
+    assert isinstance(decoder, Decoder)
+    last = decoder.layers[-1]
+    spied = replace(last, mlp=lambda ops, x: (seen.append(len(x)), last.mlp(ops, x))[1])
+    run.model = replace(run.model, decoder=replace(decoder, layers=(*decoder.layers[:-1], spied)))
+    run.computed = [0] * len(run.computed)
+    assert run.step([5], wanted=0)[0].shape == (0, full.shape[1])
+    (got,) = run.step([4], wanted=2)
+    assert seen == [1, 2]
+    assert torch.equal(got, full[-2:]) if exact else relative_error(got, full[-2:]) <= TOLERANCE

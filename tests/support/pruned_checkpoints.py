@@ -1,0 +1,39 @@
+"""Checkpoints before and after structures are pruned, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from model_variants import LATENTS, MIXTURES
+from oracle import write
+from paged_model import VARIANTS as DENSE
+
+PRUNED = DENSE | MIXTURES
+ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
+                 "self_attn.out_proj", "self_attention.dense", "attn.attention.out_proj")  # fmt: skip
+MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj")
+
+
+def checkpoint(folder: Path, variant: str, **facts: Any) -> PreTrainedModel:
+    family, own = (PRUNED | LATENTS)[variant]
+    return write(folder, family, **(own | facts))
+
+
+def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    count = model.config.num_hidden_layers
+    return list(next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count))
+
+
+def part(layer: nn.Module, names: Sequence[str]) -> nn.Module:
+    return layer.get_submodule(next(name for name, _ in layer.named_modules() if name in names))

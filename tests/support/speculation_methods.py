@@ -1,0 +1,126 @@
+"""Every method of speculation as engines take it, requests for it, and their answers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models
+
+import paths
+from engine_answers import Answer
+from lora_adapters import write_adapter
+from model_variants import EIGHT
+from model_variants import LATENT_GROUPS as GROUPS
+from model_variants import LATENT_SIZES as SIZES
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.local import LocalEngine
+from turns import turns
+
+PYDOC = str(paths.PYDOC)
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "suffix": {
+        "method": "suffix",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 1,
+        "suffix_decoding_max_spec_factor": 4.0,
+    },
+    "self_int4": {"method": "self", "quantization": "int4", "num_speculative_tokens": 3},
+    "self_layers": {"method": "self", "layers": 1, "num_speculative_tokens": 2},
+    "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "medusa": {"method": "medusa"},
+    "eagle": {"method": "eagle", "num_speculative_tokens": 3},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
+}
+GROWN = {"topk": 3, "num_draft_tokens": 9, "num_speculative_tokens": 3}
+METHODS |= {
+    "ngram_tree": {"method": "ngram", "prompt_lookup_min": 1} | GROWN,
+    "suffix_tree": {"method": "suffix", "prompt_lookup_min": 1, "suffix_decoding_max_spec_factor": 4.0} | GROWN,
+    "self_tree": {"method": "self", "quantization": "int4"} | GROWN,
+    "draft_model_tree": {"method": "draft_model"} | GROWN,
+    "medusa_tree": {"method": "medusa", "speculative_token_tree": "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]"},
+    "eagle_tree": {"method": "eagle"} | GROWN,
+    "eagle3_tree": {"method": "eagle3"} | GROWN,
+}
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows": ("gemma3_text", {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 20,
+                                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
+    "experts": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 16}),
+    "latents": ("deepseek_v3", SIZES | GROUPS | {"q_lora_rank": 32, "v_head_dim": 16}),
+    "all_windows": ("mistral", {"sliding_window": 20}),
+}  # fmt: skip
+
+
+def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
+    """A tokenizer of `count` words."""
+    words = {first: 0} | {f"w{i}": i for i in range(1, count)}
+    Tokenizer(models.WordLevel(words, unk_token=first)).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_adapter_of_the_embedded(folder: Path) -> str:
+    from transformers import AutoModelForCausalLM
+
+    oracle = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32)
+    return str(write_adapter(folder, oracle, ("q_proj", "v_proj", "down_proj"), 1))
+
+
+def requests_of(vocab: int, adapter: str) -> list[Request]:
+    """Prompts that repeat themselves, under every parameter that changes a token or its log-probability."""
+    rng = random.Random(7)
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7, "seed": 1},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+        {"temperature": 1.0, "top_p": 0.8, "top_k": 20, "min_p": 0.02},
+        {"temperature": 0.0, "logit_bias": {7: 4.0, 9: -5.0}, "min_tokens": 12},
+        {"temperature": 0.5, "allowed_token_ids": tuple(range(5, 60))},
+        {"temperature": 0.8, "n": 3},
+        {"temperature": 0.0, "prompt_logprobs": 1},
+        {"temperature": 0.6, "stop_token_ids": tuple(range(20, 30))},
+    ]
+    made = []
+    for i, way in enumerate(ways * 2):
+        stem = [rng.randrange(3, vocab) for _ in range(rng.choice((3, 9, 17)))]
+        prompt = (stem * 12)[: rng.choice((1, 20, 40, 70))]
+        params = SamplingParams(max_tokens=rng.choice((1, 2, 9, 30, 40)), logprobs=2, **way)
+        words = ((stem[0], stem[1]), (stem[2],)) if i % 4 == 1 else ()
+        name = adapter if i % 3 == 0 else ""
+        made.append(
+            Request(
+                id=f"r{i}",
+                prompt=tuple(prompt),
+                params=params,
+                seed=i,
+                arrival=0.0,
+                eos_token_ids=(2,),
+                bad_words_ids=words,
+                adapter=name,
+            )
+        )
+    return made
+
+
+def answers(engine: LocalEngine, requests: list[Request]) -> dict[str, list[Answer]]:
+    """What every sequence gave, trickling in at random steps."""
+    alone = {r.id: [Answer([], []) for _ in range(r.params.n)] for r in requests}
+    rng, waiting = random.Random(5), list(requests)
+    for _ in turns(lambda: waiting or engine.engine.has_work):
+        batch = waiting[: rng.randint(0, 6)]
+        for request in batch:
+            engine.submit(request)
+        del waiting[: len(batch)]
+        report = engine.poll(0)
+        for out in report.outputs if report else ():
+            assert out.error is None, out.error
+            answer = alone[out.request_id][out.index]
+            answer.tokens += out.tokens
+            answer.logprobs += [*(out.prompt_logprobs or ()), *out.logprobs]
+            answer.reason = out.finish_reason
+        engine.engine.pool.check()
+    engine.engine.check()
+    return alone
