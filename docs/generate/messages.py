@@ -75,9 +75,15 @@ def of_option(call: ast.Call) -> bool:
 def flat(node: ast.AST) -> str:
     """A text of the source in one line; "" for anything else."""
     if isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else DIFFERS for part in node.values]
+        parts = [part.value if isinstance(part, ast.Constant) else differing(part) for part in node.values]
         return " ".join("".join(map(str, parts)).split())
     return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def differing(part: ast.AST) -> str:
+    """What stands for a part of a message that differs: a flag shows that it is one."""
+    flagged = isinstance(part, ast.FormattedValue) and ast.unparse(part.value).startswith("flag(")
+    return f"--{DIFFERS}" if flagged else DIFFERS
 
 
 def texts() -> Iterator[str]:

@@ -159,7 +159,7 @@ def test_mistakes_of_flags_and_files(tmp_path: Path) -> None:
         read_recipe(tmp_path / "none")
     for data in (b"\xff\xfe", b"[[stage", b"a = " + b"[" * 5000):
         (tmp_path / "bad").write_bytes(data)
-        with pytest.raises(ConfigError, match="bad: not TOML"):
+        with pytest.raises(ConfigError, match="bad: is not TOML"):
             read_recipe(tmp_path / "bad")
 
 

@@ -197,7 +197,9 @@ def varied(words: Sequence[str]) -> Axes:
         name = key.strip().replace("-", "_")
         if not equals or name in found:
             raise ConfigError(f"--vary {word}: NAME=VALUE,VALUE is needed, each option once", param="vary")
-        found[name] = _values(name, [part.strip() for part in values.split(",")], Place(f"--vary {name}", "vary"))
+        found[name] = _values(
+            name, [part.strip() for part in values.split(",")], Place(f"--vary {key.strip()}", "vary")
+        )
     return found
 
 
