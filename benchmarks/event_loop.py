@@ -205,8 +205,8 @@ def serve(told: Connection) -> None:
     from quire.server.app import create_app
     from quire.server.draining import DrainingServer, uvicorn_config
     from quire.server.http.address import bind
-    from quire.server.options import ServerOptions
     from quire.server.run import prepare
+    from quire.server.server_options import ServerOptions
     from stub_engine import StubEngine, stub_info
 
     stub_engine.next_token = lambda prefix, seed, index: 8  # that of tests hashes the prompt for each token

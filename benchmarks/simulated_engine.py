@@ -20,7 +20,7 @@ from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.simulate.load import ANSWER, Ask
+from quire.simulate.simulated_requests import ANSWER, Ask
 
 Step = tuple[int, int, int]
 """Rows, keys that are read, pairs of a row and a key."""

@@ -28,11 +28,11 @@ from quire.plan.load import Slo, parse_load
 from quire.tune.engines import Engines
 from quire.tune.measure import Runs
 from quire.tune.objective import Objective
-from quire.tune.options import TuneOptions
 from quire.tune.report import difference
 from quire.tune.search import Trial
 from quire.tune.session import Session
 from quire.tune.space import Candidate, Space, make_space, varied
+from quire.tune.tune_options import TuneOptions
 
 LOAD = "batch=16,input=64,output=16"
 SPACE = (

@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import msgspec
 
+from options import shown_default
 from quire.cli.app import app
 from quire.cli.flags import ENGINE, SERVER
-from quire.engine.options import UNBUILT
+from quire.engine.engine_options import UNBUILT
 from words import escaped, table
 
 SHARED: dict[str, frozenset[str]] = {
     "all [flags of the engine](flags.md#the-engine)": frozenset(
-        field.name for struct in ENGINE.values() for field in msgspec.structs.fields(struct)
+        name for struct in ENGINE.values() for name in struct.__struct_fields__
     ),
-    "all [flags of the server](flags.md#the-server)": frozenset(
-        field.name for field in msgspec.structs.fields(SERVER["Server"])
-    ),
+    "all [flags of the server](flags.md#the-server)": frozenset(SERVER["Server"].__struct_fields__),
 }
 
 
@@ -75,19 +73,20 @@ def flags(param: Any) -> str:
 
 def meaning(param: Any) -> str:
     """Its help, less the default that the command line writes behind it."""
-    return str(param.help or "").rpartition(" [")[0] if default_in_help(param) else str(param.help or "")
+    return param.field.help if made_of(param) else str(param.help or "")
 
 
 def default(param: Any) -> str:
     """What it is where it is not given."""
-    if default_in_help(param):
-        return f"`{param.help.rpartition(' [')[2].rstrip(']')}`"
+    if made_of(param):
+        shown = shown_default(param.field).strip("`")
+        return f"`{shown}`" if shown else ""
     if getattr(param, "required", False):
         return "required"
     plain = isinstance(param.default, str | int | float) and param.default
     return f"`{param.default}`" if plain else ""
 
 
-def default_in_help(param: Any) -> bool:
-    """Whether the flag was made of a struct's field, whose default stands at the end of its help."""
-    return bool(param.help) and param.help.endswith("]") and " [" in param.help
+def made_of(param: Any) -> bool:
+    """Whether the flag was made of a struct's field."""
+    return getattr(param, "field", None) is not None

@@ -55,18 +55,35 @@ def messages() -> Iterator[tuple[str, str]]:
     yield from (("core", row.message({})) for row in TABLE)
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in RAISES:
+            if isinstance(node, ast.Call) and raises(node):
                 for text in filter(None, map(flat, node.args[:2])):
+                    place = "" if not of_option(node) else f"{DIFFERS} " if text.startswith(DIFFERS) else DIFFERS
                     if len(text.replace(DIFFERS, "").strip()) >= LEAST:
-                        yield path.relative_to(SOURCE).parts[0], text
+                        yield path.relative_to(SOURCE).parts[0], place + text
+
+
+def raises(call: ast.Call) -> bool:
+    """Whether a call makes an error."""
+    return ast.unparse(call.func).rpartition(".")[2] in RAISES or of_option(call)
+
+
+def of_option(call: ast.Call) -> bool:
+    """Whether a call makes an error that begins with the place of an option."""
+    return "place" in (name := ast.unparse(call.func)) and name.endswith(".error")
 
 
 def flat(node: ast.AST) -> str:
     """A text of the source in one line; "" for anything else."""
     if isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else DIFFERS for part in node.values]
+        parts = [part.value if isinstance(part, ast.Constant) else differing(part) for part in node.values]
         return " ".join("".join(map(str, parts)).split())
     return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def differing(part: ast.AST) -> str:
+    """What stands for a part of a message that differs: a flag shows that it is one."""
+    flagged = isinstance(part, ast.FormattedValue) and ast.unparse(part.value).startswith("flag(")
+    return f"--{DIFFERS}" if flagged else DIFFERS
 
 
 def texts() -> Iterator[str]:

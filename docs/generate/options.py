@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
 import msgspec
 
 from quire.cli.flags import ENGINE, SERVER, SHORT
-from words import default, escaped, kind
+from quire.core.options.fields import OptionField, fields_of
+from words import escaped, kind, written
 
 AUTO_LENGTH = "max_model_len"
 
@@ -29,28 +28,31 @@ def section(head: str, struct: type[msgspec.Struct]) -> str:
 
 def flags_of(struct: type[msgspec.Struct]) -> str:
     """Every field as a heading, which searches and links find, and a line: value, default, meaning."""
-    return "\n".join(flag(field) for field in msgspec.structs.fields(struct))
+    return "\n".join(flag(field) for field in fields_of(struct))
 
 
-def flag(field: msgspec.structs.FieldInfo) -> str:
+def flag(field: OptionField) -> str:
     """One flag, with an anchor of its name."""
-    told, meta = get_args(field.type)[:2]
-    name = field.name.replace("_", "-")
-    spelled = f"--{name}" + (f", --no-{name}" if told in (bool, bool | None) else "")
+    name = field.flag.removeprefix("--")
+    spelled = field.flag + (f", --no-{name}" if switched(field) else "")
     spelled += f", {SHORT[field.name]}" if field.name in SHORT else ""
-    first, value = shown_default(field), value_of(told, meta)
+    first, value = shown_default(field), value_of(field)
     said = "; ".join(part for part in (value, f"default {first}" if first else "") if part)
-    return f"#### {spelled} {{ #{name} }}\n\n{escaped(meta.description or '')}{f' ({said})' if said else ''}\n"
+    return f"#### {spelled} {{ #{name} }}\n\n{escaped(field.help)}{f' ({said})' if said else ''}\n"
 
 
-def value_of(told: Any, meta: msgspec.Meta) -> str:
+def switched(field: OptionField) -> bool:
+    """Whether the flag is on or off, and takes no value."""
+    return field.plain in (bool, bool | None)
+
+
+def value_of(field: OptionField) -> str:
     """What may stand behind the flag."""
-    choices = (meta.extra or {}).get("choices", ())
-    if choices:
-        return ", ".join(f"`{choice}`" for choice in choices)
-    return "" if told in (bool, bool | None) else kind(told)
+    if field.choices:
+        return ", ".join(f"`{choice}`" for choice in field.choices)
+    return "" if switched(field) else kind(field.plain)
 
 
-def shown_default(field: msgspec.structs.FieldInfo) -> str:
+def shown_default(field: OptionField) -> str:
     """As the command line shows it."""
-    return "`auto`" if field.name == AUTO_LENGTH else default(field)
+    return "`auto`" if field.name == AUTO_LENGTH else written(field.default)

@@ -55,11 +55,8 @@ def kind(found: Any) -> str:
     return PLAIN.get(found, getattr(found, "__name__", str(found)))
 
 
-def default(field: msgspec.structs.FieldInfo) -> str:
-    """Its default, or that it must be given."""
-    if field.required:
-        return "required"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+def written(value: object) -> str:
+    """A default; nothing where there is none."""
     if value is None or value == () or value == "":
         return ""
     if isinstance(value, bool):

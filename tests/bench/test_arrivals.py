@@ -36,14 +36,14 @@ def test_arrivals_are_named_or_implied(options: dict[str, Any], kind: str) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"arrivals": "uniform"}, "known are at-once, constant"),
+        ({"arrivals": "uniform"}, "is not one of at-once, constant"),
         ({"arrivals": "poisson"}, "needs --request-rate"),
         ({"arrivals": "poisson", "request_rate": 1.0, "burstiness": 2.0}, "name gamma"),
         ({"arrivals": "at-once", "request_rate": 1.0}, "have none"),
         ({"arrivals": "closed"}, "needs --max-concurrency"),
         ({"arrivals": "ramp"}, "needs --ramp-up-start-rps"),
         ({"ramp_up_end_rps": 1.0, "ramp_up_strategy": "exponential"}, "no rate grows from 0"),
-        ({"ramp_up_end_rps": 1.0, "ramp_up_strategy": "steps"}, "known are linear"),
+        ({"ramp_up_end_rps": 1.0, "ramp_up_strategy": "steps"}, "is not one of linear"),
         ({"ramp_up_end_rps": 1.0, "arrivals": "closed", "max_concurrency": 1}, "arrivals are closed"),
         ({"arrivals": "trace"}, "needs --trace"),
     ],

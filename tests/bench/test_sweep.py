@@ -99,7 +99,7 @@ def test_speed_forgets_the_ends() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sweep": "tokens"}, "known are rate, concurrency"),
+        ({"sweep": "tokens"}, "is not one of rate, concurrency"),
         ({"sweep": "rate", "arrivals": "closed"}, "have no rate"),
         ({"sweep": "rate", "arrivals": "trace", "trace": "x"}, "have no rate"),
         ({"sweep": "rate", "ramp_up_end_rps": 2.0}, "leave --ramp-up-start-rps"),

@@ -23,7 +23,7 @@ from quire.cache.store_folder import StoreFolder, taken
 from quire.cache.tiers import PATIENCE, Rates, Wanted
 from quire.core.errors import ConfigError
 from quire.core.request import Request
-from quire.engine.options import engine_config
+from quire.engine.engine_options import engine_config
 from storing_engine import StoringEngine
 
 BYTES = 3000

@@ -25,7 +25,7 @@ from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.bench.quality import read_questions
 from quire.cli.demo import QUESTIONS
 from quire.cli.flags import ENGINE, SERVER, to_arguments
-from quire.engine.options import UNBUILT
+from quire.engine.engine_options import UNBUILT
 from quire.ops.native import load_native
 from tiny_model import OPTIONS, write_tiny
 
@@ -113,7 +113,7 @@ def test_help_names_every_option(run: Run, command: list[str], structs: list[typ
         (["bench", "serve", "--base-url", "localhost"], 2, ["--base-url"]),
         (["bench", "serve", "--goodput", "speed:1"], 2, ["--goodput"]),
         (["bench", "serve", "--base-url", "http://127.0.0.1:9"], 1, ["127.0.0.1:9"]),
-        (["bench", "latency", "--batch-size", "0"], 2, ["batch_size"]),
+        (["bench", "latency", "--batch-size", "0"], 2, ["--batch-size 0", "at least 1"]),
     ],
 )
 def test_mistakes_are_named_without_a_traceback(run: Run, args: list[str], code: int, words: list[str]) -> None:

@@ -40,7 +40,7 @@ from quire.parallel.place import Place
 from quire.parallel.topology import Topology
 from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of
-from quire.simulate.options import ClusterOptions
+from quire.simulate.simulate_options import ClusterOptions
 from quire.speculate.medusa import load_medusa
 from speculation_methods import TINY
 from triton_ops import HAS_TRITON

@@ -23,10 +23,10 @@ from quire.cache.tiers import Rates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.engine.engine_options import engine_config
 from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.run.led import LedExecutor
 from tiny_model import OPTIONS, write_tiny
 from turns import turns

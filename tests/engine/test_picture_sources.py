@@ -15,9 +15,9 @@ from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.media import USUAL_IMAGES, MediaConfig
 from quire.core.params import SamplingParams
+from quire.engine.engine_options import engine_config
 from quire.engine.llm import LLM, PromptReader
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.engine.requests import Encoded, Seeds, make_request
 from quire.engine.sources import file_of as read_file
 from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_part, pictured_info, seeing, url_of

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from fake_runner import FakeEngine, request
 from live_server import LiveServer, live
 from quire.core.request import Miss
+from quire.engine.engine_options import engine_config
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 
 PROMPT = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 9]  # two blocks of 4 and three tokens
 

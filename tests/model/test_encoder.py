@@ -41,7 +41,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.server.app import create_app
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from real_server import Shared
 from turns import reports

@@ -18,7 +18,7 @@ from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
 from quire.server.app import ROUTES
 from quire.server.keys import read_keys
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 yaml = pytest.importorskip("yaml")
 

@@ -16,7 +16,7 @@ from live_server import LiveServer
 from oracle import BACKENDS
 from paths import ROOT
 from quire.core.config import flat_config
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from real_server import Shared
 from stub_engine import StubEngine
 

@@ -294,7 +294,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2, "expert_parallel_size": 2}, "use one of them"),
         ({"num_redundant_experts": 1}, "every rank has all experts"),
         ({"expert_load_file": "x"}, "every rank has all experts"),
-        ({"num_redundant_experts": -1, "expert_parallel_size": 2}, "at least 0"),
+        ({"num_redundant_experts": -1, "expert_parallel_size": 2}, "-1 must not be negative"),
         ({"expert_parallel_size": 65}, "must lie in"),
         ({"expert_parallel_size": 16, "tensor_parallel_size": 16}, "more than 64 ranks"),
     ):

@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, live
 from quire.core.errors import ConfigError, Overloaded
 from quire.server.keys import Keys, Tenant, read_keys
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 ENTRIES = {"ann": {"key": "a-key", "weight": 3}, "bob": {"key": "b-key", "requests_per_minute": 2}}
 

@@ -14,7 +14,7 @@ import pytest
 from live_server import live, wait_until
 from quire.core.errors import ConfigError
 from quire.server.http.address import bind
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from serving_process import Serving
 
 

@@ -14,11 +14,11 @@ from live_server import LiveServer, live, open_stream, read_all, wait_until
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.engine.engine_options import engine_config
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.server.api.fields import warning
 from quire.server.http.dialects import dialect_of
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 from tiny_model import OPTIONS, write_tiny
 
@@ -90,7 +90,7 @@ def test_pings_can_be_off_and_an_early_failure_keeps_its_status() -> None:
         assert "ping" not in read_all(stream)
         stub.poison = 0
         assert server.post("/v1/completions", {"prompt": "a", "stream": True}).status_code == 500
-    with pytest.raises(ConfigError, match="--stream-ping-interval must not be negative"):
+    with pytest.raises(ConfigError, match=r"--stream-ping-interval -1\.0 must not be negative"):
         ServerOptions(stream_ping_interval=-1.0).validate()
 
 

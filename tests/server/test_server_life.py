@@ -312,7 +312,7 @@ def test_a_third_signal_leaves_no_traceback() -> None:
 def test_a_taken_port_is_named() -> None:
     from quire.core.errors import ConfigError
     from quire.server.http.address import bind, listen
-    from quire.server.options import ServerOptions
+    from quire.server.server_options import ServerOptions
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

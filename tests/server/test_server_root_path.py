@@ -10,7 +10,7 @@ from live_server import LiveServer, live
 from quire.core.errors import ConfigError
 from quire.server.app import ROUTES
 from quire.server.http.dialects import dialect_of
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 ROOT = "/some/where"
 POSTS = sorted({path for method, path, _ in ROUTES if method == "POST" and "{" not in path})

@@ -19,11 +19,11 @@ from quire.bench.records import milliseconds
 from quire.plan.rates import Chunk
 from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Asked
 from quire.simulate.measures import Gaps
-from quire.simulate.options import Load
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
+from quire.simulate.simulate_options import SimulatedLoad
+from quire.simulate.simulated_requests import Asked
 from quire.simulate.store import Link
 from quire.simulate.timeline import Design
 from quire.simulate.times import Lines
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
 @pytest.mark.parametrize(("seed", "name"), [*((0, name) for name in CASES), *(only_slow((1, name)) for name in CASES)])
 def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
     limits, load, design = CASES[name]
-    asked = Load(**({"num_prompts": 100, "input_len": "8:400", "output_len": "1:80", "seed": seed} | load))
+    asked = SimulatedLoad(**({"num_prompts": 100, "input_len": "8:400", "output_len": "1:80", "seed": seed} | load))
     one, many = (
         run(
             Design(**{"setup": setup(fast=fast, **limits), "times": TIMES, "replicas": 2, "seed": seed} | design), asked
@@ -91,9 +91,9 @@ SCRIPT = """
 import json, sys
 from simulated_clusters import TIMES, found, run, setup
 from quire.simulate.timeline import Design
-from quire.simulate.options import Load
+from quire.simulate.simulate_options import SimulatedLoad
 design = Design(setup=setup(), times=TIMES, replicas=5, mtbf=5.0, start=1.0, seed=3)
-load = Load(num_prompts=150, request_rate=40.0, shared_prefix=64, prefixes=4, tenant=("a=1", "b=2"), seed=3)
+load = SimulatedLoad(num_prompts=150, request_rate=40.0, shared_prefix=64, prefixes=4, tenant=("a=1", "b=2"), seed=3)
 print(json.dumps(found(run(design, load))))
 assert "torch" not in sys.modules
 """
@@ -114,7 +114,7 @@ def test_the_same_in_every_process() -> None:
 def test_every_token_of_every_request_comes_whatever_dies() -> None:
     """Gaps are counted one by one: each request has as many as its tokens less the first."""
     design = Design(setup=setup(), times=TIMES, replicas=3, mtbf=3.0, start=2.0, seed=1)
-    cluster = run(design, Load(num_prompts=200, request_rate=25.0, output_len="10:60", seed=1))
+    cluster = run(design, SimulatedLoad(num_prompts=200, request_rate=25.0, output_len="10:60", seed=1))
     [whole] = cluster.measures.tenants.values()
     assert cluster.deaths > 3 and answered(cluster) == 200
     assert sum(whole.gaps.counts.values()) == whole.output_tokens - 200
@@ -122,7 +122,7 @@ def test_every_token_of_every_request_comes_whatever_dies() -> None:
 
 def test_one_request_alone_takes_its_steps() -> None:
     design = Design(setup=setup(max_num_batched_tokens=512), times=TIMES, edge_ms=3.0)
-    cluster = run(design, Load(num_prompts=1, input_len="700", output_len="5"))
+    cluster = run(design, SimulatedLoad(num_prompts=1, input_len="700", output_len="5"))
     [each] = cluster.measures.tenants.values()
     first = TIMES.seconds([Chunk(512, 0)]) + TIMES.seconds([Chunk(188, 512)])
     gaps = [TIMES.seconds([Chunk(1, 700 + i)]) for i in range(4)]
@@ -146,9 +146,9 @@ def test_percentiles_of_counted_gaps_are_those_of_the_gaps() -> None:
 
 def test_more_than_may_wait_is_refused() -> None:
     design = Design(setup=setup(max_num_seqs=2, max_num_queued_reqs=10), times=TIMES)
-    cluster = run(design, Load(num_prompts=50))
+    cluster = run(design, SimulatedLoad(num_prompts=50))
     assert cluster.measures.results(1.0)["failures"] == {"429": 40} and answered(cluster) == 10
-    long = run(Design(setup=setup(), times=TIMES), Load(num_prompts=3, input_len="2500"))
+    long = run(Design(setup=setup(), times=TIMES), SimulatedLoad(num_prompts=3, input_len="2500"))
     assert long.measures.results(1.0)["failures"] == {"too long": 3}
 
 
@@ -156,7 +156,7 @@ def test_the_fair_policy_serves_by_weight_and_first_come_does_not() -> None:
     means = {}
     for policy in ("fair", "fcfs"):
         limits = {"max_num_seqs": 4, "scheduling_policy": policy, "max_num_queued_reqs": 10_000}
-        load = Load(num_prompts=300, request_rate=40.0, tenant=("flood=9", "quiet=1"), seed=2)
+        load = SimulatedLoad(num_prompts=300, request_rate=40.0, tenant=("flood=9", "quiet=1"), seed=2)
         cluster = run(Design(setup=setup(**limits), times=TIMES), load)
         means[policy] = float(np.mean(cluster.measures.tenants["quiet"].seconds["ttft"]))
     assert means["fair"] < 0.2 * means["fcfs"]
@@ -165,7 +165,7 @@ def test_the_fair_policy_serves_by_weight_and_first_come_does_not() -> None:
 def test_prefixes_are_followed_by_the_engines_router_alone() -> None:
     shares = {}
     for router in ("prefix", "random", "round-robin", "least-requests", "two-choices"):
-        load = Load(num_prompts=300, request_rate=20.0, shared_prefix=320, prefixes=16, input_len="16:32")
+        load = SimulatedLoad(num_prompts=300, request_rate=20.0, shared_prefix=320, prefixes=16, input_len="16:32")
         cluster = run(Design(setup=setup(), times=TIMES, replicas=4, router=router), load)
         queries, hits = (sum(each) for each in zip(*(r.lookups for r in cluster.replicas), strict=True))
         shares[router] = hits / queries
@@ -192,7 +192,7 @@ def test_the_fewest_that_hold_are_found(least: int) -> None:
 
 def test_cells_are_clusters_by_themselves() -> None:
     """What two processes give is what the two loads give alone, put together."""
-    load = Load(num_prompts=90, request_rate=20.0, shared_prefix=64, tenant=("a=1", "b=1"))
+    load = SimulatedLoad(num_prompts=90, request_rate=20.0, shared_prefix=64, tenant=("a=1", "b=1"))
     design = Design(setup=setup(), times=TIMES, replicas=5, seed=7)
     whole = run_cells(design, Asked(load), {"ttft": 50.0}, 2, lambda: None)
     alone = []

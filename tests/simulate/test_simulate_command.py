@@ -12,8 +12,8 @@ from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.simulate.load import Asked
-from quire.simulate.options import ClusterOptions, Load, limits_of
+from quire.simulate.simulate_options import ClusterOptions, SimulatedLoad, limits_of
+from quire.simulate.simulated_requests import Asked
 
 TABLE = '{"points": [[1, 0.01], [64, 0.012], [512, 0.06]], "per_key": 1e-7, "per_sequence": 1e-4}'
 SMALL = ["--num-blocks", "300", "--max-model-len", "256"]
@@ -88,7 +88,7 @@ def test_a_named_gpu_is_predicted_by_its_datasheet(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "router": (["--router", "best"], "known are prefix, random"),
+    "router": (["--router", "best"], "'best' is not one of prefix, random"),
     "device": (["--device", "z9"], "not one of this, a100-40gb"),
     "failure": (["--fail", "5"], "is not like 60:0"),
     "failed replica": (["--fail", "5:1"], "replicas are 0 to 0"),
@@ -97,13 +97,13 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "tenant": (["--tenant", "x"], "is not like name=share"),
     "two tenants": (["--tenant", "x=1", "--tenant", "x=2"], "each name once"),
     "search": (["--search", "replicas"], "needs --slo"),
-    "slo": (["--search", "replicas", "--slo", "ttfb=3"], "known are ttft"),
+    "slo": (["--search", "replicas", "--slo", "ttfb=3"], "is not one of ttft=NUMBER"),
     "all prefill": (["--prefill-replicas", "1"], "one at least must decode"),
     "no trace": (["nothing.jsonl"], "No such file"),
     "closed": (["--arrivals", "closed"], "name another"),
     "a trace's option": (["--trace-speed", "2"], "none is named"),
     "length": (["--input-len", "9:3"], "low <= high"),
-    "negative": (["--patience", "-1"], "bad option value"),
+    "negative": (["--patience", "-1"], "--patience -1.0 must not be negative"),
     "gaps of a request": (["--goodput", "itl:50"], "name tpot"),
     "cells": (["--cells", "2"], "1 replicas to share"),
     "memory": (["--replicas", "90000", "--num-blocks", "90000"], "blocks in all"),
@@ -137,14 +137,16 @@ def test_prompts_of_a_trace_share_what_their_blocks_share(tmp_path: Path) -> Non
     lengths = ((1024, [7, 8]), (1300, [7, 8, 9]), (700, [7, 5]))
     lines = [{"timestamp": 0, "input_length": n, "output_length": 3, "hash_ids": ids} for n, ids in lengths]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second, third = (ask.request(str(i), 4096).prompt for i, ask in enumerate(Asked(Load(), str(path))))
+    first, second, third = (ask.request(str(i), 4096).prompt for i, ask in enumerate(Asked(SimulatedLoad(), str(path))))
     assert [len(first), len(second), len(third)] == [1024, 1300, 700]
     assert second[:1024] == first and third[:512] == first[:512] and third[512] != first[512]
 
 
 def test_made_up_loads_are_the_same_for_a_seed_and_as_asked() -> None:
-    load = Load(num_prompts=400, input_len="10:20", output_len="5", shared_prefix=32, prefixes=4, request_rate=9.0,
-                tenant=("a=3:2:1", "b=1"), seed=4)  # fmt: skip
+    load = SimulatedLoad(
+        num_prompts=400, input_len="10:20", output_len="5", shared_prefix=32, prefixes=4, request_rate=9.0,
+        tenant=("a=3:2:1", "b=1"), seed=4,
+    )  # fmt: skip
     asks = list(Asked(load))
     assert asks == list(Asked(load)) and len({ask.parts[0] for ask in asks}) == 4
     assert 260 < sum(ask.tenant == "a" for ask in asks) < 340 and {a.weight for a in asks if a.tenant == "a"} == {2.0}

@@ -20,7 +20,7 @@ from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.app import create_app
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.service import Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

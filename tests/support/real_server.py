@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig, flat_config
 from quire.core.request import Request
 from quire.engine.client import StepReport
 from quire.engine.local import LocalEngine
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 
 

@@ -21,7 +21,7 @@ from quire.core.pooling import Pooling
 from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepReport
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.several.pool import Listed
 from quire.server.several.run import StartEngine, make_several
 from quire.server.several.state import Several

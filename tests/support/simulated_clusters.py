@@ -6,9 +6,9 @@ from typing import Any
 
 from quire.core.config import SchedulerConfig
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Asked
-from quire.simulate.options import Load
 from quire.simulate.replica import Setup
+from quire.simulate.simulate_options import SimulatedLoad
+from quire.simulate.simulated_requests import Asked
 from quire.simulate.timeline import Design
 from quire.simulate.times import StepTable
 
@@ -35,7 +35,7 @@ def found(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def run(design: Design, load: Load) -> Cluster:
+def run(design: Design, load: SimulatedLoad) -> Cluster:
     cluster = Cluster(design, {"ttft": 200.0})
     cluster.run(Asked(load))
     for replica in cluster.replicas:

@@ -86,8 +86,8 @@ def main(given: str) -> int:
     """Serve until a signal."""
     from quire.core.config import EngineConfig, SchedulerConfig
     from quire.engine.life.supervised import Patience, SupervisedEngine
-    from quire.server.options import ServerOptions
     from quire.server.run import serve
+    from quire.server.server_options import ServerOptions
     from stub_engine import StubEngine, stub_info
 
     facts = json.loads(given)

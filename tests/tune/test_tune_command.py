@@ -120,7 +120,7 @@ def test_formats_that_change_answers_are_marked(run: Run, tiny: list[str], tmp_p
         (["--objective", "itl", "--load", "output=1"], "output=2 or more"),
         (["--allow", "int9"], "--allow int9"),
         (["--vary", "quantization=none,int8"], "add --allow int8"),
-        (["--vary", "port=1,2"], "port: not one of max_num_seqs"),
+        (["--vary", "port=1,2"], "port: there is no such option to vary"),
         (["--vary", "block-size=16", "--block-size", "16"], "block-size: given, and to be tried too"),
         (["--vary", "block-size=x"], "block-size"),
         (["--vary", "block-size=3"], "must be a power of two"),

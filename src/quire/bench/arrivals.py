@@ -12,16 +12,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from quire.bench.loads import ARRIVALS, RAMPS, ServeLoad
+from quire.bench.loads import ServeLoad
 from quire.core.errors import ConfigError
+from quire.core.options.values import check_values
 
 
 def kind_of(load: ServeLoad) -> str:
     """The arrivals that `load` names or implies. `ConfigError` where it lacks what they need."""
-    if load.arrivals not in ("", *ARRIVALS):
-        raise ConfigError(f"--arrivals {load.arrivals}: known are {', '.join(ARRIVALS)}", param="arrivals")
-    if load.ramp_up_strategy not in RAMPS:
-        raise ConfigError(f"--ramp-up-strategy {load.ramp_up_strategy}: known are {', '.join(RAMPS)}")
+    check_values(load)
     kind = load.arrivals or _implied(load)
     if kind in ("constant", "poisson", "gamma") and math.isinf(load.request_rate) and not load.sweep:
         raise ConfigError(f"--arrivals {kind} needs --request-rate", param="request_rate")

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.bench.clocks import Joined, join
 from quire.bench.http import Client, HttpFailure, Patience
-from quire.bench.loads import CLOCKS, ServeLoad
+from quire.bench.loads import ServeLoad
 from quire.bench.records import (
     TARGETS,
     Record,
@@ -27,6 +27,7 @@ from quire.bench.records import (
 from quire.bench.sending import Sender
 from quire.bench.sessions import Workload, workload_of
 from quire.core.errors import ConfigError
+from quire.core.options.values import check_values
 from quire.engine.life.progress import counting_bar
 from quire.figures.machine import now, this_machine
 from quire.figures.metrics import PERCENTILES
@@ -69,8 +70,7 @@ class Server:
 
 async def look(client: Client, load: ServeLoad) -> Server:
     """Ask a server who it is. `Unavailable` when nobody answers, `HttpFailure` where it serves no model."""
-    if load.clocks not in CLOCKS:
-        raise ConfigError(f"--clocks {load.clocks}: known are {', '.join(CLOCKS)}", param="clocks")
+    check_values(load)
     try:
         cards = (await client.get("/v1/models"))["data"]
         card: dict[str, Any] = next((each for each in cards if load.model in ("", each["id"])), {})

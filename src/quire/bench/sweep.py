@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from quire.bench.loads import SWEEPS, ServeLoad
+from quire.bench.loads import ServeLoad
 from quire.bench.records import attainment
 from quire.bench.serving import Measured, measure
 from quire.core.errors import ConfigError
+from quire.core.options.values import check_values
 
 FOLLOWS = 0.95
 """Answered beside offered rate: what a load of hundreds of requests can tell from 1."""
@@ -133,8 +134,7 @@ async def search(load: ServeLoad, one: Measure, on_point: Callable[[Point], None
 
 def check(load: ServeLoad) -> None:
     """`ConfigError` where a sweep's loads would not be what `load` says."""
-    if load.sweep not in SWEEPS:
-        raise ConfigError(f"--sweep {load.sweep}: known are {', '.join(SWEEPS)}", param="sweep")
+    check_values(load)
     if load.arrivals in ("at-once", "closed", "trace", "ramp") and load.sweep == "rate":
         raise ConfigError(
             f"--sweep rate: arrivals {load.arrivals} have no rate to raise; name poisson, constant or gamma"

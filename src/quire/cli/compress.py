@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from quire.cli.flags import pick, with_flags
-from quire.cli.params import PATH, argument, command
+from quire.cli.flags import option_command
+from quire.cli.params import PATH, argument
 from quire.core.errors import ConfigError
-from quire.core.option import about
+from quire.core.options.fields import about
+from quire.core.options.files import toml_value
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from quire.compress.recipe import Recipe
@@ -20,7 +22,7 @@ SHORT = ("quantize", "prune")
 """Kinds of stages that have a flag of their own."""
 
 
-class Flags(msgspec.Struct, frozen=True, kw_only=True):
+class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is done, by names of the command line."""
 
     recipe: Annotated[str | None, about("A file of stages, RECIPE.toml.")] = None
@@ -44,16 +46,19 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     restart: Annotated[bool, about("Begin anew where another run was stopped.")] = False
 
 
-@command("compress")
-@argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model.")
-@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on.")
-@with_flags({"Compression": Flags}, model_argument=False)
+@option_command(
+    "compress",
+    {"Compression": CompressOptions},
+    argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model."),
+    argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on."),
+    model_argument=False,
+)
 def compress(options: dict[str, Any], source: str, out: Path) -> None:
     """Make SOURCE smaller, and write it to OUT."""
     from quire.compress.progress import units_bar
     from quire.compress.recipe import read_recipe
 
-    given = pick(options, Flags)
+    given = read_options(CompressOptions, options)
     source = "" if source == "pydoc" else source
     if given.frontier:
         if (given.recipe, given.quantize, given.prune) != (None, None, None) or given.set or not given.passport:
@@ -108,8 +113,6 @@ def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
 
 def _of_flags(kind: str, method: str, words: Sequence[str]) -> Recipe:
     """The recipe of one stage."""
-    import tomllib
-
     from msgspec import to_builtins
 
     from quire.compress.recipe import recipe_of, stage_from_flags
@@ -123,8 +126,6 @@ def _of_flags(kind: str, method: str, words: Sequence[str]) -> Recipe:
         if not dot:
             options[key] = value
             continue
-        try:
-            tables.setdefault(table, {})[key] = tomllib.loads(f"x = {value}")["x"]
-        except tomllib.TOMLDecodeError:
-            tables.setdefault(table, {})[key] = value.split(",") if key == "files" else value
+        given = toml_value(value)
+        tables.setdefault(table, {})[key] = value.split(",") if given == value and key == "files" else given
     return recipe_of({**tables, "stage": [to_builtins(stage_from_flags(kind, method, options))]}, "--set")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from quire.core.errors import ConfigError
-from quire.engine.options import KNOWN, UNBUILT
-from quire.server.options import ServerOptions
+from quire.core.options.files import flag_file, read_toml
+from quire.core.options.values import check_names, with_underscores
+from quire.engine.engine_options import KNOWN, UNBUILT
+from quire.server.server_options import ServerOptions
 
 NAMES = frozenset({*KNOWN, *UNBUILT, *ServerOptions.__struct_fields__})
 _ALIASES = ("ctk", "ctv")
@@ -29,22 +27,7 @@ def with_config(path: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    try:
-        given = tomllib.loads(Path(path).read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}", param="config") from None
-    except (ValueError, RecursionError) as error:
-        yaml = path.endswith((".yaml", ".yml"))
-        hint = "; a line `key: value` of YAML is `key = value`, text in quotes" if yaml else ""
-        raise ConfigError(f"--config {path}: not TOML: {error}{hint}", param="config") from None
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        name = key.replace("-", "_")
-        if name not in NAMES:
-            near = difflib.get_close_matches(name, NAMES, 1)
-            hint = f"; is it {near[0].replace('_', '-')}?" if near else ""
-            raise ConfigError(f"--config {path}: {key}: there is no such flag{hint}", param=key)
-        if name in found:
-            raise ConfigError(f"--config {path}: {key}: given twice", param=key)
-        found[name] = value
-    return found
+    place = flag_file("config", path)
+    given = read_toml(path, place)
+    check_names(given, NAMES, place, "flag")
+    return with_underscores(given, place)

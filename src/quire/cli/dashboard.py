@@ -11,18 +11,20 @@ from quire.core.errors import ConfigError
 DEFAULT = Path("dashboard.html")
 
 
-@command("dashboard")
-@argument(
-    "results",
-    metavar="RESULTS...",
-    type=PATH,
-    nargs=-1,
-    required=True,
-    help="Files of rows (.jsonl, .parquet), or folders of them.",
+@command(
+    "dashboard",
+    argument(
+        "results",
+        metavar="RESULTS...",
+        type=PATH,
+        nargs=-1,
+        required=True,
+        help="Files of rows (.jsonl, .parquet), or folders of them.",
+    ),
+    option("--output", "-o", type=PATH, help=f"Write the page here [{DEFAULT}]."),
+    option("--serve", is_flag=True, help="Serve the page on this machine, anew whenever the files change."),
+    option("--port", type=int, default=8001, help="Port of --serve; 0 = a free one."),
 )
-@option("--output", "-o", type=PATH, help=f"Write the page here [{DEFAULT}].")
-@option("--serve", is_flag=True, help="Serve the page on this machine, anew whenever the files change.")
-@option("--port", type=int, default=8001, help="Port of --serve; 0 = a free one.")
 def dashboard(results: tuple[Path, ...], output: Path | None, serve: bool, port: int) -> None:
     """Show rows: one page that needs no network, for any browser."""
     if serve and output is not None:

@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.flags import ENGINE, to_arguments, to_engine, with_flags
-from quire.cli.params import command
+from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
 from quire.core.errors import EngineFailure, Unavailable
 from quire.core.machine import end_with_parent
 
@@ -46,8 +45,7 @@ class Answer:
     chunks: list[float] = field(default_factory=list)
 
 
-@command("demo")
-@with_flags(ENGINE)
+@option_command("demo", ENGINE)
 def demo(options: dict[str, Any]) -> None:
     """Serve the embedded model on a free port, stream several answers at once, and shut it down cleanly."""
     to_engine(options)

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from quire.ops.backend import Ops
 
 
-@command("doctor")
-@option("--device", default="auto", help=f"Backend to ask for: {', '.join(DEVICES)}.")
-@option("--isa", default="auto", help="Instruction set to ask for.")
+@command(
+    "doctor",
+    option("--device", default="auto", help=f"Backend to ask for: {', '.join(DEVICES)}."),
+    option("--isa", default="auto", help="Instruction set to ask for."),
+)
 def doctor(device: str, isa: str) -> None:
     """What runs on this machine and why not something else. Exits with 1 when only the slow reference would run."""
     from quire.ops.lazy import has_torch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.flags import ENGINE, to_engine, with_flags
-from quire.cli.params import PATH, command, option
+from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM
 
 
-@command("eval")
-@option("--text", type=PATH, multiple=True, help="Text file to score; may be given several times.")
-@option("--limit", type=click.IntRange(min=0), default=0, help="Questions and held-out modules at most; 0 = all.")
-@option("--output", "-o", type=PATH, help="Write the results to this JSON file; a passport: or folder.")
-@option("--against", metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed.")
-@option("--rounds", type=click.IntRange(min=0), default=5, help="Rounds of timing with --against; 0 = none.")
-@option("--also", metavar="QUANTIZATION", multiple=True, help="Timed with this --quantization as well.")
-@with_flags(ENGINE)
+@option_command(
+    "eval",
+    ENGINE,
+    option("--text", type=PATH, multiple=True, help="Text file to score; may be given several times."),
+    option("--limit", type=click.IntRange(min=0), default=0, help="Questions and held-out modules at most; 0 = all."),
+    option("--output", "-o", type=PATH, help="Write the results to this JSON file; a passport: or folder."),
+    option("--against", metavar="SOURCE", help="The model that it was made of: what that cost, and won in speed."),
+    option("--rounds", type=click.IntRange(min=0), default=5, help="Rounds of timing with --against; 0 = none."),
+    option("--also", metavar="QUANTIZATION", multiple=True, help="Timed with this --quantization as well."),
+)
 def evaluate(
     options: dict[str, Any],
     text: tuple[Path, ...],

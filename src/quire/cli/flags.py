@@ -1,8 +1,7 @@
-"""Command line flags made from the fields of the option structs: one source for names, types and defaults."""
+"""Flags of the command line, made from options: one source for their names, types, defaults and help."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
@@ -10,14 +9,15 @@ from typing import Any, TypeVar, get_args
 import click
 import msgspec
 
-from quire.cli.params import Argument, Option
+from quire.cli.params import Argument, Command, Option
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
-from quire.engine.options import KNOWN, UNBUILT, engine_config
-from quire.server.options import ServerOptions
+from quire.core.options.fields import OptionField, Struct, fields_of, flag
+from quire.core.options.values import read_options
+from quire.engine.engine_options import KNOWN, UNBUILT, engine_config
+from quire.server.server_options import ServerOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
-Struct = type[msgspec.Struct]
 PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device", "lora": "LoRA",
           "speculation": "Speculation", "parallel": "Ranks", "offload": "Weights elsewhere",
           "tiers": "Tiers of the KV cache", "cluster": "Hosts", "media": "Pictures"}  # fmt: skip
@@ -29,82 +29,87 @@ SHORT = {"model": "-m", "max_model_len": "-c", "threads": "-t"}
 ARGUMENT = "model_argument"
 
 
-def with_flags(
-    groups: Mapping[str, Struct], model_argument: bool = True, several: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command a flag for every field of `groups` (heading -> struct), and the argument [MODEL].
+def option_command(
+    name: str,
+    groups: Mapping[str, Struct],
+    *params: click.Parameter,
+    model_argument: bool = True,
+    several: bool = False,
+) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function the command `name` with a flag for every option of `groups` (heading of help -> struct).
 
-    The command gets those that were given as one mapping, its first argument. This decorator stands next to the
-    function: help lists parameters of the decorators above it first. `several`: --model may be given several times,
+    The function gets the options that were given as one mapping, its first argument, and `params` by their names.
+    `model_argument`: the model may be given as the argument [MODEL] too. `several`: --model may be given several times,
     and is a list then.
     """
+    flags = flags_of(groups, several)
+    first = [*params, _model_argument()] if model_argument else list(params)
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        flags = _flags(groups, several)
-        names = [str(flag.name) for flag in flags]
-        if model_argument:
-            kind = next(f.type for f in msgspec.structs.fields(SECTIONS["model"]) if f.name == "model")
-            argument = Argument([ARGUMENT], metavar="MODEL", required=False, help=_unfolded(kind)[1].description or "")
-            flags.insert(0, argument)
-
-        @functools.wraps(function)
-        def command(**given: Any) -> Any:
-            options = {
-                n: list(v) if isinstance(v, tuple) else v for n in names if (v := given.pop(n)) not in (None, ())
-            }
+    def made(function: Callable[..., Any]) -> Command:
+        def run(**given: Any) -> Any:
+            options = _given({name: given.pop(name) for name in flags})
             if several and len(options.get("model", ())) == 1:
                 [options["model"]] = options["model"]
             if (model := given.pop(ARGUMENT, None)) is not None:
                 set_model(options, model)
             return function(options, **given)
 
-        vars(command)["__click_params__"] = flags[::-1]  # in the order of decorators, from below
-        return command
+        return Command(name, groups=groups, params=[*first, *flags.values()], callback=run, help=function.__doc__)
 
-    return decorate
+    return made
 
 
-def _flags(groups: Mapping[str, Struct], several: bool) -> list[click.Parameter]:
-    flags: dict[str, click.Parameter] = {}
-    for struct in groups.values():
-        for field in msgspec.structs.fields(struct):
+def _model_argument() -> Argument:
+    [field] = [field for field in fields_of(SECTIONS["model"]) if field.name == "model"]
+    return Argument([ARGUMENT], metavar="MODEL", required=False, help=field.help)
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given: click has None, or (), for others."""
+    found = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def flags_of(groups: Mapping[str, Struct], several: bool = False) -> dict[str, Option]:
+    """The flag of every option by its name; of two options of one name the first group has it."""
+    flags: dict[str, Option] = {}
+    for group, struct in groups.items():
+        for field in fields_of(struct):
             if field.name not in flags:
-                flags[field.name] = _flag(field, several and field.name == "model")
+                flags[field.name] = _flag(field, group, several and field.name == "model")
     if "block_size" in flags:
         for alias in ("ctk", "ctv"):
             flags[alias] = Option([alias, f"-{alias}"], hidden=True)
         for name, (neutral, _) in UNBUILT.items():
             kind = next((type(v) for v in neutral if v is not None), str)
-            spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
-            flags[name] = Option([name, spelling], type=kind, default=None, hidden=True)
-    return list(flags.values())
+            flags[name] = Option([name, _spelling(name, kind)], type=kind, default=None, hidden=True)
+    return flags
 
 
-def _flag(field: msgspec.structs.FieldInfo, several: bool) -> Option:
-    """The flag of a field; None, or () where it may be given `several` times, is what it is if it is not given."""
-    name, (kind, meta) = field.name, _unfolded(field.type)
-    default = None if field.default is msgspec.NODEFAULT else field.default
-    if default == ():
+def _flag(field: OptionField, group: str, several: bool) -> Option:
+    """The flag of an option; None, or () where it may be given `several` times, is what it is if it is not given."""
+    name, kind, default = field.name, field.plain, field.default
+    if field.several:
         kind, several = str, True
     elif name == "max_model_len":
         kind, default = str, "auto"
     else:
         kind = next((each for each in get_args(kind) if each is not type(None)), kind)
-    spelling = f"{_long(name)}/{_long(f'no_{name}')}" if kind is bool else _long(name)
     return Option(
-        [name, spelling, *([SHORT[name]] if name in SHORT else [])],
+        [name, _spelling(name, kind), *([SHORT[name]] if name in SHORT else [])],
+        group=group,
+        field=field,
         type=kind,
         multiple=several,
         default=None,
-        help=(meta.description or "") + _shown(default),
-        metavar="|".join((meta.extra or {}).get("choices", ())) or None,
+        help=field.help + _shown(default),
+        metavar="|".join(field.choices) or None,
     )
 
 
-def _unfolded(kind: Any) -> tuple[Any, msgspec.Meta]:
-    """The type of an option, and what is said about it."""
-    plain, meta = get_args(kind)
-    return plain, meta
+def _spelling(name: str, kind: Any) -> str:
+    """The flag as click declares it: with its --no- where it is on or off."""
+    return f"{flag(name)}/{flag(f'no_{name}')}" if kind is bool else flag(name)
 
 
 def _shown(default: object) -> str:
@@ -112,10 +117,6 @@ def _shown(default: object) -> str:
     if default in (None, "", ()):
         return ""
     return f" [{'on' if default is True else 'off' if default is False else default}]"
-
-
-def _long(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def text_of(argument: str) -> str:
@@ -149,17 +150,9 @@ def to_engine(options: Mapping[str, Any]) -> EngineConfig:
 
 def to_server(options: Mapping[str, Any]) -> ServerOptions:
     """The server's part of `options`."""
-    server = pick(options, ServerOptions)
+    server = read_options(ServerOptions, options)
     server.validate()
     return server
-
-
-def pick(options: Mapping[str, Any], struct: type[T]) -> T:
-    """The options of `struct`, checked."""
-    try:
-        return msgspec.convert({k: v for k, v in options.items() if k in struct.__struct_fields__}, struct)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"bad option value: {error}") from None
 
 
 def to_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -167,10 +160,10 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         if isinstance(value, bool):
-            words.append(_long(name if value else f"no_{name}"))
+            words.append(flag(name if value else f"no_{name}"))
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
-            words += [_long(name), str(each)]
+            words += [flag(name), str(each)]
     return words
 
 

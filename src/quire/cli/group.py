@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -41,8 +40,10 @@ class LazyGroup(click.Group):
         """Find the command of `args`; where it is none, the error names those that are spelled nearly so."""
         name = args[0]
         if name not in self.table and name[:1].isalnum():
-            near = difflib.get_close_matches(name, self.table)
-            hint = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
+            from quire.core.options.values import near_names
+
+            found = near_names(name, self.table)
+            hint = f" Did you mean {', '.join(map(repr, found))}?" if found else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 

@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.flags import ENGINE, to_engine, with_flags
-from quire.cli.params import command
+from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from quire.run.budget import KVPlan
 
 
-@command("inspect")
-@with_flags(ENGINE)
+@option_command("inspect", ENGINE)
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)

@@ -11,8 +11,9 @@ import click
 import msgspec
 
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
-from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
-from quire.cli.params import PATH, command, option
+from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
+from quire.cli.params import PATH, Option, option
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from quire.bench.serving import Measured
@@ -23,39 +24,43 @@ if TYPE_CHECKING:
 Load = TypeVar("Load", LatencyLoad, ThroughputLoad)
 ROWS = ".jsonl"
 
-output_option = option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
+
+def output_option() -> Option:
+    """Where results are written to."""
+    return option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
 
 
-@command("latency")
-@output_option
-@with_flags({"Load": LatencyLoad} | ENGINE)
+@option_command("latency", {"Load": LatencyLoad} | ENGINE, output_option())
 def latency(options: dict[str, Any], output: Path | None) -> None:
     """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
     from quire.bench.offline import latency as measure
 
-    _offline("latency", pick(options, LatencyLoad), measure, options, output)
+    _offline("latency", read_options(LatencyLoad, options), measure, options, output)
 
 
-@command("throughput")
-@output_option
-@with_flags({"Load": ThroughputLoad} | ENGINE)
+@option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option())
 def throughput(options: dict[str, Any], output: Path | None) -> None:
     """Throughput of many requests at once, and how much of the KV cache is wasted."""
     from quire.bench.offline import throughput as measure
 
-    _offline("throughput", pick(options, ThroughputLoad), measure, options, output)
+    _offline("throughput", read_options(ThroughputLoad, options), measure, options, output)
 
 
-@command("serve")
-@option("--output", "-o", type=PATH, help="Write the results to this JSON file, or append rows to this .jsonl file.")
-@with_flags({"Load": ServeLoad}, model_argument=False)
+@option_command(
+    "serve",
+    {"Load": ServeLoad},
+    option(
+        "--output", "-o", type=PATH, help="Write the results to this JSON file, or append rows to this .jsonl file."
+    ),
+    model_argument=False,
+)
 def serve(options: dict[str, Any], output: Path | None) -> None:
     """Load on a running server over HTTP, streaming, with latencies as its clients see them.
 
     Prompts are random tokens, conversations (--turns) or those of a trace (--trace); they come by --arrivals, or are
     raised until the server no longer follows (--sweep).
     """
-    load = pick(options, ServeLoad)
+    load = read_options(ServeLoad, options)
     from quire.bench import serving
     from quire.bench.report import report
     from quire.bench.sending import on_loop

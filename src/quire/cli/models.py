@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,8 +16,11 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import SEVERAL_MODELS
 from quire.core.exclusions.table import check_known
-from quire.engine.options import KNOWN, UNBUILT
-from quire.server.options import OF_MODELS, ServerOptions
+from quire.core.options.fields import OptionField, fields_of
+from quire.core.options.files import flag_file, read_toml
+from quire.core.options.values import Place, did_you_mean, from_text, read_value, with_underscores
+from quire.engine.engine_options import KNOWN, UNBUILT
+from quire.server.server_options import OF_MODELS, ServerOptions
 
 if TYPE_CHECKING:
     from quire.plan.needs import Needs
@@ -28,14 +29,21 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 OWN = (*KNOWN, *UNBUILT, *OF_MODELS, "pinned")
 """What an entry may say beside its name."""
-STRUCTS: tuple[type[msgspec.Struct], ...] = (*SECTIONS.values(), ServerOptions)
+
+
+class _Pinned(msgspec.Struct, frozen=True):
+    """What an entry may say that is no option of a server or an engine."""
+
+    pinned: bool = False
+
+
+STRUCTS: tuple[type[msgspec.Struct], ...] = (*SECTIONS.values(), ServerOptions, _Pinned)
 
 
 @cache
-def _fields() -> dict[str, msgspec.structs.FieldInfo]:
-    """Those of an entry by name; looked for when there is one, as that takes 9 ms of a start."""
-    found = [field for struct in STRUCTS for field in msgspec.structs.fields(struct)]
-    return {field.name: field for field in found if field.name in OWN}
+def _fields() -> dict[str, OptionField]:
+    """Those of an entry by name."""
+    return {field.name: field for struct in STRUCTS for field in fields_of(struct) if field.name in OWN}
 
 
 def listed_models(options: Mapping[str, Any]) -> list[Listed]:
@@ -132,17 +140,12 @@ def _half_of_rest(found: Needs, room: int, wholes: int) -> int:
 
 def _read(path: str) -> list[tuple[str, Entry]]:
     """[models.NAME] with `model` (the path), `pinned`, and any of the engine's options."""
-    try:
-        given = tomllib.loads(Path(path).read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"--models {path}: {error.strerror}", param="models") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--models {path}: not TOML: {error}", param="models") from None
+    place = flag_file("models", path)
+    given = read_toml(path, place)
     models = given.pop("models", None)
     if given or not models or not isinstance(models, dict) or not all(isinstance(m, dict) for m in models.values()):
-        hint = '[models.NAME] with model = "PATH"'
-        raise ConfigError(f"--models {path}: it must hold tables {hint}, and nothing else", param="models")
-    return [(name, {key.replace("-", "_"): value for key, value in entry.items()}) for name, entry in models.items()]
+        raise place.error(': it must hold tables [models.NAME] with model = "PATH", and nothing else')
+    return [(name, with_underscores(entry, place.key(name))) for name, entry in models.items()]
 
 
 def _parsed(text: str) -> tuple[str, Entry]:
@@ -154,17 +157,9 @@ def _parsed(text: str) -> tuple[str, Entry]:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigError(f"--model {text}: {part!r} is no option=value", param="model")
-        entry[key.replace("-", "_")] = _value(key.replace("-", "_"), value)
+        option = key.replace("-", "_")
+        entry[option] = from_text(_fields()[option], value) if option in _fields() else value
     return name, entry
-
-
-def _value(option: str, text: str) -> Any:
-    """The value that `text` is for an option; what does not fit stays text, which its check refuses."""
-    kind: Any = bool if option == "pinned" else getattr(_fields().get(option), "type", str)
-    try:
-        return msgspec.convert(text, kind, strict=False)
-    except msgspec.ValidationError:
-        return (text,) if getattr(_fields().get(option), "default", None) == () else text
 
 
 def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
@@ -173,11 +168,8 @@ def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
     try:
         for key in own:
             if key not in OWN or key == "served_model_name":
-                near = difflib.get_close_matches(key, OWN, 1)
-                hint = f"; is it {near[0]}?" if near else ""
-                raise ConfigError(f"{key}: a model has no such option{hint}", param=key)
-        if not isinstance(pinned, bool):
-            raise ConfigError(f"pinned: must be true or false, not {pinned!r}", param="pinned")
+                raise ConfigError(f"{key}: a model has no such option{did_you_mean(key, OWN)}", param=key)
+        read_value(bool, pinned, Place("pinned", "pinned"))
         if not name or not isinstance(own.get("model"), str) or not own["model"]:
             raise ConfigError("it needs a name and model = PATH", param="model")
         options = {**shared, **own}

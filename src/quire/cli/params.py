@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from quire.core.options.fields import OptionField, Struct
+
+OWN = "Options"
+"""Heading of a command's own flags."""
 
 PATH: click.Path = click.Path(path_type=Path)
 """A file or folder, as a `pathlib.Path`."""
@@ -24,10 +27,17 @@ def _shown(param: click.Parameter, several: bool) -> str:
 
 
 class Option(click.Option):
-    """A flag. Its help ends with its default, its range, and whether it is required."""
+    """A flag. Its help ends with its default, its range, and whether it is required.
 
-    def __init__(self, spellings: Sequence[str], **more: Any) -> None:
+    `group` is the heading of help under which the flag stands. `field` is the option that the flag was made from; None
+    where a command declares it.
+    """
+
+    def __init__(
+        self, spellings: Sequence[str], *, group: str = OWN, field: OptionField | None = None, **more: Any
+    ) -> None:
         super().__init__(spellings, **{"show_default": True} | more)
+        self.group, self.field = group, field
 
     def make_metavar(self, ctx: click.Context) -> str:
         """The choices or the name of its value, else its type."""
@@ -63,31 +73,45 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command; its help lists arguments before flags."""
+    """A command; its help lists arguments first, then flags by groups.
+
+    `groups` maps headings of help to the structs whose options are flags of the command.
+    """
+
+    def __init__(self, name: str, *, groups: Mapping[str, Struct] | None = None, **more: Any) -> None:
+        super().__init__(name, **more)
+        self.groups = groups or {}
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing: `format_options` writes arguments too, whatever the version of click."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections of arguments and of options."""
-        params = self.get_params(ctx)
-        for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
-            rows = [row for p in params if isinstance(p, kind) and (row := p.get_help_record(ctx)) is not None]
+        """Write a section of arguments and one for each group of flags, the command's own first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OWN: []}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                title = "Arguments" if isinstance(param, click.Argument) else getattr(param, "group", OWN)
+                sections.setdefault(title, []).append(row)
+        for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
-def command(name: str) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function, with the `option`s and `argument`s that it is given, the command `name`."""
-    return click.command(name, cls=Command)
+def command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function the command `name`, which is given its parameters by their names; help is the docstring."""
+
+    def made(function: Callable[..., Any]) -> Command:
+        return Command(name, params=list(params), callback=function, help=function.__doc__)
+
+    return made
 
 
-def option(*spellings: str, **more: Any) -> Callable[[F], F]:
-    """Give a command a flag; `more` as `click.option` takes it."""
-    return click.option(*spellings, cls=Option, **more)
+def option(*spellings: str, **more: Any) -> Option:
+    """A flag of one command; `more` as `click.Option` takes it."""
+    return Option(spellings, **more)
 
 
-def argument(name: str, **more: Any) -> Callable[[F], F]:
-    """Give a command a positional argument with `help`; `more` as `click.argument` takes it."""
-    return click.argument(name, cls=Argument, **more)
+def argument(name: str, **more: Any) -> Argument:
+    """A positional argument with `help`; `more` as `click.Argument` takes it."""
+    return Argument([name], **more)

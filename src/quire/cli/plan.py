@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from quire.cli.flags import ENGINE, pick, to_engine, with_flags
-from quire.cli.params import PATH, command, option
+from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.cli.params import PATH, option
 from quire.cli.show import Rows, show
 from quire.cli.show import size as as_bytes
-from quire.core.option import about
+from quire.core.options.fields import about
+from quire.core.options.values import read_options
 from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
@@ -46,14 +47,16 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     calibrate: Annotated[bool, about("Measure this machine anew (some 30 s) instead of recalling it.")] = False
 
 
-@command("plan")
-@option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@option("--output", "-o", type=PATH, help="Write the plan, for quire serve --plan.")
-@option("--rows", type=PATH, help="Append what is predicted to a .jsonl file of figures.")
-@with_flags({"Plan": PlanOptions, **ENGINE})
+@option_command(
+    "plan",
+    {"Plan": PlanOptions, **ENGINE},
+    option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
+    option("--output", "-o", type=PATH, help="Write the plan, for quire serve --plan."),
+    option("--rows", type=PATH, help="Append what is predicted to a .jsonl file of figures."),
+)
 def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None) -> None:
     """Memory, latency, throughput, devices and cost of a model under a load, and what to change first."""
-    wanted = pick(options, PlanOptions)
+    wanted = read_options(PlanOptions, options)
     from quire.figures.files import Appending
     from quire.plan.advice import advice
     from quire.plan.file import plan_of, write_plan

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.bench.loads import ReplayLoad
-from quire.cli.flags import ENGINE, pick, to_engine, with_flags
+from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.measure import facts, output_option
-from quire.cli.params import PATH, argument, command
-from quire.engine.options import KNOWN
+from quire.cli.params import PATH, argument
+from quire.core.options.values import read_options
+from quire.engine.engine_options import KNOWN
 
 if TYPE_CHECKING:
     from quire.bench.replay import Outcome
@@ -20,16 +21,19 @@ if TYPE_CHECKING:
 KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
 
 
-@command("replay")
-@argument("folder", type=PATH, help="What `quire serve --record` wrote.")
-@output_option
-@with_flags({"Replay": ReplayLoad} | ENGINE, model_argument=False)
+@option_command(
+    "replay",
+    {"Replay": ReplayLoad} | ENGINE,
+    argument("folder", type=PATH, help="What `quire serve --record` wrote."),
+    output_option(),
+    model_argument=False,
+)
 def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     """Run a recording again and compare every token with those that were recorded; exit code 1 where one differs.
 
     The engine has the recorded options; those given here take their place, and most must not change a bit.
     """
-    load = pick(options, ReplayLoad)
+    load = read_options(ReplayLoad, options)
     from quire.engine.record.recording import read_run
 
     run = read_run(folder, load.run)

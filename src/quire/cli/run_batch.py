@@ -11,15 +11,19 @@ from typing import Any
 
 import click
 
-from quire.cli.flags import ENGINE, to_engine, with_flags
-from quire.cli.params import PATH, command, option
+from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 
 
-@command("run-batch")
-@option("--input-file", "-i", type=PATH, required=True, help="File of requests, one JSON object a line.")
-@option("--output-file", "-o", type=PATH, required=True, help="File of answers; those that it has are not asked again.")
-@with_flags(ENGINE)
+@option_command(
+    "run-batch",
+    ENGINE,
+    option("--input-file", "-i", type=PATH, required=True, help="File of requests, one JSON object a line."),
+    option(
+        "--output-file", "-o", type=PATH, required=True, help="File of answers; those that it has are not asked again."
+    ),
+)
 def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> None:
     """Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error."""
     config = to_engine(options)
@@ -32,7 +36,7 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
     from quire.engine.life.progress import counting_bar
     from quire.server.batch import answered, lines_of, run
     from quire.server.draining import make_app
-    from quire.server.options import ServerOptions
+    from quire.server.server_options import ServerOptions
 
     server = ServerOptions()
     most = server.sized(True).max_body_bytes

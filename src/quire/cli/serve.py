@@ -13,31 +13,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.config_file import with_config
-from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
+from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
 from quire.cli.models import listed_models
-from quire.cli.params import PATH, command, option
+from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 from quire.parallel.ahead import drop_waiting
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.engine.client import EngineClient
-    from quire.server.options import ServerOptions
+    from quire.server.server_options import ServerOptions
 
 logger = logging.getLogger("quire.cli")
 
 
-@command("serve")
-@option(
-    "--config",
-    "config_file",
-    metavar="FILE",
-    help="TOML file of flags by their long names; those of the command line win.",
+@option_command(
+    "serve",
+    ENGINE | SERVER,
+    option(
+        "--config",
+        "config_file",
+        metavar="FILE",
+        help="TOML file of flags by their long names; those of the command line win.",
+    ),
+    option(
+        "--plan",
+        "plan_file",
+        metavar="FILE",
+        type=PATH,
+        help="Keep to a plan that quire plan -o wrote, or do not start.",
+    ),
+    several=True,
 )
-@option(
-    "--plan", "plan_file", metavar="FILE", type=PATH, help="Keep to a plan that quire plan -o wrote, or do not start."
-)
-@with_flags(ENGINE | SERVER, several=True)
 def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | None) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
     options = with_config(config_file, options)

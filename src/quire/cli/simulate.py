@@ -9,45 +9,49 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
-from quire.cli.params import PATH, argument, command, option
-from quire.simulate.options import ClusterOptions, Load
+from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
+from quire.cli.params import PATH, argument, option
+from quire.core.options.values import read_options
+from quire.simulate.simulate_options import ClusterOptions, SimulatedLoad
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.simulate.design import Made
-    from quire.simulate.load import Asked
     from quire.simulate.outcome import Outcome
+    from quire.simulate.simulated_requests import Asked
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
-OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load}
+OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": SimulatedLoad}
 FLAGS = OWN | {name: ENGINE[name] for name in PANELS}
 
 
-@command("simulate")
-@argument(
-    "trace",
-    metavar="[TRACE]",
-    default="",
-    help="File of requests (Mooncake, Azure, BurstGPT), or a recording's folder.",
+@option_command(
+    "simulate",
+    FLAGS,
+    argument(
+        "trace",
+        metavar="[TRACE]",
+        default="",
+        help="File of requests (Mooncake, Azure, BurstGPT), or a recording's folder.",
+    ),
+    option(
+        "--output", "-o", type=PATH, help="Write results and curves to this JSON file, or append rows to a .jsonl file."
+    ),
+    model_argument=False,
 )
-@option(
-    "--output", "-o", type=PATH, help="Write results and curves to this JSON file, or append rows to a .jsonl file."
-)
-@with_flags(FLAGS, model_argument=False)
 def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     """Predict how a cluster serves a load: the real scheduler, KV blocks, prefix cache and router, and no model.
 
     Steps take as long as quire plan predicts for --device, or as --step-times says. --slo with --search replicas finds
     the fewest replicas that hold it.
     """
-    cluster, load = pick(options, ClusterOptions), pick(options, Load)
-    own = {*ClusterOptions.__struct_fields__, *Load.__struct_fields__} - {"seed"}
+    cluster, load = read_options(ClusterOptions, options), read_options(SimulatedLoad, options)
+    own = {*ClusterOptions.__struct_fields__, *SimulatedLoad.__struct_fields__} - {"seed"}
     config = to_engine({name: value for name, value in options.items() if name not in own})
     words = ["quire", "simulate", *([trace] if trace else []), *to_arguments(options)]
 
     from quire.simulate.design import design_of
-    from quire.simulate.load import Asked
+    from quire.simulate.simulated_requests import Asked
 
     asked = Asked(load, trace)
     made = design_of(config, cluster, load.seed)
@@ -89,9 +93,9 @@ def _report(
 def _search(
     made: Made, asked: Asked, config: EngineConfig, cluster: ClusterOptions, output: Path | None, command: str
 ) -> None:
-    from quire.simulate.options import limits_of
     from quire.simulate.search import fewest
     from quire.simulate.show import show_try
+    from quire.simulate.simulate_options import limits_of
 
     limits = limits_of(cluster.slo)
     tried: dict[int, Outcome] = {}

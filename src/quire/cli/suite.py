@@ -6,19 +6,24 @@ from pathlib import Path
 
 import click
 
-from quire.cli.params import PATH, argument, command, option
+from quire.cli.params import PATH, Option, argument, command, option
 from quire.core.errors import ConfigError
 
-rows_option = option("--output", "-o", type=PATH, required=True, help="File of rows, JSON lines; it is appended to.")
+
+def rows_option() -> Option:
+    """Where rows are added."""
+    return option("--output", "-o", type=PATH, required=True, help="File of rows, JSON lines; it is appended to.")
 
 
-@command("suite")
-@argument("file", metavar="SUITE.toml", type=PATH, help="What to measure: see benchmarks/suites/.")
-@rows_option
-@option("--only", metavar="KEY", default="", show_default=False, help="One row, by the beginning of its key.")
-@option("--retry", is_flag=True, help="Measure rows again that failed.")
-@option("--make-peers", is_flag=True, help="Make the environments of other engines that are missing (minutes).")
-@option("--work", type=PATH, help="Folder of other engines' environments and model files; among the user's caches.")
+@command(
+    "suite",
+    argument("file", metavar="SUITE.toml", type=PATH, help="What to measure: see benchmarks/suites/."),
+    rows_option(),
+    option("--only", metavar="KEY", default="", show_default=False, help="One row, by the beginning of its key."),
+    option("--retry", is_flag=True, help="Measure rows again that failed."),
+    option("--make-peers", is_flag=True, help="Make the environments of other engines that are missing (minutes)."),
+    option("--work", type=PATH, help="Folder of other engines' environments and model files; among the user's caches."),
+)
 def suite(file: Path, output: Path, only: str, retry: bool, make_peers: bool, work: Path | None) -> None:
     """Measure models, formats, techniques, loads and engines in turns; run again, it goes on where it was."""
     from quire.bench.suite.spec import read_suite
@@ -36,9 +41,11 @@ def suite(file: Path, output: Path, only: str, retry: bool, make_peers: bool, wo
         raise click.exceptions.Exit(1)
 
 
-@command("import")
-@argument("files", metavar="FILES...", type=PATH, nargs=-1, required=True, help="What another tool wrote.")
-@rows_option
+@command(
+    "import",
+    argument("files", metavar="FILES...", type=PATH, nargs=-1, required=True, help="What another tool wrote."),
+    rows_option(),
+)
 def imported(files: tuple[Path, ...], output: Path) -> None:
     """Rows from files of LLM-Inference-Bench, vLLM's benchmarks, GuideLLM, llama-bench or AIPerf."""
     from quire.bench.suite.imports.read import read_foreign
@@ -53,9 +60,11 @@ def imported(files: tuple[Path, ...], output: Path) -> None:
     print(f"{len(rows)} rows of {len(files)} files, {len(new)} of them new to {output}")
 
 
-@command("export")
-@argument("file", metavar="ROWS", type=PATH, help="A .jsonl or .parquet file of rows.")
-@option("--output", "-o", type=PATH, required=True, help="The other: .parquet or .jsonl.")
+@command(
+    "export",
+    argument("file", metavar="ROWS", type=PATH, help="A .jsonl or .parquet file of rows."),
+    option("--output", "-o", type=PATH, required=True, help="The other: .parquet or .jsonl."),
+)
 def export(file: Path, output: Path) -> None:
     """Rows as a Parquet file for other tools, or back as JSON lines."""
     from quire.figures.files import read_rows, write_rows

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from quire.cli.flags import ENGINE, set_model, text_of, to_engine, with_flags
-from quire.cli.params import argument, command, option
+from quire.cli.flags import ENGINE, option_command, set_model, text_of, to_engine
+from quire.cli.params import Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -22,32 +22,31 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM, Delta
     from quire.engine.outputs import RequestOutput
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def sampling_options(function: F) -> F:
+def sampling_options() -> tuple[Option, ...]:
     """Flags of how tokens are chosen, which `sampling` takes by their names."""
-    for flag in (
-        option("--stop", multiple=True, help="End at this text; may be given several times."),
-        option("--top-k", type=int, help="Choose among this many likeliest tokens."),
-        option("--top-p", type=float, help="Choose among the likeliest tokens of this total probability."),
-        option("--temperature", type=click.FloatRange(min=0.0), help="0 = always the likeliest token."),
+    return (
         option("--max-tokens", "-n", type=click.IntRange(min=1), help="Tokens to write at most."),
-    ):
-        function = flag(function)
-    return function
+        option("--temperature", type=click.FloatRange(min=0.0), help="0 = always the likeliest token."),
+        option("--top-p", type=float, help="Choose among the likeliest tokens of this total probability."),
+        option("--top-k", type=int, help="Choose among this many likeliest tokens."),
+        option("--stop", multiple=True, help="End at this text; may be given several times."),
+    )
 
 
-@command("generate")
-@argument(
-    "words",
-    metavar="[MODEL] PROMPT...",
-    nargs=-1,
-    help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, or "
-    "of a GGUF file, is the model.",
+@option_command(
+    "generate",
+    ENGINE,
+    argument(
+        "words",
+        metavar="[MODEL] PROMPT...",
+        nargs=-1,
+        help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, "
+        "or of a GGUF file, is the model.",
+    ),
+    *sampling_options(),
+    model_argument=False,
 )
-@sampling_options
-@with_flags(ENGINE, model_argument=False)
 def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
     prompts = list(words)
@@ -73,10 +72,7 @@ def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> N
     print(timings(outputs), file=sys.stderr)
 
 
-@command("chat")
-@option("--system", help="A system message.")
-@sampling_options
-@with_flags(ENGINE)
+@option_command("chat", ENGINE, option("--system", help="A system message."), *sampling_options())
 def chat(options: dict[str, Any], system: str | None, **asked: Any) -> None:
     """Talk with a model. /clear forgets the conversation, /exit ends it."""
     with open_llm(to_engine(options)) as llm:

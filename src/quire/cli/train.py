@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.flags import pick, with_flags
-from quire.cli.params import PATH, argument, command
+from quire.cli.flags import option_command
+from quire.cli.params import PATH, argument
 from quire.compress.train.options import TrainOptions
+from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -18,13 +19,16 @@ LAST = 20
 """Steps whose mean loss is told at the end."""
 
 
-@command("train")
-@argument("model", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")
-@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there.")
-@with_flags({"Training": TrainOptions}, model_argument=False)
+@option_command(
+    "train",
+    {"Training": TrainOptions},
+    argument("model", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model."),
+    argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there."),
+    model_argument=False,
+)
 def train(options: dict[str, Any], model: str, out: Path) -> None:
     """Train MODEL, and write an adapter in PEFT's layout or a model to OUT."""
-    given = pick(options, TrainOptions)
+    given = read_options(TrainOptions, options)
     given.validate()
     from quire.compress.train import job
 

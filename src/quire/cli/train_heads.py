@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.flags import ENGINE, set_model, to_engine, with_flags
-from quire.cli.params import PATH, argument, command, option
+from quire.cli.flags import ENGINE, option_command, set_model, to_engine
+from quire.cli.params import PATH, argument, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,15 +25,20 @@ BATCH, RATE = 4, 1e-3
 METHODS = ("eagle3", "medusa")
 
 
-@command("train-heads")
-@argument("target", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model.")
-@argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there.")
-@option("--data", type=PATH, multiple=True, required=True, help="Text file to learn from; may be given several times.")
-@option("--method", default=METHODS[0], help=f"One of {', '.join(METHODS)}.")
-@option("--steps", type=click.IntRange(min=1), default=1000, help="Steps of training, of four rows each.")
-@option("--length", type=click.IntRange(min=16), default=256, help="Tokens of a row.")
-@option("--heads", type=click.IntRange(1, 16), default=4, help="Tokens to guess ahead.")
-@with_flags(ENGINE, model_argument=False)
+@option_command(
+    "train-heads",
+    ENGINE,
+    argument("target", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model."),
+    argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there."),
+    option(
+        "--data", type=PATH, multiple=True, required=True, help="Text file to learn from; may be given several times."
+    ),
+    option("--method", default=METHODS[0], help=f"One of {', '.join(METHODS)}."),
+    option("--steps", type=click.IntRange(min=1), default=1000, help="Steps of training, of four rows each."),
+    option("--length", type=click.IntRange(min=16), default=256, help="Tokens of a row."),
+    option("--heads", type=click.IntRange(1, 16), default=4, help="Tokens to guess ahead."),
+    model_argument=False,
+)
 def train_heads(
     options: dict[str, Any],
     target: str,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.flags import ENGINE, pick, to_engine, with_flags
-from quire.cli.params import command
+from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.core.options.values import read_options
 from quire.core.whole import write_whole
-from quire.engine.options import KNOWN
-from quire.tune.options import TuneOptions
+from quire.engine.engine_options import KNOWN
+from quire.tune.tune_options import TuneOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from quire.tune.session import Session
 
 
-@command("tune")
-@with_flags({"Tuning": TuneOptions} | ENGINE)
+@option_command("tune", {"Tuning": TuneOptions} | ENGINE)
 def tune(options: dict[str, Any]) -> None:
     """Search for the best configuration under a load: all are predicted, few measured; options that are given stay.
 
     Run again, it goes on with what was measured. Exit code 1: none keeps the targets.
     """
-    asked, base = pick(options, TuneOptions), to_engine(options)
+    asked, base = read_options(TuneOptions, options), to_engine(options)
     asked.validate()
     from rich.console import Console
 
+    from quire.tune.journal import check_output
     from quire.tune.report import MARK, config_text, print_outcome
-    from quire.tune.rows import check_output
     from quire.tune.session import Session
 
     check_output(Path(asked.output), MARK)

@@ -19,23 +19,24 @@ Everything that is wrong is one line which names the place, and what is known th
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from quire.compress.stages import METHODS, Count, Gguf, Gptq, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
-from quire.core.files import read_bounded
+from quire.core.options.fields import fields_of
+from quire.core.options.files import flag_file, read_toml
+from quire.core.options.values import Place, check_names, from_text, read_table, with_underscores
 
-MAX_BYTES = 1 << 20
+T = TypeVar("T", bound=Struct)
+OF_TABLE = ("kind", "method")
+"""Keys of a stage that say which options it has."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -88,30 +89,25 @@ UNORDERED = ("compressed-tensors", "awq", "bitsandbytes")
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in the file. `ConfigError` for a file that cannot be read, and for each of its mistakes."""
-    try:
-        given = tomllib.loads(read_bounded(path, MAX_BYTES).decode())
-    except OSError as error:
-        raise ConfigError(f"--recipe {path}: {error.strerror}", param="recipe") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--recipe {path}: not TOML: {error}", param="recipe") from None
-    return recipe_of(given, str(path))
+    return recipe_of(read_toml(path, flag_file("recipe", path)), str(path))
 
 
 def recipe_of(given: Mapping[str, Any], origin: str) -> Recipe:
     """The recipe that the tables of `given` are; `origin` begins what is said of mistakes."""
-    _known(given, (*TABLES, "stage"), origin, "table")
+    place = Place(origin, "recipe")
+    check_names(given, (*TABLES, "stage"), place, "table")
     stages = given.get("stage", [])
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise ConfigError(f"{origin}: stage: a list of tables is needed, each below a line [[stage]]", param="recipe")
+        raise place.error(": stage: a list of tables is needed, each below a line [[stage]]")
     if not stages:
-        raise ConfigError(f"{origin}: there is no stage; write one below a line [[stage]]", param="recipe")
+        raise place.error(": there is no stage; write one below a line [[stage]]")
     parts: dict[str, Any] = {}
     for name, struct in TABLES.items():
         table = given.get(name, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"{origin}: {name}: a table [{name}] is needed, not {table!r}", param="recipe")
-        parts[name] = _struct(struct, table, f"{origin}: [{name}]")
-    recipe = Recipe(stages=tuple(_stage(s, f"{origin}: stage {n}") for n, s in enumerate(stages, 1)), **parts)
+            raise place.error(f": {name}: a table [{name}] is needed, not {table!r}")
+        parts[name] = _table(struct, table, place.key(f"[{name}]"))
+    recipe = Recipe(stages=tuple(_stage(s, place.key(f"stage {n}")) for n, s in enumerate(stages, 1)), **parts)
     _check_order(recipe, origin)
     return recipe
 
@@ -119,35 +115,17 @@ def recipe_of(given: Mapping[str, Any], origin: str) -> Recipe:
 def stage_from_flags(kind: str, method: str, options: Mapping[str, str]) -> Stage:
     """A stage from words of the command line: `options` maps names to text, lists are divided by commas."""
     struct = _method({"kind": kind, "method": method}, "")
-    hints = get_type_hints(struct, include_extras=True)
-    _known(options, _own(struct), f"{kind} {method}", "option")
-    given: dict[str, Any] = {}
-    for name, text in options.items():
-        listed = get_origin(hints[name]) is tuple
-        value: Any = [word for word in text.split(",") if word] if listed else text
-        for plain in (int, float, bool):
-            if not listed and _takes(hints[name], plain):
-                try:
-                    value = msgspec.convert(text, plain, strict=False)
-                    break
-                except msgspec.ValidationError:
-                    continue
-        if listed and get_origin(get_args(hints[name])[0]) is Literal:
-            value = [int(word) if word.strip().isdigit() else word for word in value]
-        given[name] = value
-    made: Stage = _struct(struct, given | {"kind": kind, "method": method}, f"{kind} {method}")
+    place = Place(f"{kind} {method}", "recipe")
+    fields = {field.name: field for field in fields_of(struct) if field.name not in OF_TABLE}
+    check_names(options, fields, place, "option")
+    given = {name: from_text(fields[name], text, ",") for name, text in with_underscores(options, place).items()}
+    made: Stage = _table(struct, given | {"kind": kind, "method": method}, place)
     return made
 
 
-def _takes(hint: Any, plain: type) -> bool:
-    """Whether values of a field are of the type `plain`."""
-    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return hint is plain or (get_origin(hint) is Literal and all(type(v) is plain for v in get_args(hint)))
-
-
-def _stage(given: Mapping[str, Any], place: str) -> Stage:
-    struct = _method(given, f"{place}: ")
-    made: Stage = _struct(struct, given, f"{place} ({given['kind']} {given['method']})")
+def _stage(given: Mapping[str, Any], place: Place) -> Stage:
+    struct = _method(given, f"{place.words}: ")
+    made: Stage = _table(struct, given, Place(f"{place.words} ({given['kind']} {given['method']})", place.param))
     return made
 
 
@@ -167,56 +145,13 @@ def _one_of(known: Mapping[str, Any], given: Mapping[str, Any], key: str, place:
     return name
 
 
-def _struct(struct: type[Any], given: Mapping[str, Any], place: str) -> Any:
-    """A `struct` of the values of a table."""
-    fields = {f.name: f for f in msgspec.structs.fields(struct)}
-    hints = get_type_hints(struct, include_extras=True)
-    _known(given, [n for n in fields if n not in ("kind", "method")], place, "key", ("kind", "method"))
-    for name, field in fields.items():
-        if name not in given and field.required:
-            raise ConfigError(f"{place}: {name} is missing", param="recipe")
-    made = {name: _value(value, hints[name], f"{place}: {name}") for name, value in given.items()}
-    try:
-        return struct(**made)
-    except ValueError as error:
-        raise ConfigError(f"{place}: {error}", param="recipe") from None
-
-
-def _value(value: Any, hint: Any, place: str) -> Any:
-    inner = next((a for a in get_args(hint) if isinstance(a, type) and issubclass(a, Struct)), None)
-    if inner is not None and get_origin(hint) in (Union, UnionType) and isinstance(value, dict):
-        return _struct(inner, value, place)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{place}: {value} is not a number that can be used", param="recipe")
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        reason = str(error).split(" - at ")[0].replace("`", "")
-        choices = _choices(hint)
-        known = f"one of {', '.join(map(repr, choices))} is needed" if choices else reason
-        raise ConfigError(f"{place}: {value!r}: {known}", param="recipe") from None
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values that a field may have, or its list's items; () of one with other limits."""
-    if get_origin(hint) is tuple:
-        hint = get_args(hint)[0]
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _own(struct: type[Stage]) -> list[str]:
-    return [f.name for f in msgspec.structs.fields(struct) if f.name not in ("kind", "method")]
-
-
-def _known(given: Iterable[str], known: Iterable[str], place: str, what: str, also: Iterable[str] = ()) -> None:
-    """Refuse a name that is not `known`, with those that are."""
-    names = list(known)
-    for name in given:
-        if name in names or name in also:
-            continue
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"is it {near[0]}?" if near else f"known: {', '.join(names)}"
-        raise ConfigError(f"{place}: {name}: there is no such {what}; {hint}", param="recipe")
+def _table(struct: type[T], given: Mapping[str, Any], place: Place) -> T:
+    """A `struct` of the values of a table, all of which are finite."""
+    made = read_table(struct, given, place, OF_TABLE)
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise place.key(name).error(f" {value} is not a number that can be used")
+    return made
 
 
 def _check_order(recipe: Recipe, origin: str) -> None:

@@ -18,7 +18,7 @@ from quire.core.exclusions.features import (
     Feature,
     found,
 )
-from quire.core.option import about, one_of
+from quire.core.options.fields import about
 
 MOST_NODES = 64
 BACKENDS = ("mp", "ray")
@@ -29,10 +29,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     by which it reaches the first one: that one's is `master_addr`.
     """
 
-    nnodes: Annotated[int, about("Hosts that serve together.")] = 1
+    nnodes: Annotated[int, about("Hosts that serve together.", ge=1, le=MOST_NODES)] = 1
     node_rank: Annotated[int, about("Which of them this is; 0 is the one that clients talk to.")] = 0
     master_addr: Annotated[str | None, about("Address at which the other hosts reach host 0.")] = None
-    master_port: Annotated[int, about("Port that each host listens on for the others.")] = 29501
+    master_port: Annotated[int, about("Port that each host listens on for the others.", ge=1, le=65535)] = 29501
     interface: Annotated[
         str | None, about("Network interface for other hosts, or an address of it; nothing listens elsewhere.")
     ] = None
@@ -63,13 +63,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse values that cannot work, naming the option."""
-        one_of("distributed_executor_backend", self.distributed_executor_backend, BACKENDS)
-        if not 1 <= self.nnodes <= MOST_NODES:
-            raise ConfigError(f"--nnodes must lie in [1, {MOST_NODES}]", param="nnodes")
         if not 0 <= self.node_rank < self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank} must lie in [0, {self.nnodes})", param="node_rank")
-        if not 1 <= self.master_port <= 65535:
-            raise ConfigError(f"--master-port {self.master_port} must lie in [1, 65535]", param="master_port")
 
     def check_hosts(self, processes: int, ranks: int) -> None:
         """Refuse numbers that do not fill the hosts; `ranks` of one engine, `processes` of all."""

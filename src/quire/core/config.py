@@ -7,7 +7,7 @@ model and the machine at load; `quire inspect` shows what was decided.
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,7 +18,8 @@ from quire.core.exclusions.features import Feature, found
 from quire.core.exclusions.table import check_options
 from quire.core.media import MediaConfig
 from quire.core.offload import OffloadConfig
-from quire.core.option import about, one_of
+from quire.core.options.fields import about
+from quire.core.options.values import check_values, read_options
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
 from quire.core.tiers import TierConfig
@@ -67,13 +68,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     dtype: Annotated[str, about("Number format of unquantized weights.", DTYPES)] = "auto"
     quantization: Annotated[
-        str | None, about("Quantize 16-bit weights while loading; fp8 needs a GPU.", QUANTIZATIONS)
+        str | None, about("Quantize 16-bit weights while loading; fp8 needs a GPU.", QUANTIZATIONS, open=True)
     ] = None
     group_size: Annotated[int, about("Columns that share one scale when quantizing.", GROUP_SIZES)] = 32
     activations: Annotated[
         str, about("Integers that activations become before quantized weights; auto = as the file asks.", ACTIVATIONS)
     ] = "auto"
-    max_model_len: Annotated[int, about("Longest sequence in tokens, or auto: what the model was made for.")] = 0
+    max_model_len: Annotated[int, about("Longest sequence in tokens, or auto: what the model was made for.", ge=0)] = 0
     load_format: Annotated[str, about("dummy makes up random weights for the shapes in config.json.", LOAD_FORMATS)] = (
         "auto"
     )
@@ -84,7 +85,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     cache_packed_gib: Annotated[
-        float, about("GiB of packed weights in that folder at most; those least recently used make room.")
+        float,
+        about("GiB of packed weights in that folder at most; those least recently used make room.", ge=0, le=1 << 20),
     ] = 64.0
     language_model_only: Annotated[
         bool, about("Leave out what reads pictures: the model's text alone, with every feature that it has.")
@@ -103,26 +105,26 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         str, about("Number format of keys and values; auto = that of the weights; int8, fp8: with scales.", KV_DTYPES)
     ] = "auto"
-    kv_cache_memory_bytes: Annotated[int, about("Size of the KV cache; 0 = a share of the free memory.")] = 0
+    kv_cache_memory_bytes: Annotated[int, about("Size of the KV cache; 0 = a share of the free memory.", ge=0)] = 0
     gpu_memory_utilization: Annotated[
-        float, about("Share of a GPU's memory to take; what the model leaves of it is KV cache.")
+        float, about("Share of a GPU's memory to take; what the model leaves of it is KV cache.", gt=0, le=1)
     ] = 0.9
-    num_blocks: Annotated[int, about("Blocks in the KV cache; 0 = as many as the memory allows.")] = 0
+    num_blocks: Annotated[int, about("Blocks in the KV cache; 0 = as many as the memory allows.", ge=0)] = 0
     enable_prefix_caching: Annotated[bool, about("Keep computed prompts and reuse common beginnings.")] = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
-    max_num_seqs: Annotated[int, about("Sequences in one step at most.")] = 64
-    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.")] = USUAL_ROWS
+    max_num_seqs: Annotated[int, about("Sequences in one step at most.", ge=1)] = 64
+    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.", ge=1)] = USUAL_ROWS
     enable_chunked_prefill: Annotated[bool, about("Cut long prompts into chunks that ride along with decodes.")] = True
     scheduling_policy: Annotated[str, about("Who runs first.", POLICIES)] = "fcfs"
     max_num_queued_reqs: Annotated[
-        int, about("Sequences accepted and not finished at most; more are refused (HTTP 429).")
+        int, about("Sequences accepted and not finished at most; more are refused (HTTP 429).", ge=1)
     ] = 1024
     target_itl_ms: Annotated[
-        float, about("Milliseconds that a step beside which tokens are waited for is to take; 0 = no limit.")
+        float, about("Milliseconds that a step beside which tokens are waited for is to take; 0 = no limit.", ge=0)
     ] = 0.0
     static_batching: Annotated[bool, about("Admit no sequence while others run: the baseline to compare with.")] = False
     async_scheduling: Annotated[
@@ -132,11 +134,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         about(
             "Rows of pictures encoded in one step at most, one picture at least; beside tokens that are waited for one "
-            "picture. 0 = as many as a step has tokens."
+            "picture. 0 = as many as a step has tokens.",
+            ge=0,
         ),
     ] = 0
     encoder_cache_tokens: Annotated[
-        int, about("Rows of encoded pictures that are kept for prompts with the same ones; 0 = 16,384.")
+        int, about("Rows of encoded pictures that are kept for prompts with the same ones; 0 = 16,384.", ge=0)
     ] = 0
 
     @property
@@ -163,7 +166,9 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
             DEVICES,
         ),
     ] = "auto"
-    threads: Annotated[int, about("CPU threads; 0 = one per physical core, as far as the quota goes.")] = 0
+    threads: Annotated[
+        int, about("CPU threads; 0 = one per physical core, as far as the quota goes.", ge=0, le=1024)
+    ] = 0
     isa: Annotated[str, about("Force an instruction set of the native kernels.", ISAS)] = "auto"
     ops: Annotated[
         tuple[str, ...], about("Choose one op's implementation, as in linear=reference; may be given several times.")
@@ -199,14 +204,15 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         about("Adapter to load, as name=folder, chosen by requests as their model; may be given several times."),
     ] = ()
     max_loras: Annotated[
-        int, about("Adapters that can be loaded at one time; at least as many as --lora-modules names.")
+        int, about("Adapters that can be loaded at one time; at least as many as --lora-modules names.", ge=1, le=1024)
     ] = 1
-    max_lora_rank: Annotated[int, about("Largest rank of an adapter.")] = 16
+    max_lora_rank: Annotated[int, about("Largest rank of an adapter.", ge=1, le=512)] = 16
     lora_extra_bytes: Annotated[
         int,
         about(
             "Memory for what adapters hold beside low-rank matrices of layers, all together: output heads, embeddings, "
-            "DoRA's magnitudes, biases."
+            "DoRA's magnitudes, biases.",
+            ge=0,
         ),
     ] = 256 << 20
 
@@ -300,51 +306,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option; what model and device exclude is said once they are known."""
+        for section in SECTIONS:
+            check_values(getattr(self, section))
         self.parallel.validate(self.speculation.asked)
         self.media.validate()
         self.tiers.validate()
         self.cluster.validate()
-        self.offload.validate()
-        one_of("dtype", self.model.dtype, DTYPES)
-        one_of("activations", self.model.activations, ACTIVATIONS)
-        one_of("load_format", self.model.load_format, LOAD_FORMATS)
-        one_of("kv_cache_dtype", self.cache.kv_cache_dtype, KV_DTYPES)
-        one_of("scheduling_policy", self.scheduler.scheduling_policy, POLICIES)
-        one_of("device", self.device.device, DEVICES)
-        one_of("sparse", self.device.sparse, SPARSE)
-        one_of("generation_config", self.model.generation_config, GENERATION_CONFIGS)
         if self.device.bf16_bits not in (12, 16):
             raise ConfigError(f"--bf16-bits {self.device.bf16_bits} must be 12 or 16", param="bf16_bits")
-        if not 0 < self.cache.gpu_memory_utilization <= 1:
-            raise ConfigError("--gpu-memory-utilization must lie in (0, 1]", param="gpu_memory_utilization")
         size = self.cache.block_size
         if not (1 <= size <= 128 and size & (size - 1) == 0):
             raise ConfigError(f"--block-size {size} must be a power of two from 1 to 128", param="block_size")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs"):
-            if getattr(self.scheduler, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1", param=name)
-        if not self.scheduler.target_itl_ms >= 0:
-            raise ConfigError("--target-itl-ms must not be negative", param="target_itl_ms")
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigError("--max-num-batched-tokens must be at least --max-num-seqs, or sequences would starve")
-        if self.model.group_size not in GROUP_SIZES:
-            raise ConfigError(f"--group-size {self.model.group_size} must be 32, 64 or 128", param="group_size")
-        if not (1 <= self.lora.max_loras <= 1024 and 1 <= self.lora.max_lora_rank <= 512):
-            raise ConfigError("--max-loras must lie in [1, 1024] and --max-lora-rank in [1, 512]", param="max_loras")
-        if not 0 <= self.model.cache_packed_gib <= 1 << 20:
-            raise ConfigError("--cache-packed-gib must lie in [0, 1048576]", param="cache_packed_gib")
-        if not 0 <= self.device.threads <= 1024:
-            raise ConfigError(f"--threads {self.device.threads} must lie in [0, 1024]", param="threads")
-        for name, least in (
-            ("lora_extra_bytes", self.lora.lora_extra_bytes),
-            ("max_num_encoder_tokens", self.scheduler.max_num_encoder_tokens),
-            ("encoder_cache_tokens", self.scheduler.encoder_cache_tokens),
-        ):
-            if least < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must not be negative", param=name)
-        sizes = (self.model.max_model_len, self.cache.kv_cache_memory_bytes, self.cache.num_blocks)
-        if min(sizes) < 0:
-            raise ConfigError("--max-model-len, --kv-cache-memory-bytes and --num-blocks must not be negative")
         check_options(self.features)
         self.cluster.check_hosts(self.parallel.processes, self.parallel.ranks)
 
@@ -354,23 +328,26 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+OWNER = {name: section for section, struct in SECTIONS.items() for name in struct.__struct_fields__}
+"""Option -> the section of `EngineConfig` that has it."""
+
+
 def flat_config(**options: object) -> EngineConfig:
     """An `EngineConfig` from flat option names (`block_size=32`), as the CLI and `LLM` take them."""
-    parts: dict[str, dict[str, object]] = {}
+    parts: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
     for name, value in options.items():
-        owner = next((s for s, t in SECTIONS.items() if name in t.__struct_fields__), None)
-        if owner is None:
+        if name not in OWNER:
             raise ConfigError(f"unknown option {name!r}", param=name)
         aliases = {"dtype": DTYPE_ALIASES, "kv_cache_dtype": KV_ALIASES}.get(name)
         if aliases is not None and isinstance(value, str):
             value = aliases.get(value, value)
         if name == "served_model_name" and isinstance(value, str):
             value = (value,)
-        parts.setdefault(owner, {})[name] = value
-    try:
-        config = msgspec.convert(parts, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"bad option value: {error}") from None
+        parts[OWNER[name]][name] = value
+    made: dict[str, Any] = {
+        section: read_options(SECTIONS[section], given) for section, given in parts.items() if given
+    }
+    config = EngineConfig(**made)
     config.validate()
     return config
 

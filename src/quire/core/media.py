@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.core.option import about
+from quire.core.options.fields import about
 
 USUAL_IMAGES = 16
 
@@ -19,12 +19,17 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         about(f'Pictures of one prompt at most: image=4, or {{"image": 4}}; {USUAL_IMAGES} if not given.'),
     ] = None
-    max_image_bytes: Annotated[int, about("Largest file of a picture, in bytes.")] = 20 << 20
-    max_image_pixels: Annotated[int, about("Most pixels of a picture, before it is made smaller for the model.")] = (
-        50_000_000
-    )
+    max_image_bytes: Annotated[int, about("Largest file of a picture, in bytes.", ge=1024)] = 20 << 20
+    max_image_pixels: Annotated[
+        int, about("Most pixels of a picture, before it is made smaller for the model.", ge=1)
+    ] = 50_000_000
     mm_processor_cache_gb: Annotated[
-        float, about("GB (1e9 bytes) of pictures that are kept as the model wants them, in case they come again.")
+        float,
+        about(
+            "GB (1e9 bytes) of pictures that are kept as the model wants them, in case they come again.",
+            ge=0,
+            le=1 << 20,
+        ),
     ] = 0.25
     allowed_local_media_path: Annotated[
         str | None, about("Folder of pictures that messages may name by file:// URLs; none may without it.")
@@ -33,12 +38,6 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
         _ = self.images
-        if self.max_image_bytes < 1024 or self.max_image_pixels < 1:
-            raise ConfigError(
-                "--max-image-bytes must be at least 1024, --max-image-pixels at least 1", param="max_image_bytes"
-            )
-        if not 0 <= self.mm_processor_cache_gb <= 1 << 20:
-            raise ConfigError("--mm-processor-cache-gb must lie in [0, 1048576]", param="mm_processor_cache_gb")
 
     @property
     def images(self) -> int:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 
-from quire.core.errors import ConfigError
 from quire.core.exclusions.features import (
     CPU_OFFLOAD,
     EXPERTS_ON_DISK,
@@ -18,9 +17,10 @@ from quire.core.exclusions.features import (
     Feature,
     found,
 )
-from quire.core.option import about, one_of
+from quire.core.options.fields import about
 
 WEIGHT_OFFLOADS = ("none", "disk", "experts")
+MOST_GIB = 1 << 20
 
 
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +35,23 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "none"
     weight_memory_gib: Annotated[
-        float, about("GiB of weights in memory beside --weight-offload at most; 0 = three quarters of what is free.")
+        float,
+        about(
+            "GiB of weights in memory beside --weight-offload at most; 0 = three quarters of what is free.",
+            ge=0,
+            le=MOST_GIB,
+        ),
     ] = 0.0
     weight_offload_folder: Annotated[
         str | None, about("Folder of the file of --weight-offload; among the user's caches if not given.")
     ] = None
     cpu_offload_gb: Annotated[
-        float, about("GiB of a GPU's weights that stay in the host's memory and are copied ahead of their layers.")
+        float,
+        about(
+            "GiB of a GPU's weights that stay in the host's memory and are copied ahead of their layers.",
+            ge=0,
+            le=MOST_GIB,
+        ),
     ] = 0.0
 
     fully_shard: Annotated[
@@ -71,10 +81,3 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             (WEIGHT_FOLDER, bool(self.weight_offload_folder)), (CPU_OFFLOAD, self.cpu_offload_gb > 0),
             (FULLY_SHARD, self.fully_shard),
         )  # fmt: skip
-
-    def validate(self) -> None:
-        """Refuse values that cannot work, naming the option."""
-        one_of("weight_offload", self.weight_offload, WEIGHT_OFFLOADS)
-        for name in ("weight_memory_gib", "cpu_offload_gb"):
-            if not 0 <= getattr(self, name) <= 1 << 20:
-                raise ConfigError(f"--{name.replace('_', '-')} must lie in [0, 1048576]", param=name)

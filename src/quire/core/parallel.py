@@ -28,7 +28,7 @@ from quire.core.exclusions.features import (
     Feature,
     found,
 )
-from quire.core.option import about
+from quire.core.options.fields import about, flag
 from quire.core.speculation import Speculation
 
 MOST_RANKS = 64
@@ -43,19 +43,30 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks: processes that each have a share of the model."""
 
     tensor_parallel_size: Annotated[
-        int, about("Processes that share each layer's matrices, every one with its part of the threads.")
+        int,
+        about(
+            "Processes that share each layer's matrices, every one with its part of the threads.", ge=1, le=MOST_RANKS
+        ),
     ] = 1
     context_parallel_size: Annotated[
-        int, about("Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.")
+        int,
+        about(
+            "Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.",
+            ge=1,
+            le=MOST_RANKS,
+        ),
     ] = 1
     pipeline_parallel_size: Annotated[
-        int, about("Stages, each with some of the layers, that compute different steps at the same time.")
+        int,
+        about(
+            "Stages, each with some of the layers, that compute different steps at the same time.", ge=1, le=MOST_RANKS
+        ),
     ] = 1
     pipeline_layers: Annotated[
         str, about("Layers of each stage, as in 9,7; auto = such that stages take about the same time.")
     ] = "auto"
     pipeline_micro_batches: Annotated[
-        int, about("Steps under way at one time in a pipeline; 0 = two for each stage.")
+        int, about("Steps under way at one time in a pipeline; 0 = two for each stage.", ge=0, le=MOST_STEPS)
     ] = 0
     enable_sequence_parallel: Annotated[
         bool, about("Between the matrices that ranks share, each has a part of a long step's rows: fewer are normed.")
@@ -67,16 +78,24 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Give each rank of --tensor-parallel-size whole experts instead of a part of each one's width.")
     ] = False
     expert_parallel_size: Annotated[
-        int, about("Processes that have all of the model but its experts, which are divided among them.")
+        int,
+        about(
+            "Processes that have all of the model but its experts, which are divided among them.", ge=1, le=MOST_RANKS
+        ),
     ] = 1
     num_redundant_experts: Annotated[
-        int, about("Further copies of each layer's most used experts, so that ranks have as much to do.")
+        int, about("Further copies of each layer's most used experts, so that ranks have as much to do.", ge=0)
     ] = 0
     expert_load_file: Annotated[
         str, about("JSON file that keeps how often experts are used; at the start it says who holds which.")
     ] = ""
     data_parallel_size: Annotated[
-        int, about("Engines of the whole model behind one server, every one with its part of threads and memory.")
+        int,
+        about(
+            "Engines of the whole model behind one server, every one with its part of threads and memory.",
+            ge=1,
+            le=MOST_RANKS,
+        ),
     ] = 1
     prefill_replicas: Annotated[
         int, about("How many of those engines compute prompts, which the others go on with; 0 = all do both.")
@@ -130,9 +149,6 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, drafts: Speculation | None) -> None:
         """Refuse values that cannot work, naming the option; `drafts`: how tokens are guessed ahead."""
-        for name in (*SIZES, "data_parallel_size"):
-            if not 1 <= getattr(self, name) <= MOST_RANKS:
-                raise ConfigError(f"{_flag(name)} must lie in [1, {MOST_RANKS}]", param=name)
         if not 0 <= self.prefill_replicas < self.data_parallel_size:
             raise ConfigError(
                 f"--prefill-replicas {self.prefill_replicas}: of {self.data_parallel_size} engines "
@@ -140,13 +156,11 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 param="prefill_replicas",
             )
         if self.ranks > MOST_RANKS:
-            sizes = " times ".join(f"{_flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
+            sizes = " times ".join(f"{flag(name)} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)
             raise ConfigError(f"{sizes} are more than {MOST_RANKS} ranks", param=self.ranks_option)
         if drafts is not None:
             self._validate_drafts(drafts)
         self._validate_stages()
-        if self.num_redundant_experts < 0:
-            raise ConfigError("--num-redundant-experts must be at least 0", param="num_redundant_experts")
 
     def drafts_everywhere(self, drafts: Speculation) -> bool:
         """Whether every rank computes what drafts; otherwise the first does."""
@@ -167,11 +181,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _validate_stages(self) -> None:
-        stages, asked = self.pipeline_parallel_size, self.pipeline_micro_batches
-        if not 0 <= asked <= MOST_STEPS:
-            raise ConfigError(
-                f"--pipeline-micro-batches {asked}: may be 1 to {MOST_STEPS}", param="pipeline_micro_batches"
-            )
+        stages = self.pipeline_parallel_size
         parts = self.pipeline_layers.split(",")
         if self.pipeline_layers != "auto" and not (
             len(parts) == stages > 1 and all(part.isascii() and part.isdecimal() and int(part) for part in parts)
@@ -181,7 +191,3 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "of --pipeline-parallel-size, as in 9,7",
                 param="pipeline_layers",
             )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

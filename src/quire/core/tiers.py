@@ -8,7 +8,7 @@ import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import KV_OFFLOADING, KV_STORE, NO_KV_STORE, Feature, found
-from quire.core.option import about
+from quire.core.options.fields import about
 
 MOST_GIB = 1 << 20
 FLUSH_SECONDS = 10.0
@@ -25,7 +25,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     kv_store_gb: Annotated[
-        float, about("GB of keys and values in that folder at most; those least recently used make room.")
+        float,
+        about("GB of keys and values in that folder at most; those least recently used make room.", gt=0, le=MOST_GIB),
     ] = 16.0
     kv_offloading_size: Annotated[
         float | None, about("GiB of host memory for keys and values that a GPU's KV cache has no room for.")
@@ -46,7 +47,5 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse values that cannot work, naming the option."""
-        if not 0 < self.kv_store_gb <= MOST_GIB:
-            raise ConfigError(f"--kv-store-gb {self.kv_store_gb:g} must lie in (0, {MOST_GIB}]", param="kv_store_gb")
         if not 0 <= (self.kv_offloading_size or 0.0) <= MOST_GIB:
             raise ConfigError(f"--kv-offloading-size must lie in [0, {MOST_GIB}]", param="kv_offloading_size")

@@ -16,9 +16,9 @@ from quire.core.params import SamplingParams
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
+from quire.engine.engine_options import engine_config
 from quire.engine.life.progress import counting_bar, loading_bar
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.pooled import PoolingCalls
 from quire.engine.requests import (

@@ -7,6 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.options.fields import fields_of
+from quire.core.options.pairs import number_pairs
+from quire.core.options.values import flag_place, from_text, read_options
 
 T = TypeVar("T", bound=msgspec.Struct)
 MOST = 1 << 24
@@ -53,7 +56,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_load(text: str) -> Load:
     """`Load` of "rate=2,input=512,output=128"; `ConfigError` names what it is not."""
-    given = _pairs("load", text, Load.__struct_fields__)
+    given = number_pairs("load", text, Load.__struct_fields__)
     if "rate" in given and "batch" in given:
         raise ConfigError("--load: rate= are requests a second, batch= those that come at once; give one", param="load")
     if "rate" in given and float(given["rate"]) <= 0:
@@ -63,28 +66,9 @@ def parse_load(text: str) -> Load:
 
 def parse_slo(text: str) -> Slo:
     """`Slo` of "ttft=200,itl=50"."""
-    return _made("slo", _pairs("slo", text, Slo.__struct_fields__), Slo).check()
-
-
-def _pairs(option: str, text: str, names: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in text.split(","):
-        name, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or name not in names or name in found:
-            raise ConfigError(
-                f"--{option} {text!r}: {word!r} is not one of {', '.join(f'{n}=NUMBER' for n in names)}, each once",
-                param=option,
-            )
-        try:
-            float(value)
-        except ValueError:
-            raise ConfigError(f"--{option} {text!r}: {value!r} is no number", param=option) from None
-        found[name] = value
-    return found
+    return _made("slo", number_pairs("slo", text, Slo.__struct_fields__), Slo).check()
 
 
 def _made(option: str, given: dict[str, str], struct: type[T]) -> T:
-    try:
-        return msgspec.convert(given, struct, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--{option}: {error}", param=option) from None
+    numbers = {field.name: from_text(field, given[field.name]) for field in fields_of(struct) if field.name in given}
+    return read_options(struct, numbers, flag_place(option).key)

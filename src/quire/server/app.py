@@ -32,8 +32,8 @@ from quire.server.http.access import watchers
 from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.middleware import Door, Gateway
-from quire.server.options import ServerOptions
 from quire.server.pages import live_history, live_pages, live_state, pages
+from quire.server.server_options import ServerOptions
 from quire.server.service import VERSION, Service
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

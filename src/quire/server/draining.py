@@ -26,7 +26,7 @@ from quire.server.app import create_app
 from quire.server.http.address import BACKLOG
 from quire.server.http.connection import LimitedProtocol
 from quire.server.http.middleware import Door
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.render import RENDERER
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import ConfigError, Overloaded
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 logger = logging.getLogger("quire.server")
 

@@ -17,7 +17,7 @@ from quire.engine.requests import Encoded, too_long
 from quire.engine.sources import Source, scheme_of
 from quire.pictures.prompt import Prepared
 from quire.server.fetching import Rules, Wanted, fetch, read_hosts
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.tokenizer import Tokenizer
 
 FETCHES = 16

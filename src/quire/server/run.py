@@ -21,7 +21,7 @@ from quire.model.disk.tokenizer import tokenizer_folder
 from quire.server.http.access import watchers
 from quire.server.http.address import bind, leave, listen, where
 from quire.server.keys import Keys
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.files import read_text
 from quire.text.tokenizer import Tokenizer
 

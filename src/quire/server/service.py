@@ -23,7 +23,7 @@ from quire.server.http.history import History
 from quire.server.http.seen import HttpMetrics, Seen
 from quire.server.keys import Keys
 from quire.server.media import Media
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.speech import Formats, formats_of
 from quire.text.files import read_json
 from quire.text.template import ChatTemplate

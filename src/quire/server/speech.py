@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.errors import ConfigError
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.text.messages.ids import call_id
 from quire.text.messages.parser import Parser
 from quire.text.messages.reasoning import ReasoningFormat

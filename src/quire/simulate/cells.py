@@ -18,8 +18,8 @@ from msgspec.structs import replace as with_
 from quire.core.errors import QuireError
 from quire.core.machine import cores
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Ask
 from quire.simulate.measures import Measures, Point, TenantFigures
+from quire.simulate.simulated_requests import Ask
 from quire.simulate.timeline import Design
 
 SUMMED = ("steps", "rows", "busy", "replica_seconds", "deaths", "moved", "preemptions", "queries", "hits",

@@ -17,11 +17,11 @@ from quire.engine.life.kept import Kept
 from quire.engine.life.router import Ready, suited
 from quire.sched.admission import check_length
 from quire.simulate.fleet import in_flight
-from quire.simulate.load import Ask
 from quire.simulate.measures import Ended, Measures, Point
 from quire.simulate.replica import Left
 from quire.simulate.routers import router_of
 from quire.simulate.scaling import Scaler
+from quire.simulate.simulated_requests import Ask
 from quire.simulate.timeline import Design, Event, Timeline
 
 

@@ -15,9 +15,9 @@ from quire.plan.devices import device_of
 from quire.plan.memory import choice_of
 from quire.plan.predict import Machine, Planner
 from quire.plan.rates import Chunk, StepTimes, machine_key, recall
-from quire.simulate.options import ClusterOptions
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
+from quire.simulate.simulate_options import ClusterOptions
 from quire.simulate.store import Link
 from quire.simulate.timeline import Design
 from quire.simulate.times import Lines, read_table

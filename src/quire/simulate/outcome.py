@@ -13,7 +13,7 @@ from quire.figures.rows import Load as AskedLoad
 from quire.figures.rows import Machine, Model, Row
 from quire.simulate.cells import Part, run_cells
 from quire.simulate.design import Made
-from quire.simulate.load import Asked
+from quire.simulate.simulated_requests import Asked
 from quire.simulate.timeline import Design
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.core.errors import ConfigError
+from quire.tune.journal import shown
 from quire.tune.objective import Objective
-from quire.tune.rows import shown
 from quire.tune.search import Outcome, Trial
 from quire.tune.space import QUALITY, Candidate, Value, usual
 

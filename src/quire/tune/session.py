@@ -21,11 +21,10 @@ from quire.plan.advice import advice
 from quire.plan.load import Load
 from quire.plan.predict import Machine, Planner
 from quire.tune.engines import Engines
+from quire.tune.journal import Journal
 from quire.tune.learned import expected
 from quire.tune.measure import Runs
 from quire.tune.objective import Objective
-from quire.tune.options import TuneOptions
-from quire.tune.rows import Journal
 from quire.tune.search import Limits, Outcome, Search, Trial
 from quire.tune.space import (
     Axes,
@@ -38,6 +37,7 @@ from quire.tune.space import (
     usual_axes,
     varied,
 )  # fmt: skip
+from quire.tune.tune_options import TuneOptions
 
 log = logging.getLogger("quire.tune")
 UNKNOWN = 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, replace
 
-from quire.core.config import KV_ALIASES, KV_DTYPES, QUANTIZATIONS, SECTIONS, EngineConfig
+from quire.core.config import KV_ALIASES, KV_DTYPES, OWNER, QUANTIZATIONS, SECTIONS, EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
+from quire.core.options.fields import fields_of
+from quire.core.options.files import flag_file, read_toml
+from quire.core.options.values import Place, check_names, from_text, read_options, read_value, with_underscores
 from quire.core.speculation import LOOK_UPS
 from quire.plan.load import Load, Slo
 
@@ -31,7 +34,6 @@ TUNABLE = (
 )  # fmt: skip
 MOST = 20_000
 """Configurations of a space: each takes milliseconds to predict."""
-OWNER = {name: section for section, struct in SECTIONS.items() for name in struct.__struct_fields__}
 USUAL = EngineConfig()
 
 
@@ -80,13 +82,16 @@ def usual(name: str) -> Value:
 
 def with_values(config: EngineConfig, values: Mapping[str, Value]) -> EngineConfig:
     """`config` with these options; `ConfigError` where it does not validate."""
-    plain = msgspec.to_builtins(config)
+    sections: dict[str, dict[str, Value]] = {}
     for name, value in values.items():
-        plain[OWNER[name]][name] = value
-    try:
-        made = msgspec.convert(plain, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"bad option value: {error}") from None
+        sections.setdefault(OWNER[name], {})[name] = value
+    made = replace(
+        config,
+        **{
+            section: read_options(SECTIONS[section], asdict(getattr(config, section)) | own)
+            for section, own in sections.items()
+        },
+    )
     made.validate()
     return made
 
@@ -177,13 +182,10 @@ def allowed_axes(text: str) -> Axes:
 
 def read_space(path: Path) -> Axes:
     """A file of `option = [values]`."""
-    try:
-        given = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"--space {path}: {error.strerror}", param="space") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--space {path}: not TOML: {error}", param="space") from None
-    return {_name(f"--space {path}", key): _values(f"--space {path}", key, value) for key, value in given.items()}
+    place = flag_file("space", path)
+    given = read_toml(path, place)
+    check_names(given, TUNABLE, place, "option to vary")
+    return {name: _values(name, value, place.key(name)) for name, value in with_underscores(given, place).items()}
 
 
 def varied(words: Sequence[str]) -> Axes:
@@ -191,32 +193,24 @@ def varied(words: Sequence[str]) -> Axes:
     found: Axes = {}
     for word in words:
         key, equals, values = word.partition("=")
-        name = _name("--vary", key)
+        check_names([key.strip()], TUNABLE, Place("--vary", "vary"), "option to vary")
+        name = key.strip().replace("-", "_")
         if not equals or name in found:
             raise ConfigError(f"--vary {word}: NAME=VALUE,VALUE is needed, each option once", param="vary")
-        found[name] = _values("--vary", key, [part.strip() for part in values.split(",")])
+        found[name] = _values(
+            name, [part.strip() for part in values.split(",")], Place(f"--vary {key.strip()}", "vary")
+        )
     return found
 
 
-def _name(where: str, key: str) -> str:
-    name = key.strip().replace("-", "_")
-    if name not in TUNABLE:
-        raise ConfigError(f"{where}: {key}: not one of {', '.join(TUNABLE)}", param="space")
-    return name
-
-
-def _values(where: str, key: str, values: Any) -> tuple[Value, ...]:
+def _values(name: str, values: Any, place: Place) -> tuple[Value, ...]:
     """Checked by the option's type; text counts as what it says."""
-    name = _name(where, key)
     if not isinstance(values, list) or not values:
-        raise ConfigError(f"{where}: {key}: a list of values is needed", param="space")
+        raise place.error(": a list of values is needed")
     if name == "speculative_config":
         return tuple(dict.fromkeys(map(drafting, values)))
-    [kind] = [f.type for f in msgspec.structs.fields(SECTIONS[OWNER[name]]) if f.name == name]
-    try:
-        made = [msgspec.convert(v, kind, strict=not isinstance(v, str)) for v in values]
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {key}: {error}", param="space") from None
+    [field] = [field for field in fields_of(SECTIONS[OWNER[name]]) if field.name == name]
+    made = [read_value(field.type, from_text(field, v) if isinstance(v, str) else v, place) for v in values]
     none = name == "quantization"
     return tuple(dict.fromkeys(None if none and value == "none" else value for value in made))
 

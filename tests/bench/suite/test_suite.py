@@ -25,7 +25,7 @@ from quire.bench.suite.spec import Suite, read_suite
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import ConfigError
-from quire.engine.options import engine_config
+from quire.engine.engine_options import engine_config
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
 from quire.figures.rows import Row
@@ -54,7 +54,7 @@ GRID = '[[grid]]\nmodels = ["micro"]\ninput = [8]\noutput = [4]\n'
         ('[[grid]]\narrivals = ["possion:2"]\n', "known are"),
         ('[[grid]]\ninput = ["9:3"]\n', "needs 1 <= low <= high"),
         ("[[grid]]\nbatch = []\n", "batch is empty"),
-        ("[[grid]]\nbatch = [0]\n", "Expected `int` >= 1"),
+        ("[[grid]]\nbatch = [0]\n", "batch 0 must lie in [1, 1024]"),
         ("[[grid]]\noptions = {blocksize = 16}\n", "is it block_size"),
         ('[[grid]]\noptions = {model = "x"}\n', "said by `models`"),
         ('[[grid]]\ntechniques = ["draft"]\n', "say what drafts"),

@@ -253,7 +253,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "file": (("--data", "/nowhere/x"), "--data /nowhere/x: cannot be read as UTF-8 text"),
     "steps": (("--data", "x", "--steps", 0), "--steps 0 must be at least 1"),
     "share": (("--data", "x", "--share", 2), r"--share 2.0 must lie in \[0, 1\]"),
-    "alpha": (("--data", "x", "--alpha", 0), "--alpha and --temperature must be more than 0"),
+    "alpha": (("--data", "x", "--alpha", 0), "--alpha 0.0 must be more than 0"),
     "hidden": (("--data", "x", "--hidden", 1), "--hidden has no effect: there is no --teacher MODEL; leave it out"),
     "text": (("--data", "x", "--loss", "text"), "--loss has no effect: there is no --teacher MODEL"),
     "bits": (("--data", "x", "--bits", 8), "--bits has no effect: --method lora has none"),

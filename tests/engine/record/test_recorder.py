@@ -26,8 +26,8 @@ from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.record.recorder import RecordingClient
 from quire.engine.record.recording import Asked, Ended, read_run, runs
-from quire.server.options import ServerOptions
 from quire.server.run import recorded
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine, expected
 from tiny_model import OPTIONS, write_tiny
 

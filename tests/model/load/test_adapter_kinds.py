@@ -195,7 +195,7 @@ def test_adapters_that_take_more_than_there_is_are_refused(
     served: tuple[Path, dict[str, Path], list[list[int]]],
 ) -> None:
     folder, paths, said = served
-    with pytest.raises(QuireError, match="--lora-extra-bytes must not be negative"):
+    with pytest.raises(QuireError, match="--lora-extra-bytes -1 must not be negative"):
         flat_config(lora_extra_bytes=-1).validate()
     with LLM(folder, enable_lora=True, **(SMALL | {"lora_extra_bytes": 40_000})) as llm:
         engine = llm.engine.engine

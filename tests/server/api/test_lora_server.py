@@ -10,9 +10,9 @@ import pytest
 
 from live_server import LiveServer, live
 from lora_adapters import write_server_adapter as write_adapter
+from quire.engine.engine_options import engine_config
 from quire.engine.life.process import ProcessEngine
-from quire.engine.options import engine_config
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 PROMPT = "What is a list? " * 9
 

@@ -13,7 +13,7 @@ from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
 from quire.core.request import Output, Timing
 from quire.engine.edge.account import SequenceClock, timings
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 
 ASKED = {"quire": {"timings": True}}

@@ -13,7 +13,7 @@ import pytest
 from live_server import live, wait_until
 from quire.core.errors import ConfigError
 from quire.server.http.access import watchers
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from span_collector import ended_spans, spans_of
 from stub_engine import StubEngine
 

@@ -23,8 +23,8 @@ from quire.server.http.exchange import Exchange
 from quire.server.http.history import KEPT as MOMENTS
 from quire.server.http.seen import KEPT, Seen
 from quire.server.keys import Tenant
-from quire.server.options import ServerOptions
 from quire.server.pages import HEADERS, LIVE
+from quire.server.server_options import ServerOptions
 from real_server import real
 from several_models import Stubs, list_of, serving
 from stub_engine import StubEngine, stub_info

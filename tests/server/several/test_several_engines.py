@@ -24,7 +24,7 @@ from quire.cli.flags import to_arguments
 from quire.cli.serve import start_engines
 from quire.core.config import EngineConfig
 from quire.engine.client import EngineClient
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from several_models import Server, list_of, serving
 from tiny_model import OPTIONS, write_tiny
 

@@ -18,7 +18,7 @@ from live_server import LiveServer
 from oracle import BACKENDS
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.speech import formats_of
 from quire.text.messages.parser import Parser
 from quire.text.messages.source import Delta, Reading

@@ -14,7 +14,7 @@ from live_server import LiveServer
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.structured import StructuredOutputsParams
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.speech import formats_of
 from real_server import real
 

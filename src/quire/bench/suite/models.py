@@ -10,7 +10,7 @@ from quire.bench.suite.foreign.shapes import SHAPES, write_config
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import QuireError
-from quire.engine.options import engine_config
+from quire.engine.engine_options import engine_config
 from quire.figures.rows import Model
 from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.mixers.table import format_of, layouts_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +12,10 @@ from quire.bench.suite.arrivals import Arrivals, parse_arrivals
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.workload import Length
 from quire.core.errors import ConfigError
-from quire.engine.options import KNOWN
+from quire.core.options.files import read_toml
+from quire.core.options.values import Place, check_names, did_you_mean, read_table
+from quire.engine.engine_options import KNOWN
 
-MAX_BYTES = 1 << 20
 ENGINES = ("quire", "llama.cpp", "openvino", "vllm", "transformers")
 FORMATS: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -73,55 +72,28 @@ RULES = ("model", "format", "technique", "engine", "batch", "input", "output", "
 
 def read_suite(path: Path) -> Suite:
     """The suite in a file; `ConfigError` names what is wrong with it, and the key that was meant."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_BYTES:,} bytes; is it a suite?")
-        given = tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
-    _known(given, Suite.__struct_fields__, f"{path}")
-    for at, grid in enumerate(_tables(given, "grid", path), 1):
-        _known(grid, Grid.__struct_fields__, f"{path}, grid {at}")
-    try:
-        suite = msgspec.convert(given, Suite)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    place = Place(str(path))
+    given = read_toml(path, place)
+    check_names(given, Suite.__struct_fields__, place, "key")
+    grids = given.get("grid")
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
+        raise place.error(": there is no [[grid]]; a suite has one at least (see `quire bench suite --help`)")
+    suite = read_table(Suite, given, place)
     _check(suite, path)
     return suite
-
-
-def _tables(given: dict[str, Any], name: str, path: Path) -> list[dict[str, Any]]:
-    found = given.get(name)
-    if not isinstance(found, list) or not found or not all(isinstance(part, dict) for part in found):
-        raise ConfigError(f"{path}: there is no [[{name}]]; a suite has one at least (see `quire bench suite --help`)")
-    return found
-
-
-def _known(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    for key in given:
-        if key not in names:
-            raise ConfigError(f"{where}: {key}: there is no such key{_meant(key, names)}")
-
-
-def _meant(key: str, names: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), names, 1, 0.5)
-    near = near or difflib.get_close_matches(key, names, 1, 0.5)
-    return f"; is it {near[0]}?" if near else f"; known are {', '.join(names)}"
 
 
 def _check(suite: Suite, path: Path) -> None:
     """What the types do not say."""
     for options in (suite.options, *(grid.options for grid in suite.grid)):
-        _known(options, KNOWN, f"{path}, options")
+        check_names(options, KNOWN, Place(f"{path}: options"), "option")
         for name in ("model", "load_format"):
             if name in options:
-                raise ConfigError(f"{path}, options: {name}: what is loaded is said by `models`")
+                raise ConfigError(f"{path}: options: {name}: what is loaded is said by `models`")
     for rule in suite.exclude:
-        _known(rule, RULES, f"{path}, exclude")
+        check_names(rule, RULES, Place(f"{path}: exclude"), "key")
     for number, grid in enumerate(suite.grid, 1):
-        where = f"{path}, grid {number}"
+        where = f"{path}: grid {number}"
         for field in msgspec.structs.fields(Grid):
             if getattr(grid, field.name) == () or "" in _listed(getattr(grid, field.name)):
                 raise ConfigError(f"{where}: {field.name} is empty")
@@ -156,7 +128,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 def _named(given: tuple[str, ...], names: tuple[str, ...], where: str) -> None:
     for name in given:
         if name not in names:
-            raise ConfigError(f"{where}: {name!r} is not known{_meant(name, names)}")
+            raise ConfigError(f"{where}: {name!r} is not known{did_you_mean(name, names)}")
 
 
 class LoadCase(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,9 +21,9 @@ from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import end_with_parent
 from quire.core.params import SamplingParams
 from quire.engine.client import StepReport
+from quire.engine.engine_options import engine_config
 from quire.engine.llm import LLM
 from quire.engine.local import LocalEngine
-from quire.engine.options import engine_config
 from quire.engine.requests import make_request
 
 

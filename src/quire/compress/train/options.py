@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.core.option import about, one_of
+from quire.core.options.fields import about, flag
+from quire.core.options.values import check_values
 
 METHODS = ("lora", "qlora", "qat", "full")
 LOSSES = ("kl", "reverse-kl", "js", "text")
@@ -34,17 +35,17 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
         about("Text, or .jsonl of texts, prompts and completions, or messages; may be given several times."),
     ] = ()
     method: Annotated[str, about("What is learned: an adapter (qlora: of a base in NF4), or all.", METHODS)] = "lora"
-    steps: Annotated[int, about("Steps of training.")] = 1000
-    batch: Annotated[int, about("Rows of a step.")] = 4
-    length: Annotated[int, about("Tokens of a row at most.")] = 512
-    rate: Annotated[float, about("Highest rate of Adam; 0 = 2e-4 for adapters, 2e-5 for all tensors.")] = 0.0
+    steps: Annotated[int, about("Steps of training.", ge=1)] = 1000
+    batch: Annotated[int, about("Rows of a step.", ge=1)] = 4
+    length: Annotated[int, about("Tokens of a row at most.", ge=2)] = 512
+    rate: Annotated[float, about("Highest rate of Adam; 0 = 2e-4 for adapters, 2e-5 for all tensors.", ge=0)] = 0.0
     seed: Annotated[int, about("Of the order of rows, and of what begins at random.")] = 0
     paged: Annotated[bool, about("Keep the optimizer's state in a file that the system pages in and out.")] = False
     checkpointing: Annotated[
         bool, about("Compute layers again for their gradients: less memory, a third more time.")
     ] = False
-    rank: Annotated[int, about("Rank of adapters.")] = 16
-    alpha: Annotated[float, about("B A is multiplied by alpha / rank.")] = 32.0
+    rank: Annotated[int, about("Rank of adapters.", ge=1)] = 16
+    alpha: Annotated[float, about("B A is multiplied by alpha / rank.", gt=0)] = 32.0
     targets: Annotated[
         tuple[str, ...],
         about(
@@ -52,21 +53,23 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     bits: Annotated[str, about("Format of weights that qat trains for.", BITS)] = "4"
-    group_size: Annotated[int, about("Columns that share a scale under qat.")] = 32
+    group_size: Annotated[int, about("Columns that share a scale under qat.", ge=1)] = 32
     kv_cache_dtype: Annotated[str, about("Format of keys and values that qat trains for.", KEPT)] = "auto"
     teacher: Annotated[str | None, about("Model to learn from, of the same vocabulary unless it writes text.")] = None
     loss: Annotated[
         str, about("What is learned of the teacher: its probabilities, or text that it writes for prompts.", LOSSES)
     ] = "kl"
-    temperature: Annotated[float, about("At which probabilities are compared, or text is written.")] = 1.0
-    share: Annotated[float, about("Share of the teacher's loss; the rest is the text's.")] = 1.0
-    hidden: Annotated[float, about("Weight of the loss of hidden states beside it.")] = 0.0
-    top: Annotated[int, about("Write the teacher's likeliest tokens to disk first, this many; 0 = it runs along.")] = 0
+    temperature: Annotated[float, about("At which probabilities are compared, or text is written.", gt=0)] = 1.0
+    share: Annotated[float, about("Share of the teacher's loss; the rest is the text's.", ge=0, le=1)] = 1.0
+    hidden: Annotated[float, about("Weight of the loss of hidden states beside it.", ge=0)] = 0.0
+    top: Annotated[
+        int, about("Write the teacher's likeliest tokens to disk first, this many; 0 = it runs along.", ge=0)
+    ] = 0
     rationales: Annotated[
-        float, about("Weight of explanations that data has or the teacher writes (step by step); 0 = none.")
+        float, about("Weight of explanations that data has or the teacher writes (step by step); 0 = none.", ge=0)
     ] = 0.0
-    max_tokens: Annotated[int, about("Tokens of a text that the teacher writes, at most.")] = 256
-    layers: Annotated[int, about("Begin with this many layers of MODEL, evenly spread; 0 = all.")] = 0
+    max_tokens: Annotated[int, about("Tokens of a text that the teacher writes, at most.", ge=1)] = 256
+    layers: Annotated[int, about("Begin with this many layers of MODEL, evenly spread; 0 = all.", ge=0)] = 0
     student: Annotated[
         tuple[str, ...],
         about("Begin anew with a smaller model: FIELD=VALUE of MODEL's config.json; may be given several times."),
@@ -85,19 +88,7 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
-        one_of("method", self.method, METHODS)
-        one_of("loss", self.loss, LOSSES)
-        one_of("bits", self.bits, BITS)
-        one_of("kv_cache_dtype", self.kv_cache_dtype, KEPT)
-        for name in ("steps", "batch", "rank", "group_size", "max_tokens"):
-            self._at_least(name, 1)
-        self._at_least("length", 2)
-        for name in ("rate", "hidden", "rationales", "top", "layers"):
-            self._at_least(name, 0)
-        if not self.alpha > 0 or not self.temperature > 0:
-            raise ConfigError("--alpha and --temperature must be more than 0", param="alpha")
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"--share {self.share} must lie in [0, 1]", param="share")
+        check_values(self)
         if self.merge is not None:
             self._only("--merge trains nothing", [n for n in self.__struct_fields__ if n != "merge"])
             return
@@ -126,11 +117,7 @@ class TrainOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse options `names` that were given and would have no effect."""
         for name in names:
             if getattr(self, name) != getattr(PLAIN, name):
-                raise ConfigError(f"--{name.replace('_', '-')} has no effect: {why}; leave it out", param=name)
-
-    def _at_least(self, name: str, least: int) -> None:
-        if not getattr(self, name) >= least:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {least}", param=name)
+                raise ConfigError(f"{flag(name)} has no effect: {why}; leave it out", param=name)
 
 
 PLAIN = TrainOptions()

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.errors import ConfigError
 from quire.engine.edge.account import Timings
 from quire.server.http.exchange import Exchange, Watcher
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 MAX_PATH = 512
 

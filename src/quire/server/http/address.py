@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from quire.core.errors import ConfigError
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 BACKLOG = 2048
 

@@ -16,7 +16,7 @@ from quire.server.http.bounds import check_counts
 from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from quire.server.http.exchange import Bodies, Exchange, Part
 from quire.server.http.history import History
 from quire.server.http.seen import Seen
 from quire.server.keys import NOBODY, Keys
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 
 
 class Engines(Protocol):

@@ -17,8 +17,8 @@ from quire.engine.client import EngineClient
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.server.draining import DrainingServer, text_tools, uvicorn_config
 from quire.server.http.address import bind, leave, listen, where
-from quire.server.options import ServerOptions
 from quire.server.run import FAILED_EXIT_CODE, check_texts, prepare
+from quire.server.server_options import ServerOptions
 from quire.server.service import Service
 from quire.server.several.front import make_front
 from quire.server.several.pool import Listed, Pool

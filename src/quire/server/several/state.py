@@ -18,7 +18,7 @@ from quire.server.http.exchange import Exchange
 from quire.server.http.history import History
 from quire.server.http.seen import HttpMetrics, Seen
 from quire.server.keys import Keys
-from quire.server.options import ServerOptions
+from quire.server.server_options import ServerOptions
 from quire.server.service import Service, tell, untagged
 from quire.server.several.pool import Pool, Slot
 

@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from quire.core.errors import ConfigError
-from quire.core.option import about
+from quire.core.options.fields import about
+from quire.core.options.values import check_values
 
 ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-TIMEOUTS = ("body_timeout", "header_timeout", "write_timeout", "keep_alive_timeout", "stall_timeout", "media_timeout")
 USUAL_BODY, LARGE_BODY = 8 << 20, 64 << 20
 OF_MODELS = ("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice")
 """Options that each of several models may have otherwise."""
@@ -28,7 +28,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     host: Annotated[str, about("Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1"
-    port: Annotated[int, about("Port to listen on; 0 = a free one.")] = 8000
+    port: Annotated[int, about("Port to listen on; 0 = a free one.", ge=0, le=65535)] = 8000
     uds: Annotated[str | None, about("Listen on a Unix socket at this path, for this user only, not on a port.")] = None
     root_path: Annotated[str, about("Path under which a proxy shows the server.")] = ""
     playground: Annotated[bool, about("Show a page at / to try the model in a browser.")] = True
@@ -54,13 +54,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...], about("Names that a request's Host header may have; may be given several times.")
     ] = ()
-    shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.")] = 30.0
+    shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.", ge=0)] = 30.0
     max_body_bytes: Annotated[
         int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes pictures.")
     ] = 0
     max_prompt_logprobs: Annotated[
         int,
-        about("Most log-probabilities of prompts in a reply: tokens x (k + 1), for each choice that shows its prompt."),
+        about(
+            "Most log-probabilities of prompts in a reply: tokens x (k + 1), for each choice that shows its prompt.",
+            ge=0,
+        ),
     ] = 1 << 18
     allow_media_url: Annotated[
         tuple[str, ...],
@@ -69,31 +72,37 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "without it."
         ),
     ] = ()
-    media_timeout: Annotated[float, about("Seconds that fetching a picture may take, redirects included.")] = 10.0
+    media_timeout: Annotated[float, about("Seconds that fetching a picture may take, redirects included.", gt=0)] = 10.0
     max_images_gb: Annotated[
-        float, about("GB (1e9 bytes) of pictures that requests in flight may have together; more are refused (429).")
+        float,
+        about("GB (1e9 bytes) of pictures that requests in flight may have together; more are refused (429).", gt=0),
     ] = 2.0
     max_bodies_gb: Annotated[
-        float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).")
+        float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).", gt=0)
     ] = 1.0
     strict: Annotated[
         bool, about("Refuse bodies with fields that mean nothing here; else a Warning header names them.")
     ] = False
-    body_timeout: Annotated[float, about("Seconds a client may take to send a body.")] = 30.0
-    header_timeout: Annotated[float, about("Seconds a client may take to send its headers.")] = 15.0
-    write_timeout: Annotated[float, about("Seconds a client may leave a response unread.")] = 30.0
+    body_timeout: Annotated[float, about("Seconds a client may take to send a body.", gt=0)] = 30.0
+    header_timeout: Annotated[float, about("Seconds a client may take to send its headers.", gt=0)] = 15.0
+    write_timeout: Annotated[float, about("Seconds a client may leave a response unread.", gt=0)] = 30.0
     stream_ping_interval: Annotated[
-        float, about("Seconds without a token after which a stream gets its headers and a comment (: ping); 0 = never.")
+        float,
+        about("Seconds without a token after which a stream gets its headers and a comment (: ping); 0 = never.", ge=0),
     ] = 15.0
-    keep_alive_timeout: Annotated[float, about("Seconds an idle connection is kept.")] = 65.0
-    stall_timeout: Annotated[float, about("Seconds without progress after which the engine counts as dead.")] = 120.0
+    keep_alive_timeout: Annotated[float, about("Seconds an idle connection is kept.", gt=0)] = 65.0
+    stall_timeout: Annotated[float, about("Seconds without progress after which the engine counts as dead.", gt=0)] = (
+        120.0
+    )
     watchdog_timeout: Annotated[
-        float, about("Seconds without a step after which a busy engine is started again, at least; 0 = never.")
+        float, about("Seconds without a step after which a busy engine is started again, at least; 0 = never.", ge=0)
     ] = 10.0
     max_engine_deaths: Annotated[
-        int, about("Deaths of the engine within --engine-deaths-window that end the server; 1 = the first does.")
+        int, about("Deaths of the engine within --engine-deaths-window that end the server; 1 = the first does.", ge=1)
     ] = 5
-    engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.")] = 600.0
+    engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.", gt=0)] = (
+        600.0
+    )
     access_log: Annotated[
         str, about("Log every request on standard output, as a line of text or of JSON.", ACCESS_LOGS)
     ] = "off"
@@ -107,7 +116,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     record_prompts: Annotated[
         bool, about("Record the tokens of prompts and answers too, so that a replay can compare them.")
     ] = False
-    record_mib: Annotated[int, about("MiB of recordings in that folder at most; the oldest make room.")] = 256
+    record_mib: Annotated[
+        int, about("MiB of recordings in that folder at most; the oldest make room.", ge=8, le=1 << 20)
+    ] = 256
     otlp_traces_endpoint: Annotated[
         str | None, about("Send OpenTelemetry traces to this collector: http://HOST:4318 (OTLP over HTTP).")
     ] = None
@@ -134,11 +145,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     models_memory_gb: Annotated[
-        float, about("GB (1e9 bytes) that several models may take at a time: weights and KV caches; 0 = no bound.")
+        float,
+        about("GB (1e9 bytes) that several models may take at a time: weights and KV caches; 0 = no bound.", ge=0),
     ] = 0.0
-    models_wait: Annotated[float, about("Seconds that a request waits for its model, of several, to be loaded.")] = (
-        300.0
-    )
+    models_wait: Annotated[
+        float, about("Seconds that a request waits for its model, of several, to be loaded.", gt=0)
+    ] = 300.0
     allow_reset_prefix_cache: Annotated[
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
@@ -150,46 +162,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port} must lie in [0, 65535]; 0 takes a free one", param="port")
+        check_values(self)
         if self.root_path and not re.fullmatch(r"(/[!-.0-~]+)+", self.root_path):
             raise ConfigError(f"--root-path {self.root_path} must look like /some/where", param="root_path")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile belong together: give both", param="ssl_certfile")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(
-                f"--log-level {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}", param="log_level"
-            )
-        if self.access_log not in ACCESS_LOGS:
-            raise ConfigError(
-                f"--access-log {self.access_log!r} is not one of {', '.join(ACCESS_LOGS)}", param="access_log"
-            )
         if self.record_prompts and self.record is None:
             raise ConfigError("--record-prompts needs --record FOLDER", param="record_prompts")
-        if not 8 <= self.record_mib <= 1 << 20:
-            raise ConfigError("--record-mib must lie in [8, 1048576]", param="record_mib")
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty", param="api_key")
-        if not self.shutdown_timeout >= 0:
-            raise ConfigError("--shutdown-timeout must not be negative", param="shutdown_timeout")
-        for name in TIMEOUTS:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0 seconds", param=name)
-        for name in ("watchdog_timeout", "stream_ping_interval"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must not be negative", param=name)
-        if self.max_engine_deaths < 1 or not self.engine_deaths_window > 0:
-            raise ConfigError(
-                "--max-engine-deaths must be at least 1, --engine-deaths-window above 0", param="max_engine_deaths"
-            )
-        if not self.models_memory_gb >= 0 or not self.models_wait > 0:
-            raise ConfigError(
-                "--models-memory-gb must not be negative, --models-wait above 0 seconds", param="models_memory_gb"
-            )
-        if self.max_prompt_logprobs < 0:
-            raise ConfigError("--max-prompt-logprobs must not be negative", param="max_prompt_logprobs")
         if self.max_body_bytes and self.max_body_bytes < 1024:
             raise ConfigError("--max-body-bytes must be 0, or at least 1024", param="max_body_bytes")
-        for name in ("max_images_gb", "max_bodies_gb"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be more than 0", param=name)

@@ -21,7 +21,7 @@ from quire.bench.workload import Length
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.simulate.options import Load
+from quire.simulate.simulate_options import SimulatedLoad
 
 OWN, ANSWER, SHARED = 1 << 40, 1 << 41, 1 << 42
 """Where the numbers of contents begin that only one prompt has, that are a request's answer, and that some share."""
@@ -90,9 +90,9 @@ DEFAULT_REQUESTS = 1000
 
 
 class Asked:
-    """The requests of a `Load`, made anew each time that they are walked, the same for the same seed."""
+    """The requests of a `SimulatedLoad`, made anew each time that they are walked, the same for the same seed."""
 
-    def __init__(self, load: Load, trace: str = "") -> None:
+    def __init__(self, load: SimulatedLoad, trace: str = "") -> None:
         """Reads `trace`, if one is named. `ConfigError` for what cannot be."""
         self.load, self._path = load, Path(trace)
         self.trace = read_trace(self._path, load.trace_layout, load.num_prompts) if trace else None

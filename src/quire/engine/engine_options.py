@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from quire.core.config import SECTIONS, EngineConfig, flat_config
+from quire.core.config import OWNER, EngineConfig, flat_config
 from quire.core.errors import ConfigError
+from quire.core.options.fields import flag
+from quire.core.options.values import did_you_mean
 
 log = logging.getLogger("quire.options")
-KNOWN = tuple(name for section in SECTIONS.values() for name in section.__struct_fields__)
+KNOWN = tuple(OWNER)
 
 _ONE_DEVICE = "running on several devices is not built yet"
 _CONTEXT = "all phases of a sequence are split alike: use context_parallel_size"
@@ -39,8 +41,8 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
             if name == "trust_remote_code" and value:
                 log.warning("trust_remote_code has no effect: code from a model folder is never run")
         elif name not in KNOWN:
-            names = ", ".join(sorted({*KNOWN, *UNBUILT}))
-            raise ConfigError(f"{name}: there is no such option; known are {names}", param=name)
+            names = sorted({*KNOWN, *UNBUILT})
+            raise ConfigError(f"{name}: there is no such option{did_you_mean(name, names, len(names))}", param=name)
         elif value is not None:
             given[name] = _plain(name, value)
     if given.get("max_model_len") == "auto":
@@ -62,4 +64,4 @@ def refuse_unbuilt(name: str, value: Any) -> None:
     neutral, reason = UNBUILT[name]
     if value not in neutral:
         given = "" if value is True else f" {value}"
-        raise ConfigError(f"--{name.replace('_', '-')}{given} is refused: {reason}", param=name)
+        raise ConfigError(f"{flag(name)}{given} is refused: {reason}", param=name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from quire.core.errors import ConfigError
-from quire.core.option import about, one_of
+from quire.core.options.fields import about
+from quire.core.options.values import check_values
 from quire.figures.metrics import PERCENTILES
 from quire.plan.load import Load, Slo, parse_load, parse_slo
 
@@ -56,7 +56,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
         about("File of prompts, one a line: what look-ups guess depends on text, and is tried with it alone."),
     ] = None
     budget: Annotated[
-        float, Meta(ge=0, description="Seconds of measuring at most, calibration included; 0 = as long as it takes.")
+        float, about("Seconds of measuring at most, calibration included; 0 = as long as it takes.", ge=0)
     ] = 0.0
     output: Annotated[str, about("The configuration to write, for `quire serve --config`; rows go beside it.")] = (
         "tuned.toml"
@@ -65,8 +65,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Refuse what cannot be, naming the option."""
-        one_of("slo_at", self.slo_at, PERCENTILES)
-        one_of("objective", self.objective, OBJECTIVES)
+        check_values(self)
         if self.objective == "goodput" and not self.slo:
             raise ConfigError("--objective goodput counts requests within targets: give --slo", param="slo")
         if not self.output.endswith(".toml"):

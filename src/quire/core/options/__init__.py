@@ -1,0 +1,1 @@
+"""Options: fields of structs that flags, TOML files, checks and documents are all made from."""
