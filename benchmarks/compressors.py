@@ -32,7 +32,7 @@ from environments import environment
 
 from quire.bench.quality import heldout_texts
 from quire.compress.measure import compare
-from quire.compress.pipeline import text_of
+from quire.compress.pipeline import calibration_text
 from quire.compress.recipe import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import QuireError
@@ -147,7 +147,7 @@ class Bench:
         path = self.folder / "rows.json"
         if not path.exists():
             asked = recipe_of(METHODS["rtn4"].recipe(self.rows, self.length), "the benchmark's recipe")
-            path.write_text(json.dumps(text_of(EMBEDDED, asked).tokens))
+            path.write_text(json.dumps(calibration_text(EMBEDDED, asked).tokens))
         return path
 
     def _quality(self, out: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from foreign_weights import awq, compressed_config, dequantize, gptq, packed, qu
 from gguf_models import write_gguf
 from oracle import edit_config, write
 from quire.compress.net import Net
-from quire.compress.released import Released
+from quire.compress.released import FusedSource
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
@@ -127,7 +127,7 @@ def test_tensors_are_named_and_laid_out_as_releases_are(variant: str, tmp_path: 
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)
     rewrites = open_model(str(tmp_path)).family.rewrites
-    made = Released(Rewritten(Checkpoint(tmp_path), rewrites), rewrites)
+    made = FusedSource(Rewritten(Checkpoint(tmp_path), rewrites), rewrites)
     want = load_file(tmp_path / "model.safetensors")
     assert set(made.infos) == set(want)
     for name, tensor in want.items():

@@ -21,7 +21,7 @@ import test_mla
 from often import one_of
 from oracle import backend, edit_config, relative_error, write
 from quire.compress.net import Net
-from quire.compress.roles import by_role
+from quire.compress.roles import matrices_by_role
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
 from test_load_memory import LLAMA, PROCESS, SOURCE
@@ -202,7 +202,7 @@ def test_walking_and_writing_take_the_memory_of_a_layer(tmp_path: Path) -> None:
             x, delta = net.run_layer(i, x, delta)
 
     with torch.no_grad():
-        walked, read = peak(walk), peak(lambda: [0 for _ in by_role(net)])
+        walked, read = peak(walk), peak(lambda: [0 for _ in matrices_by_role(net)])
         written = peak(lambda: write_folder(tmp_path / "out", net.tensors, net.config, tmp_path, torch.bfloat16))
     assert walked <= 2 * layer + PROCESS
     assert max(read, written) <= layer + PROCESS

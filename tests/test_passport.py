@@ -145,10 +145,10 @@ def test_two_checkpoints_are_as_far_apart_as_for_transformers(tmp_path: Path) ->
 def test_long_texts_are_windows_of_which_some_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of 32 tokens, each scored once as `quality.windows` has it; every fifth window's distributions fit."""
     vocab = 6144
-    monkeypatch.setattr(measure, "LOGITS", 32 * vocab)
+    monkeypatch.setattr(measure, "MAX_WINDOW_LOGITS", 32 * vocab)
     text = (EMBEDDED / "README.md").read_text()[:1500]
     whole = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
-    monkeypatch.setattr(measure, "KEPT", 4 * vocab * whole.evaluation.tokens // 5 + 1)
+    monkeypatch.setattr(measure, "MAX_LOGIT_BYTES", 4 * vocab * whole.evaluation.tokens // 5 + 1)
     part = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
     assert whole.evaluation.window == part.evaluation.window == 32
     assert part.perplexity == whole.perplexity and whole.evaluation.kl_tokens == whole.evaluation.tokens

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle import backend, logits, relative_error, write
-from quire.compress.prune.structured import Made, drop_channels, drop_heads, drop_layers
+from quire.compress.prune.structured import SmallerCheckpoint, drop_channels, drop_heads, drop_layers
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
@@ -63,7 +63,7 @@ def silence(matrix: nn.Module, inputs: Sequence[int] | None = None) -> None:
             (weight if turned else weight.T)[list(inputs)] = 0
 
 
-def same(oracle: PreTrainedModel, made: Made, folder: Path) -> None:
+def same(oracle: PreTrainedModel, made: SmallerCheckpoint, folder: Path) -> None:
     """The smaller checkpoint gives, in transformers and here, the logits of the whole `oracle`."""
     folder.mkdir()
     save_file(made[0], folder / "model.safetensors", metadata={"format": "pt"})

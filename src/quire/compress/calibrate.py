@@ -50,7 +50,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Rows:
+class CalibrationRows:
     """`tokens`: samples x length token ids. `digest`: of these. `origin`: where they are from, for people."""
 
     tokens: tuple[tuple[int, ...], ...]
@@ -62,7 +62,7 @@ class Rows:
         return f"{self.origin}: {len(self.tokens):,} rows, {count:,} tokens, digest {self.digest[:8]}"
 
 
-def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTemplate | None) -> Rows:
+def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTemplate | None) -> CalibrationRows:
     """The rows that `asked` for, seeded and the same every time.
 
     Without files they are of the shipped text, in turns of its domains, or of the standard library's sources and of the
@@ -75,12 +75,12 @@ def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTem
         groups = [library_texts(), _questions(template is not None)]
     else:
         groups = general_texts()
-    opening = _opening(tokenizer)
-    streams = [_stream(documents, asked, tokenizer, template, opening) for documents in groups]
+    opening = _special_prefix(tokenizer)
+    streams = [_token_stream(documents, asked, tokenizer, template, opening) for documents in groups]
     tokens: list[tuple[int, ...]] = []
     while streams and len(tokens) < asked.samples:
         stream = streams.pop(0)
-        row = _take(stream, asked.length - len(opening))
+        row = _next_tokens(stream, asked.length - len(opening))
         if row is not None:
             tokens.append((*opening, *row))
             streams.append(stream)
@@ -94,7 +94,7 @@ def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTem
     found = hashlib.blake2b(digest_size=16)
     for row in tokens:
         found.update(b"".join(t.to_bytes(4, "little") for t in row))
-    return Rows(tuple(tokens), found.hexdigest(), origin)
+    return CalibrationRows(tuple(tokens), found.hexdigest(), origin)
 
 
 def read_documents(path: Path, chat: bool = False) -> list[Document]:
@@ -138,11 +138,11 @@ def _document(line: str, place: str, chat: bool) -> Document:
     if "prompt" not in strings or "completion" not in strings:
         raise ConfigError(f"{place}: an object with {KEYS} is needed", param="files")
     if chat:
-        return _turn(place, strings["prompt"], strings["completion"])
+        return _conversation(place, strings["prompt"], strings["completion"])
     return Document(place, strings["prompt"] + strings["completion"])
 
 
-def _turn(place: str, asked: str, answer: str) -> Document:
+def _conversation(place: str, asked: str, answer: str) -> Document:
     messages = ({"role": "user", "content": asked}, {"role": "assistant", "content": answer})
     return Document(place, messages=messages)
 
@@ -172,21 +172,21 @@ def library_texts() -> list[Document]:
 
 
 def _questions(chat: bool) -> list[Document]:
-    """What the embedded model is asked, as conversations where the model has a way to tell them."""
+    """What the embedded model is asked, as conversations where the model has a way to report them."""
     rows = map(msgspec.json.decode, (EMBEDDED / "questions.jsonl").read_bytes().splitlines())
     if chat:
-        return [_turn("questions.jsonl", row["question"], row["answer"]) for row in rows]
+        return [_conversation("questions.jsonl", row["question"], row["answer"]) for row in rows]
     return [Document("questions.jsonl", f"{row['question']}\n{row['answer']}\n\n") for row in rows]
 
 
-def _opening(tokenizer: Tokenizer) -> list[int]:
+def _special_prefix(tokenizer: Tokenizer) -> list[int]:
     """The tokens that begin every text (of many models: one that attention rests on, without which nothing is as in
     use)."""
     with_special, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
     return with_special[: with_special.index(plain[0])] if plain and plain[0] in with_special else []
 
 
-def _stream(
+def _token_stream(
     documents: Sequence[Document],
     asked: Calibration,
     tokenizer: Tokenizer,
@@ -211,7 +211,7 @@ def _stream(
         yield from told[len(opening) :] if opening and told[: len(opening)] == opening else told
 
 
-def _take(stream: Iterator[int], count: int) -> tuple[int, ...] | None:
+def _next_tokens(stream: Iterator[int], count: int) -> tuple[int, ...] | None:
     """The next `count` tokens; None where they are fewer."""
     found = tuple(islice(stream, count))
     return found if len(found) == count else None

@@ -8,42 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.context import Context
-from quire.compress.layerwise import Made, of_unit, peaks_of
+from quire.compress.context import StageContext
+from quire.compress.layerwise import ModifiedLayer, kv_peaks_unit, load_layer
 from quire.compress.layouts.base import Layout
-from quire.compress.layouts.compressed import CompressedTensors
-from quire.compress.matrices import Matrix, matrices
+from quire.compress.layouts.compressed import CompressedTensorsLayout
+from quire.compress.matrices import LinearWeight, linear_weights
 from quire.compress.net import Net
-from quire.compress.quantize.kv_scales import CachePeaks
+from quire.compress.quantize.kv_scales import KvCachePeaks
 from quire.compress.stages import Stage
-from quire.compress.tensors import Described
-from quire.compress.write import copy_beside, whole_folder, with_dtype, write_json, write_tensors
+from quire.compress.tensors import LazyTensors
+from quire.compress.write import atomic_folder, copy_tokenizer_files, with_dtype, write_json, write_tensors
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.model.load.roles import DISK_ROLES, FUSED
 from quire.ops.lazy import torch_dtype
 from quire.ops.weights import Weight
 
-PLAIN = Weight("f32", torch.zeros(1, 1))
+UNMODIFIED = Weight("f32", torch.zeros(1, 1))
 """What is said of a matrix that a stage left as it was."""
 
 
-class Layers:
+class ModifiedLayers:
     """The matrices that a stage has changed, by unit, read again when they are asked for: one layer is in memory."""
 
-    def __init__(self, net: Net, context: Context, stage: Stage) -> None:
+    def __init__(self, net: Net, context: StageContext, stage: Stage) -> None:
         self._net, self._work, self._number = net, context.work, context.number
-        self._matrices = {i: [m for m in matrices(net, i) if stage.covers(m.base)] for i in range(net.spec.layers)}
+        self._matrices = {
+            i: [m for m in linear_weights(net, i) if stage.covers(m.base)] for i in range(net.spec.layers)
+        }
         self._at = -1
-        self._made: Made = {}, {}
+        self._made: ModifiedLayer = {}, {}
         self.tensors = self._others()
 
     @property
-    def all(self) -> list[Matrix]:
+    def all(self) -> list[LinearWeight]:
         """Every matrix that was changed."""
         return [matrix for found in self._matrices.values() for matrix in found]
 
-    def weight(self, matrix: Matrix) -> Weight:
+    def weight(self, matrix: LinearWeight) -> Weight:
         """What it became."""
         assert matrix.place.layer is not None
         return self._of(matrix.place.layer)[0][matrix.base]
@@ -52,18 +54,18 @@ class Layers:
         """What was kept beside matrices under such names, by their base names."""
         return {name.removesuffix(suffix): t for name, t in self.tensors.items() if name.endswith(suffix)}
 
-    def cache_scales(self, layout: CompressedTensors, dtype: Dtype) -> dict[str, Tensor]:
+    def cache_scales(self, layout: CompressedTensorsLayout, dtype: Dtype) -> dict[str, Tensor]:
         """The scales of each layer's keys and values in a cache of `dtype`, by their names on disk."""
         found: dict[str, Tensor] = {}
         for layer in range(self._net.spec.layers):
-            peaks = CachePeaks(**self._work.facts(self._number, peaks_of(layer)))
-            keys = next(m for m in matrices(self._net, layer) if "k" in FUSED.get(m.holder, (m.holder,)))
+            peaks = KvCachePeaks(**self._work.facts(self._number, kv_peaks_unit(layer)))
+            keys = next(m for m in linear_weights(self._net, layer) if "k" in FUSED.get(m.holder, (m.holder,)))
             found |= layout.cache_tensors(keys.base.rpartition(".")[0], *peaks.scales(dtype))
         return found
 
-    def _of(self, layer: int) -> Made:
+    def _of(self, layer: int) -> ModifiedLayer:
         if layer != self._at:
-            self._at, self._made = layer, of_unit(self._work, self._number, f"layer {layer}")
+            self._at, self._made = layer, load_layer(self._work, self._number, f"layer {layer}")
         return self._made
 
     def _others(self) -> dict[str, Tensor]:
@@ -71,29 +73,29 @@ class Layers:
         return {name: tensor for layer in self._matrices for name, tensor in self._of(layer)[1].items()}
 
 
-class Dense(Described):
+class DenseTensors(LazyTensors):
     """The model's tensors as they are named on disk, changed matrices in their places as plain numbers."""
 
-    def __init__(self, net: Net, layers: Layers) -> None:
+    def __init__(self, net: Net, layers: ModifiedLayers) -> None:
         self._net, self._layers = net, layers
-        self._held: dict[str, list[Matrix]] = {}
+        self._held: dict[str, list[LinearWeight]] = {}
         for matrix in layers.all:
             self._held.setdefault(net.rewritten.origins[matrix.name], []).append(matrix)
 
     def __getitem__(self, name: str) -> Tensor:
         held = self._held.get(name, [])
         for matrix in held:
-            matrix.put(self._net, self._layers.weight(matrix).dequantize())
+            matrix.assign(self._net, self._layers.weight(matrix).dequantize())
         found = self._net.tensors[name] if held else self._layers.tensors.get(name, self._net.tensors.get(name))
         if found is None:
             raise KeyError(name)
         for matrix in held[:1]:
-            matrix.forget(self._net)
+            matrix.restore(self._net)
         return found
 
-    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape: those of the model's tensor."""
-        return self._net.tensors.kind(name)
+        return self._net.tensors.dtype_and_shape(name)
 
     def give_back(self) -> None:
         """Give back the memory of what was read of the file."""
@@ -106,15 +108,15 @@ class Dense(Described):
         return len(self._net.tensors)
 
 
-class Linears(Mapping[str, Weight]):
-    """The linear layers by their names on disk, each read when it is asked for; `PLAIN` for one that is not changed."""
+class LazyWeights(Mapping[str, Weight]):
+    """The linear layers by their names on disk, each read when it is asked for; `UNMODIFIED` for one that is not changed."""
 
-    def __init__(self, layers: Layers, matrices: Mapping[str, Matrix | None]) -> None:
-        self._layers, self._matrices = layers, matrices
+    def __init__(self, layers: ModifiedLayers, linear_weights: Mapping[str, LinearWeight | None]) -> None:
+        self._layers, self._matrices = layers, linear_weights
 
     def __getitem__(self, base: str) -> Weight:
         matrix = self._matrices[base]
-        return PLAIN if matrix is None else self._layers.weight(matrix)
+        return UNMODIFIED if matrix is None else self._layers.weight(matrix)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._matrices)
@@ -123,14 +125,14 @@ class Linears(Mapping[str, Weight]):
         return len(self._matrices)
 
 
-class Laid(Described):
+class PackedTensors(LazyTensors):
     """The same with each changed matrix in a layout's tensors."""
 
-    def __init__(self, net: Net, layers: Layers, layout: Layout) -> None:
+    def __init__(self, net: Net, layers: ModifiedLayers, layout: Layout) -> None:
         self._net, self._layers, self._layout = net, layers, layout
-        self._parts: dict[str, Matrix] = {}
+        self._parts: dict[str, LinearWeight] = {}
         self._kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-        laid: dict[str, Matrix | None] = {}
+        laid: dict[str, LinearWeight | None] = {}
         taken = set()
         for matrix in layers.all:
             if net.rewritten.origins[matrix.name] != matrix.name:
@@ -146,7 +148,7 @@ class Laid(Described):
             base = parts.get("weight", "").removesuffix(".weight")
             if DISK_ROLES[role].kind == "linear" and base:
                 laid.setdefault(base, None)
-        self.described = Linears(layers, laid)
+        self.described = LazyWeights(layers, laid)
         there = dict.fromkeys([*net.tensors, *layers.tensors])
         self._others = [n for n in there if n not in taken and n not in self._parts]
         self._kept: tuple[str, dict[str, Tensor]] = "", {}
@@ -159,12 +161,12 @@ class Laid(Described):
             self._kept = matrix.base, self._laid(matrix)
         return self._kept[1][name]
 
-    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape."""
         if name in self._kinds:
             return self._kinds[name]
         own = self._layers.tensors.get(name)
-        return self._net.tensors.kind(name) if own is None else (own.dtype, tuple(own.shape))
+        return self._net.tensors.dtype_and_shape(name) if own is None else (own.dtype, tuple(own.shape))
 
     def give_back(self) -> None:
         """Give back the memory of what was read of the file."""
@@ -177,39 +179,39 @@ class Laid(Described):
     def __len__(self) -> int:
         return len(self._others) + len(self._parts)
 
-    def _laid(self, matrix: Matrix) -> dict[str, Tensor]:
+    def _laid(self, matrix: LinearWeight) -> dict[str, Tensor]:
         name = f"{matrix.base}.bias"
         bias = self._layers.tensors.get(name, self._net.tensors.get(name))
         return self._layout.tensors(matrix.base, self._layers.weight(matrix), bias)
 
 
-def own_dtype(net: Net) -> torch.dtype:
+def checkpoint_dtype(net: Net) -> torch.dtype:
     """Of a model's numbers in its files."""
     return torch_dtype(net.opened.dtype)
 
 
-def write_dense(context: Context, net: Net, layers: Layers, dtype: torch.dtype) -> None:
+def write_dense(context: StageContext, net: Net, layers: ModifiedLayers, dtype: torch.dtype) -> None:
     """The model with its changed matrices as plain numbers."""
-    write(context, net, Dense(net, layers), net.config, dtype)
+    write_stage_output(context, net, DenseTensors(net, layers), net.config, dtype)
 
 
-def write_laid(context: Context, net: Net, layers: Layers, layout: Layout, dtype: torch.dtype) -> None:
+def write_packed(context: StageContext, net: Net, layers: ModifiedLayers, layout: Layout, dtype: torch.dtype) -> None:
     """The model with its changed matrices in `layout`; what is not changed is written in `dtype`."""
-    laid = Laid(net, layers, layout)
-    write(context, net, laid, {**net.config, "quantization_config": layout.config(laid.described)}, dtype)
+    laid = PackedTensors(net, layers, layout)
+    write_stage_output(context, net, laid, {**net.config, "quantization_config": layout.config(laid.described)}, dtype)
 
 
-def write(
-    context: Context, net: Net, tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype
+def write_stage_output(
+    context: StageContext, net: Net, tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype
 ) -> None:
     """A folder of `tensors`, those of f32 that the model itself has in `dtype`."""
-    with whole_folder(context.target) as folder:
-        write_tensors(folder, _Narrowed(tensors, net, dtype), None)
+    with atomic_folder(context.target) as folder:
+        write_tensors(folder, _InCheckpointDtype(tensors, net, dtype), None)
         write_json(folder / "config.json", with_dtype(config, dtype))
-        copy_beside(net.folder, folder)
+        copy_tokenizer_files(net.folder, folder)
 
 
-class _Narrowed(Described):
+class _InCheckpointDtype(LazyTensors):
     """Tensors of the model itself in its dtype; scales and codes of a layout stay as they are."""
 
     def __init__(self, tensors: Mapping[str, Tensor], net: Net, dtype: torch.dtype) -> None:
@@ -219,10 +221,10 @@ class _Narrowed(Described):
         found = self._tensors[name]
         return found.to(self._own(name, found.dtype))
 
-    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape."""
-        if isinstance(self._tensors, Described):
-            dtype, shape = self._tensors.kind(name)
+        if isinstance(self._tensors, LazyTensors):
+            dtype, shape = self._tensors.dtype_and_shape(name)
         else:
             dtype, shape = self._tensors[name].dtype, tuple(self._tensors[name].shape)
         return self._own(name, dtype), shape

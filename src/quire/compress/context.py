@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.compress.calibrate import Rows
+from quire.compress.calibrate import CalibrationRows
 from quire.compress.recipe import Recipe
-from quire.compress.resume import Work
+from quire.compress.resume import WorkFolder
 
 
 @dataclass(frozen=True)
-class Context:
+class StageContext:
     """A stage reads the model in `model` and writes one to `target`, which is not there yet.
 
     `number`: of the stage in `recipe`; `teacher`: the model that the pipeline began with. `rows`: calibration text,
-    read when it is asked for. `spill`: a folder for what does not have to be in memory, None = all is. `tell(what is
+    read when it is asked for. `spill`: a folder for what does not have to be in memory, None = all is. `report(what is
     next)` after each of the stage's units.
     """
 
@@ -25,9 +25,9 @@ class Context:
     target: Path
     teacher: str
     recipe: Recipe
-    work: Work
-    rows: Callable[[], Rows]
-    tell: Callable[[str], None]
+    work: WorkFolder
+    rows: Callable[[], CalibrationRows]
+    report: Callable[[str], None]
     spill: Path | None = None
 
     @property

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from quire.ops.weights import ARRAYS, Weight
 
-FACTS = tuple(f.name for f in fields(Weight) if f.name not in ARRAYS)
+SCALAR_FIELDS = tuple(f.name for f in fields(Weight) if f.name not in ARRAYS)
 
 
-def to_tensors(weights: Mapping[str, Weight]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def weights_to_tensors(weights: Mapping[str, Weight]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors by "name/part", facts by name) of weights by name."""
     tensors = {
         f"{name}/{part}": tensor
@@ -21,11 +21,11 @@ def to_tensors(weights: Mapping[str, Weight]) -> tuple[dict[str, Tensor], dict[s
         for part in ARRAYS
         if (tensor := getattr(weight, part)) is not None
     }
-    return tensors, {name: {fact: getattr(weight, fact) for fact in FACTS} for name, weight in weights.items()}
+    return tensors, {name: {fact: getattr(weight, fact) for fact in SCALAR_FIELDS} for name, weight in weights.items()}
 
 
-def from_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Weight]:
-    """The inverse of `to_tensors`."""
+def weights_from_tensors(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Weight]:
+    """The inverse of `weights_to_tensors`."""
     parts: dict[str, dict[str, Any]] = {}
     for key, tensor in tensors.items():
         name, _, part = key.rpartition("/")

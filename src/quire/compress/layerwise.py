@@ -14,29 +14,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compress.kept import from_tensors, to_tensors
-from quire.compress.matrices import Matrix, matrices
+from quire.compress.kept import weights_from_tensors, weights_to_tensors
+from quire.compress.matrices import LinearWeight, linear_weights
 from quire.compress.net import Net
-from quire.compress.quantize.kv_scales import CachePeaks
-from quire.compress.resume import Work
+from quire.compress.quantize.kv_scales import KvCachePeaks
+from quire.compress.resume import WorkFolder
 from quire.compress.stages import Stage
-from quire.compress.stats import Inputs
-from quire.compress.walk import Stream
+from quire.compress.stats import InputStatistics
+from quire.compress.walk import HiddenStates
 from quire.ops.weights import Weight
 
-Key = tuple[str, int | None]
+InputKey = tuple[str, int | None]
 """The role whose input rows are looked at, and the expert."""
-SAMPLE = 512
-"""Rows of inputs that are kept as they are, where a method wants some."""
-TENSOR = "tensor "
+SAMPLE_ROWS = 512
+"""Rows of inputs that are kept as they are, where a method statistics some."""
+TENSOR_PREFIX = "tensor "
 """Begins the name of what a unit keeps that is no matrix of the stage, by its name on disk."""
 
 
 @dataclass
-class Seen:
+class Observations:
     """What calibration text shows of the rows that matrices read: sums, and a few rows [T, k] f32 themselves."""
 
-    inputs: Inputs
+    inputs: InputStatistics
     most: int = 0
     rows: list[Tensor] = field(default_factory=list)
 
@@ -52,153 +52,164 @@ class Seen:
         return torch.cat(self.rows)
 
 
-OfMatrix = Callable[[Tensor, Inputs | None], Weight]
-Made = tuple[dict[str, Weight], dict[str, Tensor]]
+MatrixMethod = Callable[[Tensor, InputStatistics | None], Weight]
+ModifiedLayer = tuple[dict[str, Weight], dict[str, Tensor]]
 """New forms of matrices by their base names, and other tensors that changed with them, by their names on disk."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """What a stage does to the matrices of a layer: `of(net, layer, matrices, what was seen of their inputs)`.
+class LayerModifier:
+    """A change that a stage makes to the matrices of each layer.
 
-    `wants`: parts of `Inputs`; none = no text is read. `sample`: whether rows themselves are wanted. `in_turn`: it is
-    called for those matrices together that read the same, and later ones see what changed ones of the same layer make,
-    at the price of another pass of the text for each. `cache`: whether the peaks of keys and values are wanted, which
-    are kept as unit `peaks_of(layer)`.
+    `modify(net, layer, matrices, observations of their inputs)` returns what the layer becomes. `statistics`: parts of
+    `InputStatistics` that it needs; none: no calibration text is read. `sample`: whether it needs rows of inputs
+    themselves. `sequential`: it is called once for each set of matrices that read the same input, and later sets see the
+    output of changed ones of the same layer, at the price of another pass of the text for each set. `kv_cache`: whether
+    peaks of keys and values are measured, which are saved as unit `kv_peaks_unit(layer)`.
     """
 
-    of: Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]
-    wants: tuple[str, ...] = ()
+    modify: Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]
+    statistics: tuple[str, ...] = ()
     sample: bool = False
-    in_turn: bool = True
-    cache: bool = False
+    sequential: bool = True
+    kv_cache: bool = False
 
     @property
     def reads(self) -> bool:
         """Whether text is needed."""
-        return bool(self.wants) or self.cache
+        return bool(self.statistics) or self.kv_cache
 
 
-def each(change: OfMatrix) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]:
+def per_matrix(
+    change: MatrixMethod,
+) -> Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]:
     """A change of one matrix w [n, k] f32 after another: `change(w, what was seen of its inputs)`."""
 
-    def of(net: Net, layer: int, wanted: Sequence[Matrix], seen: Mapping[Key, Seen]) -> Made:
+    def of(
+        net: Net, layer: int, wanted: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]
+    ) -> ModifiedLayer:
         made = {}
         for matrix in wanted:
-            with matrix.named():
-                own = seen.get((matrix.observed, matrix.place.expert))
-                made[matrix.base] = change(matrix.of(net), None if own is None else own.inputs)
+            with matrix.error_context():
+                own = seen.get((matrix.input_role, matrix.place.expert))
+                made[matrix.base] = change(matrix.read(net), None if own is None else own.inputs)
         return made, {}
 
     return of
 
 
-def together(
-    change: Callable[[Iterator[Tensor], Inputs], Iterator[Weight]],
-) -> Callable[[Net, int, Sequence[Matrix], Mapping[Key, Seen]], Made]:
+def per_shared_input(
+    change: Callable[[Iterator[Tensor], InputStatistics], Iterator[Weight]],
+) -> Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]:
     """A change of all matrices w [n, k] f32 that read the same, each when it is asked for.
 
     `change(these, what was seen of their inputs)`: that is of no others, and may be used up.
     """
 
-    def of(net: Net, layer: int, wanted: Sequence[Matrix], seen: Mapping[Key, Seen]) -> Made:
-        made, groups = dict[str, Weight](), dict[Key, list[Matrix]]()
+    def of(
+        net: Net, layer: int, wanted: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]
+    ) -> ModifiedLayer:
+        made, groups = dict[str, Weight](), dict[InputKey, list[LinearWeight]]()
         for matrix in wanted:
-            groups.setdefault((matrix.observed, matrix.place.expert), []).append(matrix)
+            groups.setdefault((matrix.input_role, matrix.place.expert), []).append(matrix)
         for key, members in groups.items():
-            weights = change((m.of(net) for m in members), seen[key].inputs)
+            weights = change((m.read(net) for m in members), seen[key].inputs)
             for matrix in members:
-                with matrix.named():
+                with matrix.error_context():
                     made[matrix.base] = next(weights)
         return made, {}
 
     return of
 
 
-def change_layers(
+def modify_layers(
     net: Net,
     stage: tuple[int, Stage],
-    change: Change,
+    change: LayerModifier,
     rows: Sequence[Sequence[int]],
-    work: Work,
-    tell: Callable[[str], None],
+    work: WorkFolder,
+    report: Callable[[str], None],
     spill: Path | None = None,
 ) -> None:
     """Change all layers of `net` and keep each matrix's new form in `work`, as unit "layer N" of the stage.
 
     `stage`: its number, and what it asks for. `rows`: calibration text. `spill`: a folder for the stream, None =
-    memory. `tell(what is next)` after each layer. `ModelError` names the matrix that cannot be changed.
+    memory. `report(what is next)` after each layer. `ModelError` names the matrix that cannot be changed.
     """
     number, asked = stage
-    stream = Stream(net, rows, spill) if change.reads else None
+    stream = HiddenStates(net, rows, spill) if change.reads else None
     for layer in range(net.spec.layers):
-        found = [m for m in matrices(net, layer) if asked.covers(m.base)]
+        found = [m for m in linear_weights(net, layer) if asked.covers(m.base)]
         name = f"layer {layer}"
         if not work.done(number, name):
-            made, tensors = _changed(net, layer, found, change, stream)
-            others = {TENSOR + disk: Weight("f32", tensor) for disk, tensor in tensors.items()}
-            work.keep(number, name, *to_tensors(made | others))
-        made, tensors = of_unit(work, number, name)
+            made, tensors = _modify_layer(net, layer, found, change, stream)
+            others = {TENSOR_PREFIX + disk: Weight("f32", tensor) for disk, tensor in tensors.items()}
+            work.save(number, name, *weights_to_tensors(made | others))
+        made, tensors = load_layer(work, number, name)
         for disk, tensor in tensors.items():
             if disk in net.tensors:  # else it is of the layout
                 net.set(disk, tensor)
         for matrix in found:
-            matrix.put(net, made[matrix.base].dequantize())
-        if stream is not None and (change.cache or layer + 1 < net.spec.layers):
-            peaks = CachePeaks()
+            matrix.assign(net, made[matrix.base].dequantize())
+        if stream is not None and (change.kv_cache or layer + 1 < net.spec.layers):
+            peaks = KvCachePeaks()
             with net.watch_cache(peaks.add):
                 stream.advance(net.layer(layer))
-            if change.cache and not work.done(number, peaks_of(layer)):
-                work.keep(number, peaks_of(layer), {}, {"key": peaks.key, "value": peaks.value})
+            if change.kv_cache and not work.done(number, kv_peaks_unit(layer)):
+                work.save(number, kv_peaks_unit(layer), {}, {"key": peaks.key, "value": peaks.value})
         for matrix in found:
-            matrix.forget(net)
+            matrix.restore(net)
         for disk in tensors:
             net.tensors.pop(disk, None)
-        tell(f"layer {layer + 2} of {net.spec.layers}" if layer + 1 < net.spec.layers else "writing")
+        report(f"layer {layer + 2} of {net.spec.layers}" if layer + 1 < net.spec.layers else "writing")
 
 
-def peaks_of(layer: int) -> str:
+def kv_peaks_unit(layer: int) -> str:
     """The unit that says how large a layer's keys and values became."""
     return f"cache {layer}"
 
 
-def of_unit(work: Work, number: int, name: str) -> Made:
+def load_layer(work: WorkFolder, number: int, name: str) -> ModifiedLayer:
     """What was kept of a layer."""
-    kept = from_tensors(work.tensors(number, name), work.facts(number, name))
-    tensors = {key.removeprefix(TENSOR): weight.codes for key, weight in kept.items() if key.startswith(TENSOR)}
-    return {key: weight for key, weight in kept.items() if not key.startswith(TENSOR)}, tensors
+    kept = weights_from_tensors(work.tensors(number, name), work.facts(number, name))
+    tensors = {
+        key.removeprefix(TENSOR_PREFIX): weight.codes for key, weight in kept.items() if key.startswith(TENSOR_PREFIX)
+    }
+    return {key: weight for key, weight in kept.items() if not key.startswith(TENSOR_PREFIX)}, tensors
 
 
-def _changed(net: Net, layer: int, found: Sequence[Matrix], change: Change, stream: Stream | None) -> Made:
+def _modify_layer(
+    net: Net, layer: int, found: Sequence[LinearWeight], change: LayerModifier, stream: HiddenStates | None
+) -> ModifiedLayer:
     """The new forms of a layer's matrices, whose numbers `net` has afterwards."""
     made, tensors = dict[str, Weight](), dict[str, Tensor]()
     for matrix in found:
         matrix.check(net)
-    in_turn = change.in_turn and bool(change.wants)
-    turns = [list(group) for _, group in groupby(found, key=lambda m: m.turn)] if in_turn else [list(found)]
+    in_turn = change.sequential and bool(change.statistics)
+    turns = [list(group) for _, group in groupby(found, key=lambda m: m.position)] if in_turn else [list(found)]
     for turn in turns:
-        seen = observed(net, layer, turn, change, stream)
-        own, others = change.of(net, layer, turn, seen)
+        seen = observe_inputs(net, layer, turn, change, stream)
+        own, others = change.modify(net, layer, turn, seen)
         for matrix in turn:
-            matrix.put(net, own[matrix.base].dequantize())
+            matrix.assign(net, own[matrix.base].dequantize())
         made |= own
         tensors |= others
     return made, tensors
 
 
-def observed(
-    net: Net, layer: int, wanted: Sequence[Matrix], change: Change, stream: Stream | None
-) -> Mapping[Key, Seen]:
+def observe_inputs(
+    net: Net, layer: int, wanted: Sequence[LinearWeight], change: LayerModifier, stream: HiddenStates | None
+) -> Mapping[InputKey, Observations]:
     """What the calibration text shows of the inputs of matrices of `layer`, which the stream is before."""
-    if stream is None or not change.wants:
+    if stream is None or not change.statistics:
         return {}
-    most = -(-SAMPLE // stream.parts) if change.sample else 0
-    readers = {(m.observed, m.place.expert): m for m in wanted}
-    seen = {key: Seen(Inputs(m.columns(net), change.wants), most) for key, m in readers.items()}
+    most = -(-SAMPLE_ROWS // stream.parts) if change.sample else 0
+    readers = {(m.input_role, m.place.expert): m for m in wanted}
+    seen = {key: Observations(InputStatistics(m.columns(net), change.statistics), most) for key, m in readers.items()}
 
     def see(role: str, expert: int | None, x: Tensor) -> None:
         if (role, expert) in seen:
-            with readers[role, expert].named():
+            with readers[role, expert].error_context():
                 seen[role, expert].add(x)
 
     stream.observe(net.layer(layer), see, {role for role, _ in seen})

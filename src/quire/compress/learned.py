@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.compress.calibrate import library_texts
-from quire.compress.context import Context
+from quire.compress.context import StageContext
 from quire.compress.net import Net
 from quire.compress.stages import DistilLogits, DistilText, Lora, Merge, Qat, Qlora, Student, Training
-from quire.compress.train.job import merged, prepare
+from quire.compress.train.job import prepare, write_merged
 from quire.compress.train.options import PLAIN, TrainOptions
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import resolve
@@ -19,49 +19,51 @@ TEXT_BYTES = 4 << 20
 """Of the standard library's sources, where a recipe names no text."""
 LOSSES = {"forward": "kl", "reverse": "reverse-kl", "js": "js"}
 BITS = {"int4": "4", "int8": "8", "fp8": "fp8"}
-ADAPTER = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
-def learn(context: Context, stage: Training) -> None:
+def run_training(context: StageContext, stage: Training) -> None:
     """Train the stage's model as it says, and write what became of it."""
-    options = options_of(context, stage)
+    options = train_options(context, stage)
     options.validate()
     layers, told = Net.open(context.teacher).spec.layers, 0
     job = prepare(context.model, context.target, options, lambda what, done, of: None)
 
-    def tell(step: int, loss: float) -> None:
+    def report(step: int, loss: float) -> None:
         nonlocal told
         while told < step * layers // options.steps:
             told += 1
-            context.tell(f"step {step} of {options.steps}, loss {loss:.3f}")
+            context.report(f"step {step} of {options.steps}, loss {loss:.3f}")
 
-    job.run.go(tell)
+    job.run.go(report)
     job.write()
     if stage.kind == "recover" and job.adapter is not None:
         adapter = context.target.rename(context.target.with_name(f"{context.target.name}-adapter"))
-        merged(context.model, adapter, context.target)
+        write_merged(context.model, adapter, context.target)
 
 
-def merge(context: Context, stage: Merge) -> None:
+def run_merge(context: StageContext, stage: Merge) -> None:
     """Write a model with an adapter merged in: the one that the stage before made, or a folder's."""
     if stage.adapter:
-        merged(context.model, Path(stage.adapter), context.target)
+        write_merged(context.model, Path(stage.adapter), context.target)
         return
-    facts = Path(context.model) / ADAPTER
+    facts = Path(context.model) / ADAPTER_CONFIG
     if not facts.is_file():
         raise ConfigError(f"stage {context.number + 1}: the stage before it made no adapter; name one", param="recipe")
     base = json.loads(facts.read_text())["base_model_name_or_path"]
-    merged(base, Path(context.model), context.target)
+    write_merged(base, Path(context.model), context.target)
 
 
-def options_of(context: Context, stage: Training) -> TrainOptions:
+def train_options(context: StageContext, stage: Training) -> TrainOptions:
     """The stage as `quire train` would be told of it."""
     common: dict[str, Any] = {
-        "data": data_of(context, stage), "steps": stage.steps, "batch": stage.batch, "length": stage.length,
+        "data": training_data(context, stage), "steps": stage.steps, "batch": stage.batch, "length": stage.length,
         "rate": stage.learning_rate, "seed": stage.seed,
     }  # fmt: skip
     if stage.kind == "distil":
-        return TrainOptions(**common, method="full", teacher=context.teacher or str(resolve("")), **_taught(stage))
+        return TrainOptions(
+            **common, method="full", teacher=context.teacher or str(resolve("")), **_teacher_options(stage)
+        )
     if isinstance(stage, Lora):
         own: dict[str, Any] = {"rank": stage.rank, "alpha": stage.alpha, "targets": _globs(stage.targets)}
         return TrainOptions(**common, method=stage.method, **own, paged=isinstance(stage, Qlora) and stage.paged)
@@ -73,7 +75,7 @@ def options_of(context: Context, stage: Training) -> TrainOptions:
     return TrainOptions(**common, method="full", targets=_globs(stage.targets))
 
 
-def _taught(stage: Training) -> dict[str, Any]:
+def _teacher_options(stage: Training) -> dict[str, Any]:
     found: dict[str, Any] = {"student": _student(getattr(stage, "student", None))}
     if isinstance(stage, DistilLogits):
         found |= {"loss": LOSSES[stage.divergence], "temperature": stage.temperature}
@@ -101,7 +103,7 @@ def _globs(targets: tuple[str, ...]) -> tuple[str, ...]:
     return PLAIN.targets if targets == ("*",) else targets
 
 
-def data_of(context: Context, stage: Training) -> tuple[str, ...]:
+def training_data(context: StageContext, stage: Training) -> tuple[str, ...]:
     """The stage's text, or calibration's, or what is shipped: as files."""
     given = stage.data or context.recipe.calibration.files
     if given:

@@ -38,22 +38,22 @@ from quire.model.net.tapped import Taps
 from quire.speculate.train.target import Target
 from quire.text.tokenizer import Tokenizer
 
-KEPT = 2 << 30
+MAX_LOGIT_BYTES = 2 << 30
 """Bytes of the source's logits that lie on the disk between the passes; of longer texts every so many windows."""
-LOGITS = 1 << 26
+MAX_WINDOW_LOGITS = 1 << 26
 """Numbers of a window's logits at most: 256 MiB, of which a pass holds a few copies."""
-WINDOW = 1023
+MAX_WINDOW = 1023
 """Tokens of a window at most."""
 ROWS = 64
 """Rows whose distributions are held in f64 at a time."""
-PROMPT, MORE = 512, 64
+PROMPT, ANSWER = 512, 64
 """Tokens of a prompt that is timed, and of an answer."""
 _SEEDS = count()
 """Of prompts; none is used twice in a process."""
 
 
 @dataclass(frozen=True)
-class Job:
+class Window:
     """A window of a text: `ids`, of which those from `first` on are scored. `kept`: whether its distributions are
     compared."""
 
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass
-class Found:
+class ComparisonSums:
     """What two passes found, sums over tokens. nll: negative log-likelihoods in nats, of source and model."""
 
     nll: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -99,7 +99,7 @@ def passport_of(
         found, window = compare(made, source, models, texts, Path(scratch))
     size = sum(len(text.encode()) for text in texts.values())
     formats = [made, *(replace(made, model=replace(made.model, quantization=name)) for name in also)]
-    answers, speed, form = _served(formats if rounds else formats[:1], source, folders, limit, rounds)
+    answers, speed, form = _serve_both(formats if rounds else formats[:1], source, folders, limit, rounds)
     before, after = (
         Quality(
             perplexity=math.exp(nll / found.tokens),
@@ -139,7 +139,7 @@ def compare(
     models: Sequence[ModelFacts],
     texts: Mapping[str, str],
     scratch: Path,
-) -> tuple[Found, int]:
+) -> tuple[ComparisonSums, int]:
     """Score `texts` with the source and then with the model, one in memory at a time: (sums, tokens of a window).
 
     `models`: facts of source and model. Windows are those of `quality.perplexity`, of no more tokens than both have
@@ -155,33 +155,33 @@ def compare(
     asked = (
         config.model.max_model_len or spec.max_position for config, spec in zip((source, made), specs, strict=True)
     )
-    window = min(WINDOW, max(2, LOGITS // vocab), *(length - 1 for length in asked))
-    jobs = _jobs(made, source, models, texts, window)
-    found = Found()
+    window = min(MAX_WINDOW, max(2, MAX_WINDOW_LOGITS // vocab), *(length - 1 for length in asked))
+    jobs = _windows(made, source, models, texts, window)
+    found = ComparisonSums()
 
     def keep(i: int, logits: Tensor) -> None:
-        _score(found, 0, jobs[i], logits)
+        _add_likelihood(found, 0, jobs[i], logits)
         if jobs[i].kept:
             logits.numpy().tofile(scratch / str(i))
 
     def meet(i: int, logits: Tensor) -> None:
         found.tokens += len(logits)
-        _score(found, 1, jobs[i], logits)
+        _add_likelihood(found, 1, jobs[i], logits)
         if jobs[i].kept:
             path = scratch / str(i)
             before = torch.from_file(str(path), shared=False, size=logits.numel()).view_as(logits)
-            _diverge(found, before, logits)
+            _add_divergence(found, before, logits)
             path.unlink()
 
-    _pass(source, jobs, window, keep)
-    _pass(made, jobs, window, meet)
+    _score_windows(source, jobs, window, keep)
+    _score_windows(made, jobs, window, meet)
     return found, window
 
 
-def _jobs(
+def _windows(
     made: EngineConfig, source: EngineConfig, models: Sequence[ModelFacts], texts: Mapping[str, str], window: int
-) -> list[Job]:
-    """Windows over all texts; those that are kept are spread evenly over them, within `KEPT` bytes."""
+) -> list[Window]:
+    """Windows over all texts; those that are kept are spread evenly over them, within `MAX_LOGIT_BYTES` bytes."""
     before, after = (
         Tokenizer.from_folder(tokenizer_folder(config.model, facts.folder))
         for config, facts in zip((source, made), models, strict=True)
@@ -195,11 +195,13 @@ def _jobs(
     if not cut:
         raise ConfigError("there is no text to score: two tokens are needed at least")
     held = 4 * models[0].spec.vocab_size * sum(len(ids) - first for ids, first in cut)
-    every = -(-held // KEPT)
-    return [Job(ids, first, i % every == 0) for i, (ids, first) in enumerate(cut)]
+    every = -(-held // MAX_LOGIT_BYTES)
+    return [Window(ids, first, i % every == 0) for i, (ids, first) in enumerate(cut)]
 
 
-def _pass(config: EngineConfig, jobs: Sequence[Job], window: int, see: Callable[[int, Tensor], None]) -> None:
+def _score_windows(
+    config: EngineConfig, jobs: Sequence[Window], window: int, see: Callable[[int, Tensor], None]
+) -> None:
     """Show `see` the logits [n, V] f32 of each job: the rows that say its scored tokens."""
     target = Target(config, window, lambda spec: Taps(every=True))
     with counting_bar(len(jobs), target.model.name) as done:
@@ -211,14 +213,14 @@ def _pass(config: EngineConfig, jobs: Sequence[Job], window: int, see: Callable[
             done()
 
 
-def _score(found: Found, which: int, job: Job, logits: Tensor) -> None:
+def _add_likelihood(found: ComparisonSums, which: int, job: Window, logits: Tensor) -> None:
     wanted = torch.tensor(job.ids[job.first :])[:, None]
     for at in range(0, len(logits), ROWS):
         rows = logits[at : at + ROWS].double().log_softmax(-1)
         found.nll[which] -= float(rows.gather(1, wanted[at : at + ROWS]).sum())
 
 
-def _diverge(found: Found, before: Tensor, after: Tensor) -> None:
+def _add_divergence(found: ComparisonSums, before: Tensor, after: Tensor) -> None:
     """Add KL(before || after) and the agreement of rows of logits [n, V] each."""
     for at in range(0, len(before), ROWS):
         p, q = (rows[at : at + ROWS].double().log_softmax(-1) for rows in (before, after))
@@ -227,7 +229,7 @@ def _diverge(found: Found, before: Tensor, after: Tensor) -> None:
     found.compared += len(before)
 
 
-def _served(
+def _serve_both(
     formats: Sequence[EngineConfig], source: EngineConfig, folders: Sequence[Path], limit: int, rounds: int
 ) -> tuple[list[Answers | None], tuple[Speed, ...], str]:
     """(exact answers of source and model, speeds in all `formats`, how the model is served first)."""
@@ -269,15 +271,15 @@ def speed_of(made: LLM, source: LLM, rounds: int) -> Speed:
         format=_format(made),
         source_format=_format(source),
         rounds=rounds,
-        tokens_per_second=_middle(after),
-        source_tokens_per_second=_middle(before),
-        ratio=_middle(ratios),
+        tokens_per_second=_medians(after),
+        source_tokens_per_second=_medians(before),
+        ratio=_medians(ratios),
         weight_bytes=made.info.weight_bytes,
         source_weight_bytes=source.info.weight_bytes,
     )
 
 
-def _middle(rates: Sequence[Rates]) -> Rates:
+def _medians(rates: Sequence[Rates]) -> Rates:
     return Rates(**{name: median(getattr(r, name) for r in rates) for name in Rates.__struct_fields__})
 
 
@@ -286,7 +288,7 @@ def _rates(llm: LLM, seed: int) -> Rates:
     answer's."""
     engine, info = llm.engine, llm.info
     prompt = min(PROMPT, info.max_model_len // 2)
-    more = min(MORE, info.max_model_len // 4)
+    more = min(ANSWER, info.max_model_len // 4)
 
     def tokens_a_second(batch: int, length: int, answer: int) -> float:
         items = random_items(

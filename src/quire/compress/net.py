@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.compress.plain import Plain, as_plain
-from quire.compress.tensors import Current, Tensors
+from quire.compress.plain import PlainCheckpoint, as_plain_checkpoint
+from quire.compress.tensors import CheckpointTensors, CurrentValues
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.batch import Batch
@@ -36,11 +36,11 @@ from quire.ops.differentiable import Differentiable, Observer, Site, differentia
 from quire.ops.held import Held
 from quire.quant.base import QWeight
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """A target that is none, as in torch's and transformers' losses."""
 
 
-class _Sited(Reader):
+class _SiteReader(Reader):
     """Tells the backend which matrices it packs next. `streams`: as of `Net`."""
 
     streams = True
@@ -81,9 +81,9 @@ class Net:
 
     streams = True
 
-    def __init__(self, plain: Plain, dtype: torch.dtype) -> None:
-        self.tensors = Tensors(plain.base, dtype)
-        self.opened, self.rewritten = plain.over(Current(self.tensors))
+    def __init__(self, plain: PlainCheckpoint, dtype: torch.dtype) -> None:
+        self.tensors = CheckpointTensors(plain.base, dtype)
+        self.opened, self.rewritten = plain.over(CurrentValues(self.tensors))
         self.config = plain.config
         self.spec, self.folder, self.name = self.opened.spec, self.opened.folder, self.opened.name
         self.ops = differentiable()
@@ -108,7 +108,7 @@ class Net:
                 f"{opened.folder}: takes pictures; the workbench reads decoders alone, and would write a model without "
                 "its tower. Use --quantization, which leaves the tower as it is"
             )
-        return cls(as_plain(opened), dtype)
+        return cls(as_plain_checkpoint(opened), dtype)
 
     def set(self, name: str, tensor: Tensor) -> None:
         """Give the tensor `name` a new value of its shape, which may require gradients. `ModelError` otherwise."""
@@ -124,7 +124,7 @@ class Net:
         for name in names:
             if name not in self.tensors:
                 raise ModelError(f"{name} is not a tensor of {self.name}; see `tensors` for their names")
-            self.tensors.own(name).requires_grad_()
+            self.tensors.writable(name).requires_grad_()
         return {name: self.tensors[name] for name in names}
 
     def decoder(self, requires_grad: bool | Collection[str] = False) -> Decoder:
@@ -134,7 +134,7 @@ class Net:
 
     def reader(self, share: Share | None = None) -> Reader:
         """The reader of the current values, in f32."""
-        made = _Sited(self.opened, self.ops, Form(F32), share or Share(), None)
+        made = _SiteReader(self.opened, self.ops, Form(F32), share or Share(), None)
         made.streams = self.streams
         return made
 
@@ -154,9 +154,9 @@ class Net:
 
         Nothing is shifted: the target of a place is the token after it. `ConfigError` where there is no target.
         """
-        rows = (targets.flatten() != IGNORED).nonzero()[:, 0].int()
+        rows = (targets.flatten() != IGNORE_INDEX).nonzero()[:, 0].int()
         if not len(rows):
-            raise ConfigError(f"every target is {IGNORED}: there is nothing to learn from; give one at least")
+            raise ConfigError(f"every target is {IGNORE_INDEX}: there is nothing to learn from; give one at least")
         return F.cross_entropy(self._run(tokens, encoded, decoder, rows), targets.flatten()[rows].long())
 
     def _run(self, tokens: Tensor, encoded: Tensor | None, decoder: Decoder | None, rows: Tensor) -> Tensor:
@@ -167,12 +167,12 @@ class Net:
         own = {i: self._cache(i) for i in self.spec.own_layers}
         caches = [own[self.spec.kv_layer(i)] for i in range(self.spec.layers)]
         if encoded is None:
-            alone: Tensor = decoder(self._turned(flat(tokens, rows)), caches)
+            alone: Tensor = decoder(self._turned(flat_batch(tokens, rows)), caches)
             return alone
         encoder, width = self.encoder(decoder), tokens.shape[1] + encoded.shape[1]
         for s, row in enumerate(encoded):
             encoder(row.int(), torch.arange(len(row)) + s * width, caches)
-        both: Tensor = decoder(beside(tokens, encoded.shape[1], rows), caches)
+        both: Tensor = decoder(encoder_batch(tokens, encoded.shape[1], rows), caches)
         return both
 
     def encoder(self, decoder: Decoder) -> Encoder:
@@ -264,7 +264,7 @@ class Net:
         `part`: what `after_layers` gave, for several calls.
         """
         part = self.after_layers() if part is None else part
-        batch = flat(torch.zeros(x.shape[:2], dtype=torch.int32))
+        batch = flat_batch(torch.zeros(x.shape[:2], dtype=torch.int32))
         found: Tensor = part.leave(x.flatten(0, 1), delta.flatten(0, 1), batch, None)
         return found.view(*x.shape[:2], -1)
 
@@ -292,14 +292,14 @@ class Net:
             self._watching.remove(callback)
 
 
-def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:
+def flat_batch(tokens: Tensor, rows: Tensor | None = None) -> Batch:
     """tokens int [B, L] as a batch of whole sequences over `Held` caches; `rows` int32: that want logits, None: all."""
     count, length = tokens.shape
-    return in_a_row(tokens.flatten(), torch.full((count,), length), rows)
+    return packed_batch(tokens.flatten(), torch.full((count,), length), rows)
 
 
-def in_a_row(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Batch:
-    """As `flat`, of sequences of `lengths` int [S], whose tokens int [T] lie one after the other."""
+def packed_batch(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Batch:
+    """As `flat_batch`, of sequences of `lengths` int [S], whose tokens int [T] lie one after the other."""
     slots, ends = torch.arange(len(tokens)), lengths.cumsum(0)
     begins = ends - lengths
     places = torch.arange(int(lengths.max()))
@@ -315,12 +315,12 @@ def in_a_row(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> Bat
 
 
 def _batch(tokens: Tensor, lengths: Tensor | None) -> Batch:
-    return flat(tokens) if lengths is None else in_a_row(tokens.flatten(), lengths)
+    return flat_batch(tokens) if lengths is None else packed_batch(tokens.flatten(), lengths)
 
 
-def beside(tokens: Tensor, encoded: int, rows: Tensor) -> Batch:
-    """As `flat`, with the slots of `encoded` tokens of an encoder before those of each sequence."""
-    own, (count, length) = flat(tokens, rows), tokens.shape
+def encoder_batch(tokens: Tensor, encoded: int, rows: Tensor) -> Batch:
+    """As `flat_batch`, with the slots of `encoded` tokens of an encoder before those of each sequence."""
+    own, (count, length) = flat_batch(tokens, rows), tokens.shape
     slots = torch.arange(count * (encoded + length)).view(count, -1)
     total = count * length
     cross = Batch(

@@ -16,18 +16,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from quire.bench.quality import general_heldout, heldout_texts
-from quire.compress.calibrate import Rows, calibration_rows
-from quire.compress.context import Context
-from quire.compress.learned import ADAPTER
+from quire.compress.calibrate import CalibrationRows, calibration_rows
+from quire.compress.context import StageContext
+from quire.compress.learned import ADAPTER_CONFIG
 from quire.compress.measure import passport_of
 from quire.compress.net import Net
 from quire.compress.passport import write_passport
 from quire.compress.progress import MEASURING
 from quire.compress.recipe import Recipe
-from quire.compress.resume import Work, code_digest
+from quire.compress.resume import WorkFolder, code_digest
 from quire.compress.stages import Distil, Stage, Structured
-from quire.compress.structure import check_parts
-from quire.compress.works import WORKS
+from quire.compress.structure import check_structured
+from quire.compress.works import RUNNERS
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
@@ -38,7 +38,7 @@ from quire.text.tokenizer import Tokenizer
 log = logging.getLogger("quire.compress")
 TEXTS, QUESTIONS = 4, 200
 """Held-out modules that a passport is measured on, and questions where the folder has some."""
-WRITTEN = "written"
+WRITTEN_UNIT = "written"
 """The unit of a stage whose folder is there."""
 
 
@@ -46,19 +46,19 @@ def compress(
     source: str,
     out: Path,
     recipe: Recipe,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     restart: bool = False,
     passport: bool = False,
 ) -> None:
-    """Make `out` of the model `source` as `recipe` says. `tell(what is next)` whenever a part of it is done.
+    """Make `out` of the model `source` as `recipe` says. `report(what is next)` whenever a part of it is done.
 
     `restart`: begin anew where another run was stopped. `passport`: measure it beside the source, and write quire.json.
     `ConfigError` and `ModelError` in one line for what cannot be; nothing of `out` is there then.
     """
     folder = resolve(source)
     check_layers(source, recipe)
-    rows = cache(lambda: text_of(folder, recipe))
+    rows = cache(lambda: calibration_text(folder, recipe))
     # Text of the user's is read also where no stage looks at it: what is wrong with it is told.
     wanted = bool(recipe.calibration.files) or any(stage.calibrated for stage in recipe.stages)
     text = rows() if wanted else None
@@ -70,19 +70,19 @@ def compress(
         "calibration": "" if text is None else text.digest,
         "version of quire": code_digest(),
     }
-    with Work(out, key, restart) as work:
+    with WorkFolder(out, key, restart) as work:
         if not work.finished:
             model = source
             for number, stage in enumerate(recipe.stages):
                 target = work.folder / f"stage-{number}"
                 spilled = work.folder if recipe.calibration.spill else None
-                context = Context(number, model, target, source, recipe, work, rows, tell, spilled)
+                context = StageContext(number, model, target, source, recipe, work, rows, report, spilled)
                 run_stage(context, stage)
                 model = str(target)
-            if passport and not (Path(model) / ADAPTER).exists():
-                tell(MEASURING)
-                measure(source, Path(model), out.name, recipe, text)
-        work.finish(lambda made: _take(Path(model), made))
+            if passport and not (Path(model) / ADAPTER_CONFIG).exists():
+                report(MEASURING)
+                measure_passport(source, Path(model), out.name, recipe, text)
+        work.finish(lambda made: _link_folder(Path(model), made))
 
 
 def check_layers(source: str, recipe: Recipe) -> None:
@@ -91,7 +91,7 @@ def check_layers(source: str, recipe: Recipe) -> None:
     net = Net.open(source)
     reshaped = next((stage for stage in recipe.stages if isinstance(stage, Structured | Distil)), None)
     if isinstance(reshaped, Structured):
-        check_parts(net.spec, reshaped)
+        check_structured(net.spec, reshaped)
     reader = next((layer for layer in range(net.spec.layers) if net.reads(layer)), None)
     for number, stage in enumerate(recipe.stages, 1):
         if reader is not None and stage.by_layer:
@@ -102,20 +102,20 @@ def check_layers(source: str, recipe: Recipe) -> None:
             )
 
 
-def run_stage(context: Context, stage: Stage) -> None:
+def run_stage(context: StageContext, stage: Stage) -> None:
     """One stage, unless it is done: `context.target` is there afterwards, and what the stage kept on its way is not."""
     work, number = context.work, context.number
-    if work.done(number, WRITTEN):
+    if work.done(number, WRITTEN_UNIT):
         return
     shutil.rmtree(context.target, ignore_errors=True)
-    WORKS[stage.kind, stage.method](context, stage)
-    work.keep(number, WRITTEN, {})
+    RUNNERS[stage.kind, stage.method](context, stage)
+    work.save(number, WRITTEN_UNIT, {})
     work.drop(number)
-    if number and not (context.target / ADAPTER).exists():  # an adapter is nothing without the model
+    if number and not (context.target / ADAPTER_CONFIG).exists():  # an adapter is nothing without the model
         shutil.rmtree(context.model, ignore_errors=True)
 
 
-def measure(source: str, made: Path, name: str, recipe: Recipe, text: Rows | None) -> None:
+def measure_passport(source: str, made: Path, name: str, recipe: Recipe, text: CalibrationRows | None) -> None:
     """The passport of what was made, in its folder: over the held-out part of the text that the recipe looks at, where
     that is shipped, and else of the general one. `text`: what was looked at."""
     file = next(made.glob("*.gguf"), made)
@@ -131,19 +131,19 @@ def measure(source: str, made: Path, name: str, recipe: Recipe, text: Rows | Non
     write_passport(made, replace(found, model=name, evaluation=evaluation, calibration=looked), name)
 
 
-def text_of(folder: Path, recipe: Recipe) -> Rows:
+def calibration_text(folder: Path, recipe: Recipe) -> CalibrationRows:
     """The calibration text in tokens of the model."""
     tokenizer = Tokenizer.from_folder(folder)
     template = ChatTemplate.from_folder(folder, tokenizer, None, recipe.calibration.length)
     return calibration_rows(recipe.calibration, tokenizer, template)
 
 
-def _take(model: Path, made: Path) -> None:
+def _link_folder(model: Path, made: Path) -> None:
     """The last stage's folder becomes the result. Nothing is moved: `made` begins anew after a kill amid this."""
-    shutil.copytree(model, made, copy_function=_link, dirs_exist_ok=True)
+    shutil.copytree(model, made, copy_function=_link_file, dirs_exist_ok=True)
 
 
-def _link(source: str, target: str) -> None:
+def _link_file(source: str, target: str) -> None:
     """A second name of a file, or a copy where the file system has no such thing."""
     try:
         os.link(source, target)

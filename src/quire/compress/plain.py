@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.released import Released
+from quire.compress.released import FusedSource
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
@@ -31,7 +31,7 @@ from quire.quant.registry import DENSE
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainCheckpoint:
     """A model as plain tensors: `opened` with the names of roles, `base` the tensors under their names on disk."""
 
     opened: Opened
@@ -46,7 +46,7 @@ class Plain:
         return replace(self.opened, source=stacked), rewritten
 
 
-def as_plain(opened: Opened) -> Plain:
+def as_plain_checkpoint(opened: Opened) -> PlainCheckpoint:
     """`opened` as it is where it is plain, dequantized where it is not."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
@@ -57,14 +57,14 @@ def as_plain(opened: Opened) -> Plain:
     if opened.scheme is DENSE:
         base = Checkpoint(opened.folder)
         drop_layers_beyond(base.infos, opened.spec, opened.family)
-        return Plain(opened, base, raw)
+        return PlainCheckpoint(opened, base, raw)
     raw.pop("quantization_config", None)
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 
 
-def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
+def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> PlainCheckpoint:
     """The tensors as `spec` and `family` have them. `raw`: their config.json, which is told which biases there are."""
-    source = Dequantized(opened, spec, family)
+    source = DequantizedSource(opened, spec, family)
     pieces = sorted(source.present & set(opened.family.stacks))
     if pieces:
         raise ModelError(
@@ -74,11 +74,11 @@ def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str,
     for flag, parts in family.flags.items():
         if set(parts) <= source.present:
             raw = raw | {flag: True}
-    base = Released(source, family.rewrites)
+    base = FusedSource(source, family.rewrites)
     seen = Rewritten(base, family.rewrites)
     found = claim(seen.infos, spec, family, family.required_parts(opened.config), DENSE)
     made = replace(opened, spec=spec, family=family, source=seen, scheme=DENSE, claim=found, dtype=F32)
-    return Plain(made, base, raw)
+    return PlainCheckpoint(made, base, raw)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Slot:
     part: str
 
 
-class Dequantized:
+class DequantizedSource:
     """A `Source` of f32 tensors named and laid out as `spec` and `family` have them, from those of `opened`."""
 
     def __init__(self, opened: Opened, spec: ModelSpec, family: Family) -> None:

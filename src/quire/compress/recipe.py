@@ -59,7 +59,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     spill: bool = False
 
 
-class Written(Struct, frozen=True, kw_only=True):
+class Output(Struct, frozen=True, kw_only=True):
     """`layout`: how the folder says what its numbers are; auto = what the last stage's method usually has."""
 
     layout: Literal["auto", "dense", "compressed-tensors", "gptq", "gptq_v2", "awq", "bitsandbytes"] = "auto"
@@ -71,7 +71,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     source: Source = Source()
     calibration: Calibration = Calibration()
-    output: Written = Written()
+    output: Output = Output()
 
     @property
     def digest(self) -> str:
@@ -80,9 +80,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.json.encode(self, order="sorted"), digest_size=16).hexdigest()
 
 
-TABLES: dict[str, type[Struct]] = {"source": Source, "calibration": Calibration, "output": Written}
+TABLES: dict[str, type[Struct]] = {"source": Source, "calibration": Calibration, "output": Output}
 
-UNORDERED = ("compressed-tensors", "awq", "bitsandbytes")
+WITHOUT_ACT_ORDER = ("compressed-tensors", "awq", "bitsandbytes")
 """Layouts without a place for a group of columns that do not lie together, or whose readers refuse it."""
 
 
@@ -234,7 +234,7 @@ def _check_order(recipe: Recipe, origin: str) -> None:
             )
         made = made or isinstance(stage, Lora)
     last, layout = recipe.stages[-1], recipe.output.layout
-    if isinstance(last, Gptq) and layout in UNORDERED and last.ordered:
+    if isinstance(last, Gptq) and layout in WITHOUT_ACT_ORDER and last.ordered:
         raise ConfigError(
             f"{origin}: stage {len(recipe.stages)} (quantize gptq): layout {layout} holds no groups in the order of "
             "activations, which no current reader takes; set static_groups = true, or write layout gptq",

@@ -29,7 +29,7 @@ def _names(rule: Rewrite) -> re.Pattern[str]:
     return re.compile(text.replace(hole, f"(?P<part>{'|'.join(map(re.escape, rule.parts))})", 1))
 
 
-class Released:
+class FusedSource:
     """A `Source` of those of `source`, which are named as rewrites name them, under the names of the release."""
 
     def __init__(self, source: Source, rewrites: Sequence[Rewrite]) -> None:

@@ -51,7 +51,7 @@ def work_folder(out: Path) -> Path:
     return out.parent / f"{out.name}.partial"
 
 
-class Work:
+class WorkFolder:
     """A run towards the folder `out`, as a context: one at a time.
 
     `key`: digests by what they are of, whatever else must be the same for a run to go on. `restart`: begin anew where
@@ -62,7 +62,7 @@ class Work:
         self.out, self.folder = out, work_folder(out)
         self._journal, self._units = self.folder / JOURNAL, dict[tuple[int, str], Unit]()
         self.made = self.folder / "made"
-        with _told(self.folder):
+        with _as_config_error(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
         try:
@@ -80,7 +80,7 @@ class Work:
         if not there and not restart and any(path.name != f"{JOURNAL}.tmp" for path in self.folder.iterdir()):
             raise ConfigError(f"{self.folder} is of another command's run; remove it, or take another OUT")
         if there and not restart:
-            self._check(key, self._read())
+            self._check_key(key, self._read())
         # Else the last run ended between the result's name and the end of its work folder.
         if self.out.exists() and not (self.finished and not self.made.exists()):
             if not any(self.folder.iterdir()):
@@ -88,10 +88,10 @@ class Work:
             raise ConfigError(f"{self.out} exists already; remove it, or take another OUT")
         if restart or not there:
             self._clear()
-            with _told(self.folder):
+            with _as_config_error(self.folder):
                 write_whole(self._journal, msgspec.json.encode(dict(key), order="sorted") + b"\n")
 
-    def _check(self, key: Mapping[str, str], before: Mapping[str, str]) -> None:
+    def _check_key(self, key: Mapping[str, str], before: Mapping[str, str]) -> None:
         other = [name for name in {**before, **key} if before.get(name) != key.get(name)]
         if other:
             raise ConfigError(
@@ -124,11 +124,11 @@ class Work:
         """Whether a unit is done."""
         return (stage, name) in self._units
 
-    def keep(self, stage: int, name: str, tensors: Mapping[str, Tensor], facts: Facts | None = None) -> None:
+    def save(self, stage: int, name: str, tensors: Mapping[str, Tensor], facts: Facts | None = None) -> None:
         """A unit is done: `tensors` of any shapes and dtypes, on the CPU, and `facts` (JSON) are on the disk when this
         returns. `ConfigError` where they cannot be written, as on a full disk; nothing of the unit is there then."""
         file, digest = "", ""
-        with _told(self.folder):
+        with _as_config_error(self.folder):
             if tensors:
                 from safetensors.torch import save_file
 
@@ -136,7 +136,7 @@ class Work:
                 path = self.folder / f"unit-{stage}-{safe}.safetensors"
                 with becoming(path) as part:
                     save_file({key: value.contiguous() for key, value in tensors.items()}, part)
-                    digest = digest_of(part)
+                    digest = file_digest(part)
                 file = path.name
             self._append(Unit(stage, name, file, digest, facts or {}))
 
@@ -148,8 +148,8 @@ class Work:
         if not unit.file:
             return {}
         path = self.folder / unit.file
-        with _told(path):
-            if digest_of(path) != unit.digest:
+        with _as_config_error(path):
+            if file_digest(path) != unit.digest:
                 raise ConfigError(f"{path} is not as it was written; begin anew with --restart")
             found: dict[str, Tensor] = load_file(path)
         return found
@@ -168,7 +168,7 @@ class Work:
 
     def finish(self, write: Callable[[Path], None]) -> None:
         """`write(folder)` makes the result in an empty folder, which then becomes OUT; the work folder goes."""
-        with _told(self.out):
+        with _as_config_error(self.out):
             if not self.finished:
                 shutil.rmtree(self.made, ignore_errors=True)
                 self.made.mkdir()
@@ -185,7 +185,7 @@ class Work:
         """Let another run at the folder."""
         os.close(self._lock)
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> WorkFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -215,7 +215,7 @@ class Work:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_config_error(path: Path) -> Iterator[None]:
     """What the system refuses becomes one line."""
     try:
         yield
@@ -224,7 +224,7 @@ def _told(path: Path) -> Iterator[None]:
         raise ConfigError(f"{getattr(error, 'filename', None) or path}: {reason}") from None
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -236,5 +236,5 @@ def code_digest() -> str:
     root = Path(__file__).parents[1]
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(p for suffix in ("py", "so") for p in root.rglob(f"*.{suffix}")):
-        found.update(f"{path.relative_to(root)}\n{digest_of(path)}\n".encode())
+        found.update(f"{path.relative_to(root)}\n{file_digest(path)}\n".encode())
     return found.hexdigest()

@@ -17,7 +17,7 @@ RoleMatrix = tuple[str, int | None, int | None, Tensor]
 """(role, layer, expert, matrix [n, k])."""
 
 
-def by_role(net: Net) -> Iterator[RoleMatrix]:
+def matrices_by_role(net: Net) -> Iterator[RoleMatrix]:
     """The matrices of all roles that a weight format may hold, one at a time: (role, layer, expert, [n, k] f32).
 
     Fused ones are cut, transposed ones turned, the rows of queries and keys in the order of half-split rope. A head
@@ -31,22 +31,22 @@ def by_role(net: Net) -> Iterator[RoleMatrix]:
         net.tensors.source.give_back()
 
 
-def get_role(net: Net, role: str, layer: int | None, expert: int | None = None) -> Tensor:
-    """The matrix [n, k] f32 of one role, as `by_role` has it. `ModelError` when the model has none."""
-    name, rows = _where(net, role, layer, expert)
-    turned = _turned(net, net.rewritten.part(name, net.tensors[net.rewritten.origins[name]]), layer)
+def get_role_matrix(net: Net, role: str, layer: int | None, expert: int | None = None) -> Tensor:
+    """The matrix [n, k] f32 of one role, as `matrices_by_role` has it. `ModelError` when the model has none."""
+    name, rows = _find_tensor(net, role, layer, expert)
+    turned = _transposed_view(net, net.rewritten.part(name, net.tensors[net.rewritten.origins[name]]), layer)
     return (turned if rows is None else turned[rows]).float()
 
 
-def set_role(net: Net, role: str, layer: int | None, expert: int | None, matrix: Tensor) -> None:
-    """Write `matrix` [n, k], as `by_role` has it, to where it lies on disk: the inverse of claim, cut and rope's order.
+def set_role_matrix(net: Net, role: str, layer: int | None, expert: int | None, matrix: Tensor) -> None:
+    """Write `matrix` [n, k], as `matrices_by_role` has it, to where it lies on disk: the inverse of claim, cut and rope's order.
 
     The tensor that holds it is copied the first time. `ModelError` when the model has no such role, or another shape.
     """
-    name, rows = _where(net, role, layer, expert)
+    name, rows = _find_tensor(net, role, layer, expert)
     with torch.no_grad():
-        whole = net.tensors.own(net.rewritten.origins[name])
-        turned = _turned(net, net.rewritten.part(name, whole), layer)
+        whole = net.tensors.writable(net.rewritten.origins[name])
+        turned = _transposed_view(net, net.rewritten.part(name, whole), layer)
         shape = (len(turned) if rows is None else len(rows), turned.shape[1])
         if tuple(matrix.shape) != shape:
             is_not = f"is {list(shape)}, not {list(matrix.shape)}"
@@ -54,15 +54,17 @@ def set_role(net: Net, role: str, layer: int | None, expert: int | None, matrix:
         turned[slice(None) if rows is None else rows] = matrix.to(whole.dtype)
 
 
-def _where(net: Net, role: str, layer: int | None, expert: int | None) -> tuple[str, NDArray[np.int64] | None]:
+def _find_tensor(net: Net, role: str, layer: int | None, expert: int | None) -> tuple[str, NDArray[np.int64] | None]:
     """The tensor that holds a role, and its rows there in our order."""
     claim = net.opened.claim
     holder = claim.holder(role, layer, expert)
     name = claim.get(holder, layer, expert).get("weight")
     if name is None:
-        raise ModelError(f"{net.name} has no {role} of its own in layer {layer}, expert {expert}; see `by_role`")
+        raise ModelError(
+            f"{net.name} has no {role} of its own in layer {layer}, expert {expert}; see `matrices_by_role`"
+        )
     return name, net.reader().disk_rows(role, holder, layer)
 
 
-def _turned(net: Net, matrix: Tensor, layer: int | None) -> Tensor:
+def _transposed_view(net: Net, matrix: Tensor, layer: int | None) -> Tensor:
     return matrix.t() if net.opened.family.transposed and layer is not None else matrix

@@ -46,13 +46,13 @@ class Stage(Struct, frozen=True, kw_only=True):
         return self.by_layer
 
 
-class OfMatrices(Stage, frozen=True, kw_only=True):
+class MatrixStage(Stage, frozen=True, kw_only=True):
     """A stage over matrices. The head is left out unless asked for: no later layer makes up for its errors."""
 
     ignore: Names = ("lm_head*",)
 
 
-class WithCache(OfMatrices, frozen=True, kw_only=True):
+class KvCacheStage(MatrixStage, frozen=True, kw_only=True):
     """`kv`: keys and values are to be cached in this format, at a scale for each layer that the text shows."""
 
     kv: Literal["none", "fp8", "int8"] = "none"
@@ -63,7 +63,7 @@ class WithCache(OfMatrices, frozen=True, kw_only=True):
         return self.kv != "none"
 
 
-class Rtn(WithCache, frozen=True, kw_only=True):
+class Rtn(KvCacheStage, frozen=True, kw_only=True):
     """Rounding to the nearest code."""
 
     bits: Literal[2, 3, 4, 8] = 4
@@ -102,7 +102,7 @@ class Awq(Rtn, frozen=True, kw_only=True):
         return True
 
 
-class SmoothQuant(WithCache, frozen=True, kw_only=True):
+class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
     """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
@@ -113,13 +113,13 @@ class SmoothQuant(WithCache, frozen=True, kw_only=True):
         return True
 
 
-class LlmInt8(OfMatrices, frozen=True, kw_only=True):
+class LlmInt8(MatrixStage, frozen=True, kw_only=True):
     """Dettmers et al. 2022. `threshold`: activations from which a column stays in 16 bits."""
 
     threshold: Positive = 6.0
 
 
-class Fp8(WithCache, frozen=True, kw_only=True):
+class Fp8(KvCacheStage, frozen=True, kw_only=True):
     """E4M3. `scales`: of activations, static (calibrated) or dynamic (a token's), or block (dynamic, and weights' by
     blocks of 128 x 128)."""
 
@@ -131,18 +131,18 @@ class Fp8(WithCache, frozen=True, kw_only=True):
         return self.scales == "static" or self.kv != "none"
 
 
-class Nf4(OfMatrices, frozen=True, kw_only=True):
+class Nf4(MatrixStage, frozen=True, kw_only=True):
     """Dettmers et al. 2023. `block_size`: numbers that share a scale; the scales may be quantized too."""
 
     block_size: Literal[32, 64, 128, 256] = 64
     double_quantization: bool = True
 
 
-class Mxfp4(WithCache, frozen=True, kw_only=True):
+class Mxfp4(KvCacheStage, frozen=True, kw_only=True):
     """OCP microscaling formats 1.0: E2M1 codes, a power of two for 32 of them."""
 
 
-class Mixed(WithCache, frozen=True, kw_only=True):
+class Mixed(KvCacheStage, frozen=True, kw_only=True):
     """Bits by sensitivity: layers get those of `choices` that cost least KL within `bits_per_weight` on average."""
 
     bits_per_weight: Positive
@@ -173,7 +173,7 @@ class Gguf(Stage, frozen=True, kw_only=True):
     )
 
 
-class Prune(OfMatrices, frozen=True, kw_only=True):
+class Prune(MatrixStage, frozen=True, kw_only=True):
     """Zeros in matrices: a share of each, or so many of every few neighbours in a row."""
 
     sparsity: Share = 0.0

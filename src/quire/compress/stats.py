@@ -16,7 +16,7 @@ from quire.core.errors import ModelError
 BLOCK = 1024
 
 
-class Inputs:
+class InputStatistics:
     """Sums over rows x [T, k] of activations, of which only the parts in `wanted` are kept.
 
     Sums grow by batches and are divided when they are read, so how rows are cut into batches changes the last bits
@@ -99,7 +99,7 @@ class Inputs:
         save_file(self._sums, path, {"rows": str(self.rows), "k": str(self.k)})
 
     @classmethod
-    def load(cls, path: Path) -> Inputs:
+    def load(cls, path: Path) -> InputStatistics:
         """What `save` wrote; `ModelError` when the file is something else."""
         try:
             with safe_open(path, "pt") as file:
@@ -123,7 +123,7 @@ def _blocks(k: int) -> Iterator[slice]:
 def output_error(difference: Tensor, hessian: Tensor) -> float:
     """Mean over rows of inputs of the squared error of outputs, when a matrix [n, k] is off by `difference`.
 
-    It is tr(d H d^T) / 2 with `hessian` [k, k] as `Inputs` gives it.
+    It is tr(d H d^T) / 2 with `hessian` [k, k] as `InputStatistics` gives it.
     """
     d = difference.to(hessian.dtype)
     return float(((d @ hessian) * d).sum(dtype=torch.float64)) / 2

@@ -8,55 +8,55 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.compress.changed import own_dtype, write
-from quire.compress.context import Context
-from quire.compress.layerwise import Change, each, observed
-from quire.compress.matrices import matrices
+from quire.compress.changed import checkpoint_dtype, write_stage_output
+from quire.compress.context import StageContext
+from quire.compress.layerwise import LayerModifier, observe_inputs, per_matrix
+from quire.compress.matrices import linear_weights
 from quire.compress.net import Net
 from quire.compress.prune.importance import channel_scores, head_scores, keep_best, keep_groups
 from quire.compress.prune.scores import block_influence, magnitude, taylor, wanda
 from quire.compress.prune.structured import check_heads, drop_channels, drop_heads, drop_layers
 from quire.compress.stages import Structured
-from quire.compress.walk import Stream
+from quire.compress.walk import HiddenStates
 from quire.core.errors import ConfigError
 from quire.model.spec import ModelSpec
 from quire.ops.weights import Weight
 
-LOOK = Change(each(lambda w, seen: Weight("f32", w)), ("norms",), in_turn=False)
+OBSERVE_NORMS = LayerModifier(per_matrix(lambda w, seen: Weight("f32", w)), ("norms",), sequential=False)
 """Sees norms, and changes nothing."""
-Rows = Sequence[Sequence[int]]
-Elements = dict[str, Tensor]
+TokenRows = Sequence[Sequence[int]]
+ElementScores = dict[str, Tensor]
 """A score of each number of the tensors on disk."""
-STEP = 32
+CHANNEL_MULTIPLE = 32
 """Channels stay in whole steps of so many: what formats with groups of columns need."""
 
 
-def take_out(context: Context, stage: Structured) -> None:
+def run_structured(context: StageContext, stage: Structured) -> None:
     """Write the model without the parts that score least."""
     net = Net.open(context.model)
     for layer in range(net.spec.layers):
-        for matrix in matrices(net, layer):
+        for matrix in linear_weights(net, layer):
             matrix.check(net)
     spec, tensors, config = net.spec, dict(net.tensors), dict(net.config)
-    check_parts(spec, stage)
+    check_structured(spec, stage)
     rows = context.rows().tokens
-    elements = SCORES[stage.score](net, rows, context.spill) if stage.score in SCORES else {}
+    elements = ELEMENT_SCORES[stage.score](net, rows, context.spill) if stage.score in ELEMENT_SCORES else {}
     if stage.channels:
-        width = max(1, round(spec.intermediate * (1 - stage.channels) / STEP)) * STEP
+        width = max(1, round(spec.intermediate * (1 - stage.channels) / CHANNEL_MULTIPLE)) * CHANNEL_MULTIPLE
         kept = keep_best(channel_scores(elements, net.config), min(width, spec.intermediate))
         tensors, config = drop_channels(tensors, config, kept)
     if stage.heads:
         kept = keep_groups(head_scores(elements, net.config), spec.kv_heads, groups_left(spec, stage))
         tensors, config = drop_heads(tensors, config, kept)
     if stage.layers:
-        scores = influences(net, rows, context.spill) if not elements else layer_sums(net, elements)
+        scores = layer_influences(net, rows, context.spill) if not elements else layer_sums(net, elements)
         tensors, config = drop_layers(tensors, config, keep_best([scores], spec.layers - stage.layers)[0])
-    write(context, net, tensors, config, own_dtype(net))
+    write_stage_output(context, net, tensors, config, checkpoint_dtype(net))
     for _ in range(spec.layers):
-        context.tell("writing")
+        context.report("writing")
 
 
-def check_parts(spec: ModelSpec, stage: Structured) -> None:
+def check_structured(spec: ModelSpec, stage: Structured) -> None:
     """Before any work: `ConfigError` or `ModelError` where no checkpoint of the family can be what the stage leaves."""
     if stage.heads:
         check_heads(spec, groups_left(spec, stage) * (spec.heads // spec.kv_heads))
@@ -69,29 +69,29 @@ def groups_left(spec: ModelSpec, stage: Structured) -> int:
     return max(1, round(spec.kv_heads * (1 - stage.heads)))
 
 
-def by_magnitude(net: Net, rows: Rows, spill: Path | None) -> Elements:
+def magnitude_scores(net: Net, rows: TokenRows, spill: Path | None) -> ElementScores:
     """|w| of everything."""
     return {name: magnitude(tensor) for name, tensor in net.tensors.items()}
 
 
-def by_activation(net: Net, rows: Rows, spill: Path | None) -> Elements:
+def activation_scores(net: Net, rows: TokenRows, spill: Path | None) -> ElementScores:
     """|w| ||x|| of the matrices of layers; nothing of what has no inputs."""
-    stream, found = Stream(net, rows, spill), Elements()
+    stream, found = HiddenStates(net, rows, spill), ElementScores()
     for layer in range(net.spec.layers):
-        own = matrices(net, layer)
-        seen = observed(net, layer, own, LOOK, stream)
+        own = linear_weights(net, layer)
+        seen = observe_inputs(net, layer, own, OBSERVE_NORMS, stream)
         for matrix in own:
-            matrix.put(net, wanda(matrix.of(net), seen[matrix.observed, matrix.place.expert].inputs.norms))
+            matrix.assign(net, wanda(matrix.read(net), seen[matrix.input_role, matrix.place.expert].inputs.norms))
         for matrix in own:
             name = net.rewritten.origins[matrix.name]
             found[name] = net.tensors[name]
         for matrix in own:
-            matrix.forget(net)
+            matrix.restore(net)
         stream.advance(net.layer(layer))
     return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
 
 
-def by_gradient(net: Net, rows: Rows, spill: Path | None) -> Elements:
+def gradient_scores(net: Net, rows: TokenRows, spill: Path | None) -> ElementScores:
     """|w dL/dw| of everything, L the mean loss of the text, a row after the other."""
     leaves = net.require_grad(True)
     for row in rows:
@@ -101,9 +101,9 @@ def by_gradient(net: Net, rows: Rows, spill: Path | None) -> Elements:
     return {name: found.get(name, torch.zeros(net.tensors.shape(name))) for name in net.tensors}
 
 
-def influences(net: Net, rows: Rows, spill: Path | None) -> Tensor:
+def layer_influences(net: Net, rows: TokenRows, spill: Path | None) -> Tensor:
     """How much each layer turns the stream, [layers] f64 (ShortGPT)."""
-    stream, found, turned = Stream(net, rows, spill), list[float](), list[float]()
+    stream, found, turned = HiddenStates(net, rows, spill), list[float](), list[float]()
 
     def see(before: Tensor, after: Tensor) -> None:
         turned.append(len(before) * block_influence(before.flatten(0, 1), after.flatten(0, 1)))
@@ -115,7 +115,7 @@ def influences(net: Net, rows: Rows, spill: Path | None) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def layer_sums(net: Net, elements: Elements) -> Tensor:
+def layer_sums(net: Net, elements: ElementScores) -> Tensor:
     """The sum of scores of each layer, [layers] f64."""
     found = torch.zeros(net.spec.layers, dtype=torch.float64)
     for (_, place), parts in net.opened.claim.parts.items():
@@ -126,9 +126,9 @@ def layer_sums(net: Net, elements: Elements) -> Tensor:
     return found
 
 
-SCORES: dict[str, Callable[[Net, Rows, Path | None], Elements]] = {
-    "magnitude": by_magnitude,
-    "activation": by_activation,
-    "gradient": by_gradient,
+ELEMENT_SCORES: dict[str, Callable[[Net, TokenRows, Path | None], ElementScores]] = {
+    "magnitude": magnitude_scores,
+    "activation": activation_scores,
+    "gradient": gradient_scores,
 }
 """Scores of single numbers by name; the stream of text lies in the folder `spill` where there is one."""

@@ -16,13 +16,13 @@ PAGE, PICTURE = "frontier.html", "frontier.png"
 
 
 def sweep(
-    source: str, out: Path, recipes: Mapping[str, Recipe], tell: Callable[[str], None], *, restart: bool = False
+    source: str, out: Path, recipes: Mapping[str, Recipe], report: Callable[[str], None], *, restart: bool = False
 ) -> list[Path]:
     """Make `out`/NAME of `source` by each of `recipes` (name -> recipe), with its passport, and draw them all in `out`.
 
     The drawings that were made: a page, and a PNG where there is matplotlib. They are drawn anew after each recipe, so
     that a run which ends early has shown what it knows. A folder that is there already is of an earlier run: it is not
-    made again (`restart`: what was begun and not finished is begun anew). `tell` as of `compress`. `ConfigError` where
+    made again (`restart`: what was begun and not finished is begun anew). `report` as of `compress`. `ConfigError` where
     a folder was made by another recipe, and for what a recipe cannot do.
     """
     found: dict[str, Passport] = {}
@@ -30,7 +30,7 @@ def sweep(
     for name, recipe in recipes.items():
         made = out / name
         if not made.exists():
-            compress(source, made, recipe, tell, restart=restart, passport=True)
+            compress(source, made, recipe, report, restart=restart, passport=True)
         passport = read_passport(made)
         if passport is None or passport.digests.get("recipe") != recipe.digest:
             raise ConfigError(f"{made} was not made and measured by recipe {name}; remove it, or take another OUT")

@@ -15,11 +15,11 @@ from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch_dtype
 
 
-class Described(Mapping[str, Tensor], ABC):
+class LazyTensors(Mapping[str, Tensor], ABC):
     """Tensors by name, of which it is known what they are before they are read or made."""
 
     @abstractmethod
-    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of the tensor `name`."""
 
     @abstractmethod
@@ -27,7 +27,7 @@ class Described(Mapping[str, Tensor], ABC):
         """Give back the memory of what was read; tensors handed out stay valid."""
 
 
-class Tensors(Described, MutableMapping[str, Tensor]):
+class CheckpointTensors(LazyTensors, MutableMapping[str, Tensor]):
     """Name on disk -> tensor, floating-point ones in `dtype`. What was not set is read anew each time it is asked for.
 
     So a model of any size takes the memory of what was set. A tensor that was not set must not be written to: it may
@@ -74,7 +74,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
         """Whether the tensor `name` holds such numbers."""
         return is_float(self.source.infos[name].dtype)
 
-    def kind(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of the tensor `name`."""
         own = torch_dtype(self.source.infos[name].dtype)
         return self.dtype if own.is_floating_point else own, self.shape(name)
@@ -83,7 +83,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
         """Give back the memory of what was read of the file."""
         self.source.give_back()
 
-    def own(self, name: str) -> Tensor:
+    def writable(self, name: str) -> Tensor:
         """The tensor `name` to write to in place: it is copied once, then it is the value that was set."""
         if name not in self._set:
             self._set[name] = self[name].clone()
@@ -94,10 +94,10 @@ class Tensors(Described, MutableMapping[str, Tensor]):
         return name in self._set
 
 
-class Current:
+class CurrentValues:
     """A `Source` of the values that `tensors` have when they are read."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: CheckpointTensors) -> None:
         self._tensors = tensors
         self.infos: dict[str, TensorInfo] = tensors.source.infos
 

@@ -22,15 +22,15 @@ from quire.model.net.decoder import Layer
 TOKENS = 2048
 """That go through a layer together, or a row where that is longer: products are at full speed, and what a layer of
 llama-1b makes between its matrices is 0.3 GiB."""
-Seen = Callable[[str, int | None, Tensor], None]
+InputCallback = Callable[[str, int | None, Tensor], None]
 """(role, expert, input rows [T, k] f32)."""
 
 
-class _Enough(Exception):
+class _AllObserved(Exception):
     """All that was wanted of a layer has been seen."""
 
 
-class Stream:
+class HiddenStates:
     """The stream of `rows` of tokens, all of one length, before a layer.
 
     `folder`: where it lies in a file, of which a part is read at a time; None: in memory.
@@ -42,7 +42,7 @@ class Stream:
         step = max(1, TOKENS // length)
         self._parts = [slice(at, min(count, at + step)) for at in range(0, count, step)]
         shape = count, length, net.spec.hidden
-        self._x = torch.zeros(shape) if folder is None else _Spilled(folder / "stream", shape)
+        self._x = torch.zeros(shape) if folder is None else _FileBackedRows(folder / "stream", shape)
         self.layer = 0
         with torch.no_grad():
             first = net.before_layers()
@@ -54,7 +54,7 @@ class Stream:
         """In how many parts the text goes."""
         return len(self._parts)
 
-    def observe(self, layer: Layer, seen: Seen, roles: Collection[str]) -> None:
+    def observe(self, layer: Layer, seen: InputCallback, roles: Collection[str]) -> None:
         """Show what the products of the next layer read; the stream stays before it. `layer`: its weights.
 
         What comes behind the last of `roles` is not computed: of llama-1b's layer in four turns that leaves the
@@ -67,12 +67,12 @@ class Stream:
             if expert is None:
                 missing.discard(role)
             if not missing:
-                raise _Enough
+                raise _AllObserved
 
         with torch.no_grad(), self._net.observe(see):
             for at in self._parts:
                 missing.update(roles)
-                with suppress(_Enough):
+                with suppress(_AllObserved):
                     self._run(at, layer)
 
     def advance(self, layer: Layer, passed: Callable[[Tensor, Tensor], None] | None = None) -> None:
@@ -93,7 +93,7 @@ class Stream:
         return x + delta
 
 
-class _Spilled:
+class _FileBackedRows:
     """Rows [count, length, hidden] f32 in a file, read and written in slices of rows."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]) -> None:

@@ -14,13 +14,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from quire.compress.tensors import Described
+from quire.compress.tensors import LazyTensors
 from quire.core.errors import ConfigError
 from quire.core.whole import sync, sync_tree
 from quire.text.gguf import read_tokenizer
 
 SHARD_BYTES = 4 << 30
-COPIED = (
+TOKENIZER_FILES = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
     "chat_template.json", "additional_chat_templates",
@@ -45,14 +45,14 @@ def write_folder(
     templates and generation_config.json come from. Everything is written beside `out`, synced and renamed.
     `ConfigError` when `out` is there and not empty, or when it cannot be written: then nothing of it is left.
     """
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         write_tensors(folder, tensors, dtype)
         write_json(folder / "config.json", with_dtype(config, dtype))
-        copy_beside(source, folder)
+        copy_tokenizer_files(source, folder)
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def atomic_folder(out: Path) -> Iterator[Path]:
     """A folder to write to, which becomes `out` at the end; nothing is left of it when that is not reached.
 
     One that a killed process left is removed first. `ConfigError` as of `write_folder`.
@@ -69,12 +69,12 @@ def whole_folder(out: Path) -> Iterator[Path]:
         unfinished.rename(out)
         sync(out.parent)
     except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {_reason(error)}; nothing of it was kept") from error
+        raise ConfigError(f"{out} cannot be written: {_os_error_reason(error)}; nothing of it was kept") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _reason(error: OSError) -> str:
+def _os_error_reason(error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full, free some space" if full else error.strerror or str(error)
 
@@ -90,14 +90,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def copy_beside(source: Path, folder: Path) -> None:
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
     """Copy what lies beside the weights of `source` and is known to be text; of a GGUF file its vocabulary."""
     if source.is_file():
         tokenizer, special, *_ = read_tokenizer(source)
         tokenizer.save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", special)
         return
-    for name in (*COPIED, *(path.name for path in source.glob("*.tiktoken"))):
+    for name in (*TOKENIZER_FILES, *(path.name for path in source.glob("*.tiktoken"))):
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / name)
         elif (source / name).is_file():
@@ -108,7 +108,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
     """Write `tensors` as safetensors: one file, or shards of at most 4 GiB and their index. None: in their dtypes."""
     shards, size = [dict[str, tuple[torch.dtype, tuple[int, ...]]]()], 0
     for name in tensors:
-        kind, shape = _kind(tensors, name, dtype)
+        kind, shape = _dtype_and_shape(tensors, name, dtype)
         nbytes = math.prod(shape) * kind.itemsize
         if size + nbytes > SHARD_BYTES and shards[-1]:
             shards.append({})
@@ -127,10 +127,12 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtyp
         write_json(folder / "model.safetensors.index.json", index)
 
 
-def _kind(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None) -> tuple[torch.dtype, tuple[int, ...]]:
-    """The dtype that a tensor is written in, and its shape; of `Described` ones it is not read for that."""
-    if isinstance(tensors, Described):
-        own, shape = tensors.kind(name)
+def _dtype_and_shape(
+    tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None
+) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype that a tensor is written in, and its shape; of `LazyTensors` ones it is not read for that."""
+    if isinstance(tensors, LazyTensors):
+        own, shape = tensors.dtype_and_shape(name)
     else:
         own, shape = tensors[name].dtype, tuple(tensors[name].shape)
     return (dtype if dtype is not None and own.is_floating_point else own), shape
@@ -152,5 +154,5 @@ def _write_shard(
         data = tensors[name].detach().to(kind).contiguous()
         file.write(data.reshape(-1).view(torch.uint8).numpy().data)
         del data
-        if isinstance(tensors, Described):
+        if isinstance(tensors, LazyTensors):
             tensors.give_back()

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.compress.layouts.base import (
-    columns,
-    facts_of,
+    facts_by_matrix,
     group_index,
     group_of,
-    integers,
-    is_plain,
+    integer_bits,
+    is_unquantized,
+    layout_error,
     most_common,
+    ordered_codes,
     pack,
-    plain,
-    unfit,
+    unquantized_tensors,
     with_bias,
 )
 from quire.ops.lazy import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Awq:
+class AwqLayout:
     """One group size for the whole file: its config has no place for others."""
 
     name: str = "awq"
@@ -38,26 +38,28 @@ class Awq:
 
         `ConfigError` for anything but integers of 4 bits, for act-order and for rows that are not a multiple of 8.
         """
-        if is_plain(weight):
-            return plain(base, weight, bias)
-        integers(self.name, base, weight, (4,))
+        if is_unquantized(weight):
+            return unquantized_tensors(base, weight, bias)
+        integer_bits(self.name, base, weight, (4,))
         n = weight.shape[0]
         if group_index(weight) is not None:
-            raise unfit(self.name, base, "has groups in an order of its own (act-order); quantize without it")
+            raise layout_error(self.name, base, "has groups in an order of its own (act-order); quantize without it")
         if n % 8:
-            raise unfit(self.name, base, f"has {n} rows, needs a multiple of 8")
-        scales, codes = weight.scales, columns(weight)
+            raise layout_error(self.name, base, f"has {n} rows, needs a multiple of 8")
+        scales, codes = weight.scales, ordered_codes(weight)
         assert scales is not None
         zeros = torch.zeros(scales.shape, dtype=torch.int8) if weight.zeros is None else weight.zeros
         return with_bias(base, {"qweight": _words(codes), "qzeros": _words(zeros), "scales": scales.t()}, bias)
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
         """Bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
-        groups = facts_of(matrices, group_of)
+        groups = facts_by_matrix(matrices, group_of)
         group = most_common(self.name, groups)
         for base, own in groups.items():
             if own not in (None, group):
-                raise unfit(self.name, base, f"has groups of {own} columns, others of {group}; a file has one size")
+                raise layout_error(
+                    self.name, base, f"has groups of {own} columns, others of {group}; a file has one size"
+                )
         left = [base for base, own in groups.items() if own is None]
         return {
             "quant_method": "awq",

@@ -44,17 +44,17 @@ class Layout(Protocol):
         ...
 
 
-def unfit(layout: str, base: str, reason: str) -> ConfigError:
+def layout_error(layout: str, base: str, reason: str) -> ConfigError:
     """An error about a matrix that `layout` cannot hold, for the caller to raise."""
     return ConfigError(f"layout {layout}: {base} {reason}")
 
 
-def is_plain(weight: Weight) -> bool:
+def is_unquantized(weight: Weight) -> bool:
     """Whether the matrix is not quantized."""
     return weight.scales is None
 
 
-def plain(base: str, weight: Weight, bias: Tensor | None) -> dict[str, Tensor]:
+def unquantized_tensors(base: str, weight: Weight, bias: Tensor | None) -> dict[str, Tensor]:
     """The tensors of a matrix that is not quantized."""
     return with_bias(base, {"weight": weight.codes.contiguous()}, bias)
 
@@ -65,19 +65,21 @@ def with_bias(base: str, parts: Mapping[str, Tensor], bias: Tensor | None) -> di
     return named if bias is None else {**named, f"{base}.bias": bias}
 
 
-def integers(layout: str, base: str, weight: Weight, allowed: tuple[int, ...]) -> int:
+def integer_bits(layout: str, base: str, weight: Weight, allowed: tuple[int, ...]) -> int:
     """Bits of the codes of a weight of integers; `ConfigError` where it is not that or has other bits."""
     if weight.kind not in BITS:
-        raise unfit(layout, base, f"is {weight.kind}, needs integers")
+        raise layout_error(layout, base, f"is {weight.kind}, needs integers")
     if weight.mins is not None:
-        raise unfit(layout, base, "has minimums, which are no multiples of its scales; quantize with zero points")
+        raise layout_error(
+            layout, base, "has minimums, which are no multiples of its scales; quantize with zero points"
+        )
     bits = weight.bits or BITS[weight.kind]
     if bits not in allowed:
-        raise unfit(layout, base, f"has codes of {bits} bits, can have {', '.join(map(str, allowed))}")
+        raise layout_error(layout, base, f"has codes of {bits} bits, can have {', '.join(map(str, allowed))}")
     half = 1 << (bits - 1)
     for what, codes in (("codes", weight.codes), ("zeros", weight.zeros)):
         if codes is not None and not -half <= int(codes.min()) <= int(codes.max()) < half:
-            raise unfit(layout, base, f"has {what} outside {-half}..{half - 1}, which {bits} bits do not hold")
+            raise layout_error(layout, base, f"has {what} outside {-half}..{half - 1}, which {bits} bits do not hold")
     return bits
 
 
@@ -92,7 +94,7 @@ def group_index(weight: Weight) -> Tensor | None:
     return None if torch.equal(index, places) else index
 
 
-def columns(weight: Weight) -> Tensor:
+def ordered_codes(weight: Weight) -> Tensor:
     """The codes [n, k] with their columns in the activations' order."""
     codes: Tensor = weight.codes
     return codes if weight.order is None else codes[:, weight.order.argsort()]
@@ -127,9 +129,9 @@ def _bit_by_bit(values: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.packbits(stream.numpy(), axis=-1, bitorder="little"))
 
 
-def facts_of(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> dict[str, T | None]:
+def facts_by_matrix(matrices: Mapping[str, Weight], key: Callable[[Weight], T]) -> dict[str, T | None]:
     """`key` of each quantized matrix, None of the others; each is read once."""
-    return {base: None if is_plain(weight) else key(weight) for base, weight in matrices.items()}
+    return {base: None if is_unquantized(weight) else key(weight) for base, weight in matrices.items()}
 
 
 def most_common(layout: str, facts: Mapping[str, T | None]) -> T:

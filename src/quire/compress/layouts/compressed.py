@@ -16,13 +16,13 @@ import numpy as np
 
 from quire.compress.layouts.base import (
     BITS,
-    columns,
     group_index,
-    integers,
-    is_plain,
+    integer_bits,
+    is_unquantized,
+    layout_error,
+    ordered_codes,
     pack,
-    plain,
-    unfit,
+    unquantized_tensors,
     with_bias,
 )
 from quire.core.errors import ConfigError
@@ -56,7 +56,7 @@ class _Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CompressedTensors:
+class CompressedTensorsLayout:
     """`form`: a format for all matrices, "" = by their kind.
 
     `sparsity`: "sparse-24-bitmask" or "sparse-bitmask" of 8-bit and of unquantized matrices, whose zeros are left out.
@@ -78,19 +78,25 @@ class CompressedTensors:
         version 0.19 of the package refused them), in another code book than MXFP4, or, quantized, without the zeros
         that `sparsity` asks for.
         """
-        if is_plain(weight):
+        if is_unquantized(weight):
             sparse = self._is_sparse(weight)
-            return with_bias(base, self._compact(weight.codes), bias) if sparse else plain(base, weight, bias)
+            return (
+                with_bias(base, self._compact(weight.codes), bias)
+                if sparse
+                else unquantized_tensors(base, weight, bias)
+            )
         form = self._form(base, weight)
         if form == MX:
             parts = _mxfp4(self.name, base, weight)
         elif weight.kind == "fp8":
-            parts = {"weight": columns(weight), "weight_scale": _float_scales(weight)[1]}
+            parts = {"weight": ordered_codes(weight), "weight_scale": _float_scales(weight)[1]}
         else:
             parts = self._integers(base, weight, form == PACKED)
         if self.sparsity:
             if "weight" not in parts or weight.zeros is not None or not self._is_sparse(weight):
-                raise unfit(self.name, base, f"cannot be {self.sparsity}: that takes 8-bit numbers with such zeros")
+                raise layout_error(
+                    self.name, base, f"cannot be {self.sparsity}: that takes 8-bit numbers with such zeros"
+                )
             parts |= self._compact(parts.pop("weight"))
         if base in self.input_scales:
             parts["input_scale"] = self.input_scales[base]
@@ -131,14 +137,14 @@ class CompressedTensors:
     def _form(self, base: str, weight: Weight) -> str:
         can = CAN_BE.get(weight.kind, ())
         if not can or (self.form and self.form not in can):
-            raise unfit(self.name, base, f"is {weight.kind}, which {self.form or self.name} does not hold")
+            raise layout_error(self.name, base, f"is {weight.kind}, which {self.form or self.name} does not hold")
         return self.form or (PLAIN if _whole_int8(weight) else can[0])
 
     def _integers(self, base: str, weight: Weight, packed: bool) -> dict[str, Tensor]:
-        bits = integers(self.name, base, weight, tuple(range(2, 9)))
+        bits = integer_bits(self.name, base, weight, tuple(range(2, 9)))
         if group_index(weight) is not None:
-            raise unfit(self.name, base, NO_ORDER)
-        codes, zeros = columns(weight), weight.zeros
+            raise layout_error(self.name, base, NO_ORDER)
+        codes, zeros = ordered_codes(weight), weight.zeros
         assert weight.scales is not None
         parts = {"weight_scale": weight.scales}
         if packed:
@@ -151,7 +157,7 @@ class CompressedTensors:
 
     def _facts(self, base: str, weight: Weight) -> _Facts:
         """What the config needs of one matrix, whose numbers may be given back after."""
-        scheme = None if is_plain(weight) else self._scheme(base, weight)
+        scheme = None if is_unquantized(weight) else self._scheme(base, weight)
         if not self.sparsity:
             return _Facts(scheme)
         zeros = int((_bytes_or_numbers(weight.codes) == 0).sum())
@@ -252,18 +258,20 @@ def _float_scales(weight: Weight) -> tuple[tuple[int, int] | None, Tensor]:
 def _mxfp4(layout: str, base: str, weight: Weight) -> dict[str, Tensor]:
     """weight_packed uint8 [n, k / 2], weight_scale uint8 [n, k / 32], exponents of two plus 127."""
     if weight.table is None or not torch.equal(weight.table, to_torch(MXFP4.table)):
-        raise unfit(layout, base, "is in another code book than MXFP4")
+        raise layout_error(layout, base, "is in another code book than MXFP4")
     if weight.group % GROUP or group_index(weight) is not None:
-        raise unfit(layout, base, f"has groups of {weight.group} columns, needs {GROUP} in the activations' order")
+        raise layout_error(
+            layout, base, f"has groups of {weight.group} columns, needs {GROUP} in the activations' order"
+        )
     assert weight.scales is not None
     scales = weight.scales.float().repeat_interleave(weight.group // GROUP, 1) * MXFP4.unit
-    codes = columns(weight).contiguous().view(torch.uint8)
+    codes = ordered_codes(weight).contiguous().view(torch.uint8)
     empty = (scales == 0) & (codes.view(*scales.shape, GROUP) & 7 == 0).all(-1)
     mantissa, exponent = torch.frexp(torch.where(empty, 1.0, scales))
     if not bool((mantissa == 0.5).all()):
-        raise unfit(layout, base, "has scales that are no powers of two, which MXFP4 needs")
+        raise layout_error(layout, base, "has scales that are no powers of two, which MXFP4 needs")
     pairs = codes.view(len(codes), -1, 2)
     stored = exponent - 1 + 127
     if not 0 <= int(stored.min()) <= int(stored.max()) < 255:
-        raise unfit(layout, base, "has scales outside 2^-127..2^127")
+        raise layout_error(layout, base, "has scales outside 2^-127..2^127")
     return {"weight_packed": pairs[..., 0] | pairs[..., 1] << 4, "weight_scale": stored.to(torch.uint8)}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WHERE = "config.json"
 
 
-class _Held:
+class _InMemorySource:
     """Tensors in memory as a `Source`."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -47,7 +47,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class OnFile:
+class PrunableCheckpoint:
     """A checkpoint whose tensors were all claimed. `config`: with the family's defaults, in our spelling.
 
     `origins`: name that was claimed -> the tensor's own.
@@ -62,7 +62,7 @@ class OnFile:
     origins: Mapping[str, str]
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor], raw: Mapping[str, Any]) -> OnFile:
+    def of(tensors: Mapping[str, Tensor], raw: Mapping[str, Any]) -> PrunableCheckpoint:
         """`tensors` by their names on disk and `raw`, the content of config.json.
 
         `ModelError` when they do not belong together, or the model cannot be made smaller as it lies.
@@ -76,11 +76,11 @@ class OnFile:
             raise config.fail("model_type", f"{spec.family!r}: parts of an encoder-decoder cannot be dropped")
         if spec.kv_source:
             raise config.fail("num_kv_shared_layers", "layers that read another's keys cannot lose parts")
-        seen = Rewritten(_Held(tensors), family.rewrites)
+        seen = Rewritten(_InMemorySource(tensors), family.rewrites)
         family = family.named_as(seen.infos)
         infos = Stacked(seen, family, spec.layers).infos if family.stacks else seen.infos
         claimed = claim(infos, spec, family, family.required_parts(config), DENSE)
-        return OnFile(tensors, raw, spec, family, config, claimed, seen.origins)
+        return PrunableCheckpoint(tensors, raw, spec, family, config, claimed, seen.origins)
 
     def rows(self, role: str, layer: int) -> tuple[str, Tensor]:
         """The matrix on disk that holds `role`, and which of its rows are the role's, in order: int64 [n]."""
@@ -109,7 +109,7 @@ class OnFile:
                 new[name] = value
         return new
 
-    def made(
+    def verified(
         self, tensors: dict[str, Tensor], raw: dict[str, Any], want: ModelSpec
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Both as they came, once they were found to be a checkpoint of `want`; else `ModelError` with the reason."""
@@ -120,7 +120,7 @@ class OnFile:
         other = [f.name for f in fields(ModelSpec) if getattr(got, f.name) != getattr(want, f.name)]
         if other:
             raise self.refuse(f"no config.json of the family says what is left: {', '.join(other)} would change")
-        OnFile.of(tensors, raw)
+        PrunableCheckpoint.of(tensors, raw)
         return tensors, raw
 
     def refuse(self, reason: str) -> ModelError:
@@ -133,7 +133,7 @@ def refusal(spec: ModelSpec, reason: str) -> ModelError:
     return ModelError(f"{spec.family!r}: {reason}; prune weights instead, which keeps every shape")
 
 
-def checked(keep: Iterable[int], count: int, what: str) -> list[int]:
+def check_kept(keep: Iterable[int], count: int, what: str) -> list[int]:
     """`keep` as a list; `ConfigError` unless it is ascending numbers below `count`, at least one."""
     kept = list(keep)
     if not kept or kept != sorted(set(kept)) or kept[0] < 0 or kept[-1] >= count:

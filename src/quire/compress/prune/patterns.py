@@ -12,7 +12,7 @@ from quire.ops.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST = 32
+MAX_GROUP = 32
 """The longest group: what any format or unit knows ends well below."""
 
 
@@ -27,9 +27,10 @@ class Pattern:
     def parse(text: str) -> Pattern:
         """The pattern written as "2:4"; `ConfigError` when it is none, or keeps nothing or everything."""
         found = re.fullmatch(r"([0-9]{1,3}):([0-9]{1,3})", text)
-        if found is None or not 0 < int(found[1]) < int(found[2]) <= MOST:
+        if found is None or not 0 < int(found[1]) < int(found[2]) <= MAX_GROUP:
             raise ConfigError(
-                f"pattern: {text!r} is not N:M with 0 < N < M <= {MOST}; use 2:4 or 4:8, for example", param="pattern"
+                f"pattern: {text!r} is not N:M with 0 < N < M <= {MAX_GROUP}; use 2:4 or 4:8, for example",
+                param="pattern",
             )
         return Pattern(int(found[1]), int(found[2]))
 

@@ -59,7 +59,7 @@ def block_influence(before: Tensor, after: Tensor) -> float:
     return 1.0 - float(torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=-1).mean())
 
 
-def by_unit(scores: Tensor, units: int, axis: int = 0) -> Tensor:
+def sum_by_unit(scores: Tensor, units: int, axis: int = 0) -> Tensor:
     """[units] f32: sums of `scores` [n, k] over the slices of each unit, which are consecutive along `axis`.
 
     A head's rows of q (axis 0) or columns of o (axis 1), for example. `ConfigError` when the axis has no whole number
@@ -70,7 +70,7 @@ def by_unit(scores: Tensor, units: int, axis: int = 0) -> Tensor:
     return scores.float().movedim(axis, 0).reshape(units, -1).sum(1)
 
 
-def together(scores: Iterable[Tensor]) -> Tensor:
+def sum_coupled(scores: Iterable[Tensor]) -> Tensor:
     """The sum of the scores [units] of matrices whose slices go together: LLM-Pruner's coupled group.
 
     `ConfigError` when there are none, or they count different units.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.folding import into_columns
-from quire.compress.quantize.grid import Grid, by_outputs, in_groups
+from quire.compress.quantize.folding import scale_columns
+from quire.compress.quantize.grid import Grid, in_groups, output_error_measure
 from quire.compress.quantize.rtn import round_to, rtn
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
@@ -20,7 +20,7 @@ LEAST = 1e-4
 
 
 @dataclass(frozen=True)
-class Awq:
+class AwqResult:
     """Matrices times `scales` [k] f32 by column, rounded; what makes their input is to be divided by these (`folding`).
 
     `clips`: for each matrix [n, g], the fraction of a group's largest magnitude that its grid reaches, or None.
@@ -44,7 +44,7 @@ def awq(
     mean_abs: Tensor | None = None,
     unclipped: Collection[int] = (),
     scaled: bool = True,
-) -> Awq:
+) -> AwqResult:
     """Search scales and clips of `matrices` [n, k], all that read the same input, on its rows x [T, k].
 
     Scales are mean|x|^r / mean|w|^(1 - r) for the r of 0, 0.05 .. 0.95 with the least error of the outputs; none at all
@@ -64,12 +64,12 @@ def awq(
     inputs = x / scales
     weights, clips = [], []
     for at, w in enumerate(ws):
-        groups = in_groups(into_columns(w, scales), group)
+        groups = in_groups(scale_columns(w, scales), group)
         clipped = grid if at in unclipped else grid.with_clips(grid.searched)
-        fitted = clipped.fit(groups, by_outputs(inputs, groups.shape[-1]))
+        fitted = clipped.fit(groups, output_error_measure(inputs, groups.shape[-1]))
         weights.append(round_to(groups, grid, fitted))
         clips.append(fitted.clip)
-    return Awq(scales, tuple(weights), tuple(clips), error, plain_error)
+    return AwqResult(scales, tuple(weights), tuple(clips), error, plain_error)
 
 
 def _search(

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def into_columns(w: Tensor, scales: Tensor) -> Tensor:
+def scale_columns(w: Tensor, scales: Tensor) -> Tensor:
     """w [n, k] with column j times scales[j] [k], in w's dtype; the product is taken in f32."""
     return (w.float() * scales).to(w.dtype)
 
 
-def out_of_norm(weight: Tensor, scales: Tensor) -> Tensor:
+def unscale_norm(weight: Tensor, scales: Tensor) -> Tensor:
     """A norm's weight or bias [k] over scales [k], in its dtype.
 
     Of a norm that multiplies by 1 + weight, give that sum and take 1 off what comes back.
@@ -19,7 +19,7 @@ def out_of_norm(weight: Tensor, scales: Tensor) -> Tensor:
     return (weight.float() / scales).to(weight.dtype)
 
 
-def out_of_rows(w: Tensor, scales: Tensor) -> Tensor:
+def unscale_rows(w: Tensor, scales: Tensor) -> Tensor:
     """The matrix w [k, m] (or bias [k]) whose outputs are the inputs, with row j over scales[j], in its dtype."""
     return (w.float() / scales.view(-1, *(1,) * (w.ndim - 1))).to(w.dtype)
 

@@ -1,6 +1,6 @@
 """Grids: the numbers onto which groups of a matrix's columns are rounded, and how a group's scale is chosen.
 
-Every method is one for any grid: round-to-nearest, GPTQ and AWQ ask a grid for the steps of a group and for the nearest
+Every method is one for any grid: round-to-nearest, GPTQ and AWQ ask a grid for the qparams of a group and for the nearest
 of its numbers.
 """
 
@@ -31,13 +31,13 @@ def squares(errors: Tensor) -> Tensor:
     return errors.square().sum(-1)
 
 
-def weighted(importance: Tensor, group: int) -> Measure:
+def weighted_squares(importance: Tensor, group: int) -> Measure:
     """The squared error with a factor for each column: `importance` [k], such as the mean square of its inputs."""
     factors = importance.view(-1, group)
     return lambda errors: (errors.square() * factors).sum(-1)
 
 
-def by_outputs(x: Tensor, group: int) -> Measure:
+def output_error_measure(x: Tensor, group: int) -> Measure:
     """The squared error of a group's part of the outputs on the rows x [T, k] (AWQ's clip search, Lin et al. 2023)."""
     pieces = x.view(len(x), -1, group).transpose(0, 1)
     products = pieces.transpose(1, 2) @ pieces  # [g, group, group]: cheaper than outputs when T is above the group
@@ -50,7 +50,7 @@ def by_outputs(x: Tensor, group: int) -> Measure:
 
 
 @dataclass(frozen=True)
-class Steps:
+class QuantParams:
     """`scale` of each group and `zero`, the code of 0 (None: 0), in the dtype of the numbers they were found for.
 
     `clip`: which fraction of a group's largest magnitude the grid reaches, None where only one was tried.
@@ -61,17 +61,17 @@ class Steps:
     clip: Tensor | None = None
 
     @staticmethod
-    def of(change: Callable[..., Tensor], *all_steps: Steps) -> Steps:
+    def of(change: Callable[..., Tensor], *all_steps: QuantParams) -> QuantParams:
         """What `change` makes of the same tensor of each of them, for every tensor that they have."""
         fields = zip(*((s.scale, s.zero, s.clip) for s in all_steps), strict=True)
         scale, zero, clip = (None if tensors[0] is None else change(*tensors) for tensors in fields)
         assert scale is not None
-        return Steps(scale, zero, clip)
+        return QuantParams(scale, zero, clip)
 
     @property
-    def by_column(self) -> Steps:
+    def by_column(self) -> QuantParams:
         """As they broadcast against groups [n, g, group]."""
-        return Steps.of(lambda t: t[..., None], self)
+        return QuantParams.of(lambda t: t[..., None], self)
 
 
 class Grid(ABC):
@@ -82,7 +82,7 @@ class Grid(ABC):
     @property
     def searched(self) -> tuple[float, ...]:
         """The clips that are worth a search, those of `clips` among them, largest first."""
-        return tuple(sorted({*self.clips, *search()}, reverse=True))
+        return tuple(sorted({*self.clips, *clip_candidates()}, reverse=True))
 
     def with_clips(self, clips: tuple[float, ...]) -> Self:
         """The same grid with other `clips`."""
@@ -94,33 +94,33 @@ class Grid(ABC):
         """That of codes in a `Weight`."""
 
     @abstractmethod
-    def steps(self, groups: Tensor, clip: float) -> Steps:
+    def qparams(self, groups: Tensor, clip: float) -> QuantParams:
         """Steps [n, g] of groups [n, g, group], f32 or f64: the grid reaches `clip` of their largest magnitudes."""
 
     @abstractmethod
-    def snap(self, w: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
-        """(codes in any dtype, the numbers they stand for) nearest to w; steps broadcast against w."""
+    def snap(self, w: Tensor, qparams: QuantParams) -> tuple[Tensor, Tensor]:
+        """(codes in any dtype, the numbers they stand for) nearest to w; qparams broadcast against w."""
 
     @abstractmethod
-    def weight(self, codes: Tensor, steps: Steps, group: int, order: Tensor | None = None) -> Weight:
-        """The matrix of codes [n, k] in `code_dtype` and steps [n, k / group]."""
+    def weight(self, codes: Tensor, qparams: QuantParams, group: int, order: Tensor | None = None) -> Weight:
+        """The matrix of codes [n, k] in `code_dtype` and qparams [n, k / group]."""
 
-    def fit(self, groups: Tensor, measure: Measure = squares) -> Steps:
+    def fit(self, groups: Tensor, measure: Measure = squares) -> QuantParams:
         """Steps [n, g] of groups [n, g, group]: of `clips`, for each group the one with the least damage."""
         if len(self.clips) == 1:
-            return self.steps(groups, self.clips[0])
-        found: dict[int, Steps] = {}
+            return self.qparams(groups, self.clips[0])
+        found: dict[int, QuantParams] = {}
 
         def work(rows: slice) -> None:
             found[rows.start] = self._best(groups[rows], measure)
 
         over_rows(len(groups), groups[0].numel(), work)
-        return Steps.of(lambda *tensors: torch.cat(tensors), *(found[start] for start in sorted(found)))
+        return QuantParams.of(lambda *tensors: torch.cat(tensors), *(found[start] for start in sorted(found)))
 
-    def _best(self, groups: Tensor, measure: Measure) -> Steps:
+    def _best(self, groups: Tensor, measure: Measure) -> QuantParams:
         best, least = None, None
         for clip in self.clips:
-            new = self.steps(groups, clip)
+            new = self.qparams(groups, clip)
             new = replace(new, clip=torch.full_like(new.scale, clip))
             damage = measure(self.snap(groups, new.by_column)[1] - groups)
             if best is None or least is None:
@@ -128,20 +128,20 @@ class Grid(ABC):
                 continue
             better = damage < least
             best, least = (
-                Steps.of(lambda a, b, better=better: torch.where(better, a, b), new, best),
+                QuantParams.of(lambda a, b, better=better: torch.where(better, a, b), new, best),
                 damage.minimum(least),
             )
         assert best is not None
         return best
 
 
-def search(most: float = 1.0, least: float = 0.5, tries: int = 20) -> tuple[float, ...]:
+def clip_candidates(most: float = 1.0, least: float = 0.5, tries: int = 20) -> tuple[float, ...]:
     """Evenly spaced fractions of a group's largest magnitude, as `clips` of a grid."""
     return tuple(most - (most - least) * i / (tries - 1) for i in range(tries))
 
 
 @dataclass(frozen=True)
-class Integers(Grid):
+class IntegerGrid(Grid):
     """Integers of 2 to 8 bits; scales are rounded to float16 before codes are derived.
 
     Symmetric: codes -2^(bits - 1) .. 2^(bits - 1) - 1, where the number of largest magnitude gets the code that has no
@@ -177,35 +177,35 @@ class Integers(Grid):
         """int8."""
         return torch.int8
 
-    def steps(self, groups: Tensor, clip: float) -> Steps:
+    def qparams(self, groups: Tensor, clip: float) -> QuantParams:
         """Steps of the extremes of groups."""
         if self.symmetric:
             top = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
             scale = top.abs() / (self.high / clip) if self.bits == 8 else top / (self.low / clip)
-            return Steps(scale.half().to(groups.dtype))
+            return QuantParams(scale.half().to(groups.dtype))
         least, most = (groups.amin(-1).clamp(max=0) * clip, groups.amax(-1).clamp(min=0) * clip)
         scale = ((most - least) / (self.high - self.low)).half().to(groups.dtype)
         zero = (self.low - least * _inverse(scale)).round().clamp(self.low, self.high)
-        return Steps(scale, zero)
+        return QuantParams(scale, zero)
 
-    def snap(self, w: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    def snap(self, w: Tensor, qparams: QuantParams) -> tuple[Tensor, Tensor]:
         """Codes as floats, and their numbers."""
-        codes = w * _inverse(steps.scale)
-        if steps.zero is None:
+        codes = w * _inverse(qparams.scale)
+        if qparams.zero is None:
             codes = codes.round_().clamp_(self.low, self.high)
-            return codes, codes * steps.scale
-        codes = codes.add_(steps.zero).round_().clamp_(self.low, self.high)
-        return codes, (codes - steps.zero) * steps.scale
+            return codes, codes * qparams.scale
+        codes = codes.add_(qparams.zero).round_().clamp_(self.low, self.high)
+        return codes, (codes - qparams.zero) * qparams.scale
 
-    def weight(self, codes: Tensor, steps: Steps, group: int, order: Tensor | None = None) -> Weight:
+    def weight(self, codes: Tensor, qparams: QuantParams, group: int, order: Tensor | None = None) -> Weight:
         """Kind int4 (up to 4 bits) or int8; `ModelError` where float16 does not hold a scale."""
-        zeros = None if steps.zero is None else steps.zero.to(torch.int8)
-        scales = _finite(steps.scale).half()
+        zeros = None if qparams.zero is None else qparams.zero.to(torch.int8)
+        scales = _finite(qparams.scale).half()
         return Weight(KINDS[self.bits], codes, scales, zeros, group, order=order, activation_bits=16)
 
 
 @dataclass(frozen=True)
-class Numbers(Grid):
+class CodeBookGrid(Grid):
     """The sixteen numbers of a code book.
 
     Scales are f32: a group's largest magnitude, or a power of two.
@@ -227,21 +227,21 @@ class Numbers(Grid):
         """int8."""
         return torch.int8
 
-    def steps(self, groups: Tensor, clip: float) -> Steps:
+    def qparams(self, groups: Tensor, clip: float) -> QuantParams:
         """Steps of the largest magnitudes."""
         scale = to_torch(self.book.scale(to_numpy(groups.abs().amax(-1))))
-        return Steps((scale * clip).float().to(groups.dtype))
+        return QuantParams((scale * clip).float().to(groups.dtype))
 
-    def snap(self, w: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
+    def snap(self, w: Tensor, qparams: QuantParams) -> tuple[Tensor, Tensor]:
         """Codes int8, and their numbers."""
         borders, places = (to_torch(part) for part in self.book.borders(array_dtype(w.dtype)))
-        scaled = (w * _inverse(steps.scale)).contiguous()
+        scaled = (w * _inverse(qparams.scale)).contiguous()
         codes = places[torch.bucketize(scaled, borders, out_int32=True)]
-        return codes, to_torch(self.book.table).to(w.dtype)[codes.int()] * (steps.scale / self.book.unit)
+        return codes, to_torch(self.book.table).to(w.dtype)[codes.int()] * (qparams.scale / self.book.unit)
 
-    def weight(self, codes: Tensor, steps: Steps, group: int, order: Tensor | None = None) -> Weight:
+    def weight(self, codes: Tensor, qparams: QuantParams, group: int, order: Tensor | None = None) -> Weight:
         """Kind table4."""
-        scales = to_numpy(_finite(steps.scale).float())
+        scales = to_numpy(_finite(qparams.scale).float())
         return replace(as_tensors(self.book.weight(to_numpy(codes), scales, group).weight), order=order)
 
 

@@ -13,22 +13,24 @@ from quire.core.errors import ModelError
 from quire.ops.layout import LARGEST
 
 
-class CacheFormat(NamedTuple):
+class KvCacheFormat(NamedTuple):
     """A format of cached keys and values, and what `kv_cache_scheme` says of it."""
 
     dtype: Dtype
     scheme: dict[str, Any]
 
 
-def _of(dtype: Dtype, kind: str) -> CacheFormat:
-    return CacheFormat(dtype, {"num_bits": 8, "type": kind, "strategy": "tensor", "symmetric": True, "dynamic": False})
+def _cache_format(dtype: Dtype, kind: str) -> KvCacheFormat:
+    return KvCacheFormat(
+        dtype, {"num_bits": 8, "type": kind, "strategy": "tensor", "symmetric": True, "dynamic": False}
+    )
 
 
-CACHES = {"fp8": _of(F8, "float"), "int8": _of(I8, "int")}
+KV_CACHE_FORMATS = {"fp8": _cache_format(F8, "float"), "int8": _cache_format(I8, "int")}
 
 
 @dataclass
-class CachePeaks:
+class KvCachePeaks:
     """The largest magnitudes that keys and values of one layer had."""
 
     key: float = 0.0

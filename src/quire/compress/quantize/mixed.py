@@ -13,12 +13,12 @@ from quire.core.errors import ConfigError
 
 Formats = Mapping[str, tuple[int, float]]
 """Format -> (bytes of the matrix in it, damage: any number that adds up, such as a KL divergence)."""
-MOST_STATES = 1 << 18
+MAX_STATES = 1 << 18
 """Sums kept at once. The 224 matrices of a model of 32 layers in four formats took at most 5019, all of other sizes."""
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _PartialSums:
     """The sums that are left once a matrix was chosen for: what they came from and which format it took."""
 
     sizes: NDArray[np.int64]
@@ -77,7 +77,7 @@ def _price(sizes: list[NDArray[np.int64]], damages: list[NDArray[np.float64]], b
 
 def _stages(
     sizes: list[NDArray[np.int64]], damages: list[NDArray[np.float64]], budget: int, price: float, known: float
-) -> list[_Stage]:
+) -> list[_PartialSums]:
     """A stage for each matrix in turn. What comes after it costs at least its `bounds`, at `price` a byte."""
     least_sizes = np.cumsum([0, *(int(s.min()) for s in reversed(sizes))])[::-1]
     bounds = np.cumsum([0.0, *(float((d + price * s).min()) for s, d in zip(sizes[::-1], damages[::-1], strict=True))])[
@@ -92,8 +92,8 @@ def _stages(
         kept = kept[np.lexsort((cost[kept], total[kept]))]
         before = np.concatenate(([np.inf], np.minimum.accumulate(cost[kept])[:-1]))
         kept = kept[cost[kept] < before]
-        if len(kept) > MOST_STATES:
+        if len(kept) > MAX_STATES:
             raise ConfigError(f"{len(kept)} sums of sizes are too many to compare; give matrices of one shape one size")
         size, damage = total[kept], cost[kept]
-        stages.append(_Stage(size, damage, kept // len(s), kept % len(s)))
+        stages.append(_PartialSums(size, damage, kept // len(s), kept % len(s)))
     return stages

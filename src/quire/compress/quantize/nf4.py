@@ -8,18 +8,18 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.grid import Numbers, Steps, in_groups
+from quire.compress.quantize.grid import CodeBookGrid, QuantParams, in_groups
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 from quire.quant.codebook import NF4
 
-GRID = Numbers(NF4)
-BLOCK = 64
+NF4_GRID = CodeBookGrid(NF4)
+NF4_BLOCK = 64
 NESTED_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Nested:
+class NestedScales:
     """Scales that are quantized themselves: nested_map()[codes] * absmax of their 256 + offset.
 
     `codes` uint8 [count] in the order of the scales' rows, `absmax` f32 [ceil(count / 256)].
@@ -52,7 +52,7 @@ def nested_map() -> Tensor:
     return torch.tensor(sorted(numbers))
 
 
-def nest(scales: Tensor) -> Nested:
+def nest_scales(scales: Tensor) -> NestedScales:
     """Scales (any shape, f32, not negative) quantized to 8 bits by blocks of 256 of them, less their mean."""
     flat = scales.flatten().float()
     offset = flat.mean()
@@ -61,31 +61,31 @@ def nest(scales: Tensor) -> Nested:
     numbers = nested_map()
     scaled = left * torch.where(absmax > 0, 1 / absmax, 0.0)[:, None]
     codes = torch.bucketize(scaled, (numbers[1:] + numbers[:-1]) / 2)
-    return Nested(codes.flatten()[: len(flat)].to(torch.uint8), absmax, float(offset))
+    return NestedScales(codes.flatten()[: len(flat)].to(torch.uint8), absmax, float(offset))
 
 
-def nf4_steps(w: Tensor, block: int = BLOCK) -> tuple[Steps, Nested]:
+def nf4_qparams(w: Tensor, block: int = NF4_BLOCK) -> tuple[QuantParams, NestedScales]:
     """Steps [n, k / block] of w [n, k] as readers will see them, and what the file has of them.
 
-    For methods that round to NF4 in another way, as GPTQ does with static steps. `ModelError` when w has nan or inf.
+    For methods that round to NF4 in another way, as GPTQ does with static qparams. `ModelError` when w has nan or inf.
     """
-    return _nested(GRID.fit(in_groups(w.detach().float(), block)))
+    return _nested_qparams(NF4_GRID.fit(in_groups(w.detach().float(), block)))
 
 
-def _nested(steps: Steps) -> tuple[Steps, Nested]:
-    if not bool(torch.isfinite(steps.scale).all()):
+def _nested_qparams(qparams: QuantParams) -> tuple[QuantParams, NestedScales]:
+    if not bool(torch.isfinite(qparams.scale).all()):
         raise ModelError(CANNOT_ROUND)
-    nested = nest(steps.scale)
-    return Steps(nested.scales().view_as(steps.scale)), nested
+    nested = nest_scales(qparams.scale)
+    return QuantParams(nested.scales().view_as(qparams.scale)), nested
 
 
-def nf4(w: Tensor, block: int = BLOCK) -> tuple[Weight, Nested]:
+def nf4(w: Tensor, block: int = NF4_BLOCK) -> tuple[Weight, NestedScales]:
     """w [n, k] in NF4 with double quantization, and what the file has of its scales; without it: `rtn(w, GRID, block)`.
 
     Codes are found with the scales that were not rounded, as bitsandbytes does, so that files are equal.
     """
     groups = in_groups(w.detach().float(), block)
-    exact = GRID.fit(groups)
-    steps, nested = _nested(exact)
-    codes, _ = GRID.snap(groups, exact.by_column)
-    return GRID.weight(codes.flatten(1), steps, block), nested
+    exact = NF4_GRID.fit(groups)
+    qparams, nested = _nested_qparams(exact)
+    codes, _ = NF4_GRID.snap(groups, exact.by_column)
+    return NF4_GRID.weight(codes.flatten(1), qparams, block), nested

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.grid import Grid, Integers, Measure, Steps, in_groups, squares
+from quire.compress.quantize.grid import Grid, IntegerGrid, Measure, QuantParams, in_groups, squares
 from quire.core.errors import ModelError
 from quire.ops.arrays import to_numpy
 from quire.ops.weights import CANNOT_ROUND, Weight, as_tensors
@@ -25,16 +25,16 @@ def rtn(w: Tensor, grid: Grid, group: int = 128, measure: Measure = squares) -> 
     """
     groups = in_groups(w.detach(), group)
     width = groups.shape[-1]
-    native = {4: INT4, 8: INT8}.get(grid.bits) if isinstance(grid, Integers) else None
-    if native and grid == Integers(native.bits) and measure is squares and width in NATIVE_GROUPS:
-        return _positive(as_tensors(native.quantize(to_numpy(w), width).weight))
+    native = {4: INT4, 8: INT8}.get(grid.bits) if isinstance(grid, IntegerGrid) else None
+    if native and grid == IntegerGrid(native.bits) and measure is squares and width in NATIVE_GROUPS:
+        return _with_positive_scales(as_tensors(native.quantize(to_numpy(w), width).weight))
     if not bool(torch.isfinite(w).all()):
         raise ModelError(CANNOT_ROUND)
     groups = groups.float()
     return round_to(groups, grid, grid.fit(groups, measure))
 
 
-def _positive(weight: Weight) -> Weight:
+def _with_positive_scales(weight: Weight) -> Weight:
     """The numbers of `weight`, for activations of 16 bits and with no signs in scales of int8, as others write them."""
     assert weight.scales is not None
     codes, scales = weight.codes, weight.scales
@@ -44,7 +44,7 @@ def _positive(weight: Weight) -> Weight:
     return replace(weight, codes=codes, scales=scales, activation_bits=16)
 
 
-def round_to(groups: Tensor, grid: Grid, steps: Steps) -> Weight:
-    """Groups [n, g, group] f32 rounded to the nearest numbers of `grid` at steps [n, g]."""
-    codes, _ = grid.snap(groups, steps.by_column)
-    return grid.weight(codes.flatten(1).to(grid.code_dtype), steps, groups.shape[-1])
+def round_to(groups: Tensor, grid: Grid, qparams: QuantParams) -> Weight:
+    """Groups [n, g, group] f32 rounded to the nearest numbers of `grid` at qparams [n, g]."""
+    codes, _ = grid.snap(groups, qparams.by_column)
+    return grid.weight(codes.flatten(1).to(grid.code_dtype), qparams, groups.shape[-1])

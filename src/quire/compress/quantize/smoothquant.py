@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.folding import column_peaks, into_columns
-from quire.compress.quantize.grid import Integers
+from quire.compress.quantize.folding import column_peaks, scale_columns
+from quire.compress.quantize.grid import IntegerGrid
 from quire.compress.quantize.rtn import rtn
 from quire.core.errors import ConfigError
 from quire.ops.weights import Weight
 
-LEAST = 1e-5
+MIN_PEAK = 1e-5
 """Peaks below it count as it: a column that is never active would have an infinite factor."""
 
 
@@ -26,9 +26,9 @@ def smooth_scales(peak: Tensor, matrices: Sequence[Tensor], alpha: float = 0.5) 
     """
     if not 0 <= alpha <= 1:
         raise ConfigError(f"alpha is {alpha}, needs a number from 0 to 1", param="alpha")
-    weights = column_peaks(list(matrices)).clamp(min=LEAST)
-    scales = peak.float().clamp(min=LEAST).pow(alpha) / weights.pow(1 - alpha)
-    return scales.clamp(min=LEAST)
+    weights = column_peaks(list(matrices)).clamp(min=MIN_PEAK)
+    scales = peak.float().clamp(min=MIN_PEAK).pow(alpha) / weights.pow(1 - alpha)
+    return scales.clamp(min=MIN_PEAK)
 
 
 def smoothquant(
@@ -36,11 +36,11 @@ def smoothquant(
 ) -> tuple[Tensor, list[Weight]]:
     """The factors [k] and each matrix times them in int8 (W8A8), a scale for each row or group of columns."""
     scales = smooth_scales(peak, matrices, alpha)
-    smooth = [rtn(into_columns(w.detach().float(), scales), Integers(8), group) for w in matrices]
+    smooth = [rtn(scale_columns(w.detach().float(), scales), IntegerGrid(8), group) for w in matrices]
     return scales, [replace(w, activation_bits=8) for w in smooth]
 
 
-def product(weight: Weight, x: Tensor) -> Tensor:
+def w8a8_product(weight: Weight, x: Tensor) -> Tensor:
     """x [T, k] f32 times an int8 `weight` as W8A8 defines it, [T, n]: activations int8, one scale a token."""
     scale = x.abs().amax(1, keepdim=True) / 127.0
     codes = torch.where(scale > 0, x / scale, 0.0).round()

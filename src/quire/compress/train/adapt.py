@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from quire.compress.net import Net
-from quire.compress.train.nf4 import Nf4
-from quire.compress.train.seen import Matrix, SeenNet, matrices
+from quire.compress.train.nf4 import PackedNf4
+from quire.compress.train.seen import LinearModule, ParametrizedNet, linear_modules
 from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import write_whole
 from quire.model.load.adapter_files import LowRank, TableChange, module_of, read_adapter
 from quire.model.load.roles import ADAPTED, FUSED
 from quire.ops.arrays import to_torch
 
-MOST_RANK = 1 << 16
+MAX_RANK = 1 << 16
 
 
-def adaptable(net: Net) -> list[Matrix]:
+def adaptable_modules(net: Net) -> list[LinearModule]:
     """The matrices that an adapter can change and that our engine serves adapted."""
-    return [m for m in matrices(net.opened) if ADAPTED.issuperset(FUSED.get(m.role, (m.role,)))]
+    return [m for m in linear_modules(net.opened) if ADAPTED.issuperset(FUSED.get(m.role, (m.role,)))]
 
 
-def chosen(net: Net, targets: Sequence[str]) -> list[Matrix]:
+def target_modules(net: Net, targets: Sequence[str]) -> list[LinearModule]:
     """The adaptable matrices whose module's name, or its end from a dot on, one of the globs `targets` matches.
 
     `ConfigError` for a glob that matches none.
     """
-    known, found = adaptable(net), dict[str, Matrix]()
+    known, found = adaptable_modules(net), dict[str, LinearModule]()
     for target in targets:
         own = [m for m in known if fnmatch.fnmatch(m.module, target) or fnmatch.fnmatch(m.module, f"*.{target}")]
         if not own:
@@ -46,10 +46,10 @@ def chosen(net: Net, targets: Sequence[str]) -> list[Matrix]:
 class LoRA:
     """W + alpha / rank * B A in the place of each matrix W [n, k] of `targets`: A [rank, k] random, B [n, rank] zero.
 
-    Add `value` to the values of a `SeenNet`. `parameters`: name of a module -> its matrix, f32.
+    Add `value` to the values of a `ParametrizedNet`. `parameters`: name of a module -> its matrix, f32.
     """
 
-    def __init__(self, net: Net, targets: Sequence[Matrix], rank: int, alpha: float, seed: int) -> None:
+    def __init__(self, net: Net, targets: Sequence[LinearModule], rank: int, alpha: float, seed: int) -> None:
         self._net, self._targets, self._rank, self._alpha = net, list(targets), rank, alpha
         self._matrices = {m.name: m for m in targets}
         made = torch.Generator().manual_seed(seed)
@@ -85,30 +85,32 @@ class LoRA:
     def _names(self) -> list[str]:
         """Last names of the modules where these mean no other module, as people write them; else whole names."""
         last = {m.module.rsplit(".", 1)[-1] for m in self._targets}
-        meant = {m.module for m in adaptable(self._net) if m.module.rsplit(".", 1)[-1] in last}
+        meant = {m.module for m in adaptable_modules(self._net) if m.module.rsplit(".", 1)[-1] in last}
         whole = {m.module for m in self._targets}
         return sorted(last if meant == whole else whole)
 
 
-def freeze(net: SeenNet) -> int:
+def quantize_base(net: ParametrizedNet) -> int:
     """Keep the layers' matrices as NF4 codes, one after the other; the bytes that they take.
 
     The head stays as it is, as QLoRA leaves it. `ConfigError` for a matrix that NF4 cannot hold.
     """
-    for matrix in matrices(net.opened):
+    for matrix in linear_modules(net.opened):
         if matrix.layer is not None:
-            net.seen.frozen[matrix.name] = Nf4.of(to_torch(net.opened.source.tensor(matrix.name)), matrix.name)
-            net.seen.give_back()
-    return sum(codes.nbytes for codes in net.seen.frozen.values() if isinstance(codes, Nf4))
+            net.parametrized.frozen[matrix.name] = PackedNf4.of(
+                to_torch(net.opened.source.tensor(matrix.name)), matrix.name
+            )
+            net.parametrized.give_back()
+    return sum(codes.nbytes for codes in net.parametrized.frozen.values() if isinstance(codes, PackedNf4))
 
 
-def merge(net: Net, adapter: Path) -> None:
+def merge_adapter(net: Net, adapter: Path) -> None:
     """Set the tensors of `net` to what the adapter in the folder `adapter` makes of them: of every kind that is served.
 
     `ConfigError` or `ModelError` names what does not fit, or has no place in a checkpoint of this family.
     """
-    places = {(m.role, m.layer): m for m in adaptable(net) if m.layer is not None}
-    file = read_adapter(adapter, net.opened, [(role, layer) for role, layer in places if layer is not None], MOST_RANK)
+    places = {(m.role, m.layer): m for m in adaptable_modules(net) if m.layer is not None}
+    file = read_adapter(adapter, net.opened, [(role, layer) for role, layer in places if layer is not None], MAX_RANK)
     for (role, layer), low in file.matrices.items():
         matrix = places[role, layer]
         w = net.tensors[matrix.name]

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quire.compress.net import Net
-from quire.compress.train.objective import learned, of_text, weighted
-from quire.compress.train.seen import SeenNet
-from quire.compress.train.text import Batch, Row, batch_of
+from quire.compress.train.objective import cross_entropy, target_mask, weighted_mean
+from quire.compress.train.seen import ParametrizedNet
+from quire.compress.train.text import TrainingBatch, TrainingRow, collate
 from quire.core.errors import ConfigError
 from quire.learn.loop import write_whole
 
@@ -46,7 +46,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TeacherOutput:
     """What a teacher says at N places: log-probabilities [N, V], or [N, k] of the tokens `ids` [N, k] int64."""
 
     logs: Tensor
@@ -75,7 +75,7 @@ def _with_rest(logs: Tensor) -> Tensor:
 class Teacher(Protocol):
     """Who knows better."""
 
-    def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
+    def predict(self, batch: TrainingBatch, temperature: float) -> tuple[TeacherOutput, Mapping[int, Tensor]]:
         """What it says at the N places of `batch` that are learned, and its stream [N, h] past the layers it gives."""
         ...
 
@@ -83,18 +83,18 @@ class Teacher(Protocol):
 class NetTeacher:
     """A net; `layers`: those past which its stream is given."""
 
-    def __init__(self, net: SeenNet, layers: Sequence[int] = ()) -> None:
+    def __init__(self, net: ParametrizedNet, layers: Sequence[int] = ()) -> None:
         self._net, self._layers = net, layers
 
     @torch.no_grad()
-    def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
+    def predict(self, batch: TrainingBatch, temperature: float) -> tuple[TeacherOutput, Mapping[int, Tensor]]:
         """As `Teacher`."""
-        logits, hidden = self._net.run(batch.tokens, learned(batch), batch.lengths, wanted=self._layers)
-        return Wanted((logits / temperature).log_softmax(-1)), hidden
+        logits, hidden = self._net.run(batch.tokens, target_mask(batch), batch.lengths, wanted=self._layers)
+        return TeacherOutput((logits / temperature).log_softmax(-1)), hidden
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedTeacherInfo:
     """What is on disk: of which `teacher`, which rows (`digest`), the `top` likeliest tokens at `temperature`."""
 
     teacher: str
@@ -103,36 +103,41 @@ class Kept:
     temperature: float
 
 
-class KeptTeacher:
-    """The likeliest tokens of a teacher at every place that is learned, from the folder that `keep` wrote."""
+class CachedTeacher:
+    """The likeliest tokens of a teacher at every place that is learned, from the folder that `cache_teacher` wrote."""
 
-    def __init__(self, folder: Path, rows: Sequence[Row]) -> None:
+    def __init__(self, folder: Path, rows: Sequence[TrainingRow]) -> None:
         """`ConfigError` for a folder that is of other rows, or not whole."""
         try:
-            self._about = Kept(**json.loads((folder / "kept.json").read_text(encoding="utf-8")))
+            self._about = CachedTeacherInfo(**json.loads((folder / "kept.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{folder}: kept.json cannot be read ({error}); write it again") from None
-        if self._about.digest != digest_of(rows):
+        if self._about.digest != rows_digest(rows):
             raise ConfigError(f"{folder}: is of other rows; give the same --data and --length, or another folder")
         self._folder = folder
 
-    def wanted(self, batch: Batch, temperature: float) -> tuple[Wanted, Mapping[int, Tensor]]:
+    def predict(self, batch: TrainingBatch, temperature: float) -> tuple[TeacherOutput, Mapping[int, Tensor]]:
         """As `Teacher`; `ConfigError` for another temperature than was kept."""
         if temperature != self._about.temperature:
             raise ConfigError(f"{self._folder}: is of temperature {self._about.temperature}, not {temperature}")
         files = [load_file(self._folder / f"{row}.safetensors") for row in batch.rows]
         logs, ids = (torch.cat([file[name] for file in files]) for name in ("logs", "ids"))
-        return Wanted(logs, ids.long()), {}
+        return TeacherOutput(logs, ids.long()), {}
 
 
-def keep(
-    net: SeenNet, rows: Sequence[Row], folder: Path, top: int, temperature: float, tell: Callable[[int], None]
+def cache_teacher(
+    net: ParametrizedNet,
+    rows: Sequence[TrainingRow],
+    folder: Path,
+    top: int,
+    temperature: float,
+    report: Callable[[int], None],
 ) -> None:
     """Write what `net` says of `rows` to `folder`, `top` tokens a place (8 bytes each), a file a row.
 
-    Files that are there are left, so what stopped goes on; kept.json comes last. `tell(done)` after each row.
+    Files that are there are left, so what stopped goes on; kept.json comes last. `report(done)` after each row.
     """
-    about = Kept(net.name, digest_of(rows), min(top, net.spec.vocab_size), temperature)
+    about = CachedTeacherInfo(net.name, rows_digest(rows), min(top, net.spec.vocab_size), temperature)
     begun = folder / "begun.json"
     if begun.is_file() and json.loads(begun.read_text(encoding="utf-8")) != vars(about):
         raise ConfigError(f"{folder}: was begun with another teacher, other rows or options; give another folder")
@@ -142,14 +147,14 @@ def keep(
     for number, row in enumerate(rows):
         path = folder / f"{number}.safetensors"
         if not path.is_file():
-            said, _ = teacher.wanted(batch_of([(number, row)]), temperature)
+            said, _ = teacher.predict(collate([(number, row)]), temperature)
             logs, ids = said.logs.topk(about.top, -1)
             write_whole(path, {"logs": logs.contiguous(), "ids": ids.int().contiguous()}, {})
-        tell(number + 1)
+        report(number + 1)
     (folder / "kept.json").write_text(json.dumps(vars(about)), encoding="utf-8")
 
 
-def digest_of(rows: Sequence[Row]) -> str:
+def rows_digest(rows: Sequence[TrainingRow]) -> str:
     """Of tokens and of where learning begins in them."""
     found = hashlib.blake2b(digest_size=16)
     for row in rows:
@@ -157,7 +162,7 @@ def digest_of(rows: Sequence[Row]) -> str:
     return found.hexdigest()
 
 
-class Hidden:
+class HiddenStateLoss:
     """The teacher's stream past some layers is learned too, through a matrix where widths differ (Romero et al. 2015).
 
     `pairs`: layer of the student -> layer of the teacher. `parameters`: the matrices [teacher's h, student's h], f32.
@@ -173,40 +178,40 @@ class Hidden:
                 matrix = torch.randn(theirs.hidden, ours.hidden, generator=made) / math.sqrt(ours.hidden)
                 self.parameters[f"projection.{i}"] = matrix.requires_grad_()
 
-    def loss(self, ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor], batch: Batch) -> Tensor:
+    def loss(self, ours: Mapping[int, Tensor], theirs: Mapping[int, Tensor], batch: TrainingBatch) -> Tensor:
         """Of streams [N, h]: squares of what is missed beside that of the teacher's row, the mean over layers."""
         total = torch.zeros(())
         for i, j in self.pairs.items():
             x, wanted, matrix = ours[i], theirs[j], self.parameters.get(f"projection.{i}")
             missed = (x if matrix is None else x @ matrix.t()) - wanted
-            total = total + weighted(missed.square().mean(-1) / wanted.square().mean(-1), batch)
+            total = total + weighted_mean(missed.square().mean(-1) / wanted.square().mean(-1), batch)
         return total / len(self.pairs)
 
 
 @dataclass(frozen=True)
-class OfTeacher:
+class DistillationLoss:
     """`share` of the divergence of `kind`, the rest of the text's loss; `hidden_weight` of hidden states'."""
 
     teacher: Teacher
     kind: str = "kl"
     temperature: float = 1.0
     share: float = 1.0
-    hidden: Hidden | None = None
+    hidden: HiddenStateLoss | None = None
     hidden_weight: float = 0.0
 
-    def loss(self, net: SeenNet, batch: Batch, checkpointing: bool) -> Tensor:
+    def loss(self, net: ParametrizedNet, batch: TrainingBatch, checkpointing: bool) -> Tensor:
         """As `Objective`. `ConfigError` where the teacher has another vocabulary."""
-        said, theirs = self.teacher.wanted(batch, self.temperature)
+        said, theirs = self.teacher.predict(batch, self.temperature)
         layers = () if self.hidden is None else tuple(self.hidden.pairs)
-        logits, ours = net.run(batch.tokens, learned(batch), batch.lengths, checkpointing, layers)
+        logits, ours = net.run(batch.tokens, target_mask(batch), batch.lengths, checkpointing, layers)
         if said.ids is None and said.logs.shape[-1] != logits.shape[-1]:
             raise ConfigError(
                 f"--teacher: has {said.logs.shape[-1]} tokens, {net.name} {logits.shape[-1]}; they need one vocabulary"
             )
         divergence = said.divergence(logits, self.kind, self.temperature)
-        total = self.share * weighted(divergence, batch)
+        total = self.share * weighted_mean(divergence, batch)
         if self.share < 1:
-            total = total + (1 - self.share) * of_text(logits, batch)
+            total = total + (1 - self.share) * cross_entropy(logits, batch)
         if self.hidden is not None:
             total = total + self.hidden_weight * self.hidden.loss(ours, theirs, batch)
         return total

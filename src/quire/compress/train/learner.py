@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from quire.compress.train.objective import Objective
-from quire.compress.train.seen import SeenNet
-from quire.compress.train.text import Row, batch_of
+from quire.compress.train.seen import ParametrizedNet
+from quire.compress.train.text import TrainingRow, collate
 from quire.learn.rows import Shuffled
 
 
@@ -17,10 +17,10 @@ class NetLearner:
 
     def __init__(
         self,
-        net: SeenNet,
+        net: ParametrizedNet,
         parameters: Mapping[str, Tensor],
         objective: Objective,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         batch: int,
         seed: int,
         checkpointing: bool = False,
@@ -34,7 +34,7 @@ class NetLearner:
 
     def backward(self, step: int) -> float:
         """Gradients of the step's rows, and their loss."""
-        batch = batch_of([self._rows[step * self._batch + i] for i in range(self._batch)])
+        batch = collate([self._rows[step * self._batch + i] for i in range(self._batch)])
         loss = self._objective.loss(self._net, batch, self._checkpointing)
         loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
-from quire.compress.train.seen import SeenNet, matrices
+from quire.compress.train.seen import ParametrizedNet, linear_modules
 from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
@@ -30,17 +30,17 @@ from quire.quant.base import Quantizer
 from quire.quant.float8 import Float8
 
 
-class FakeQuantized:
+class FakeQuantize:
     """Matrices as `scheme` in groups of `group` columns has them once they are written as `dtype`, others as `dtype`.
 
-    Add `value` to the values of a `SeenNet`. A head that is the table of tokens stays in `dtype`: one tensor is read
+    Add `value` to the values of a `ParametrizedNet`. A head that is the table of tokens stays in `dtype`: one tensor is read
     both ways, and only one of them is rounded when it is served.
     """
 
-    def __init__(self, net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtype) -> None:
+    def __init__(self, net: ParametrizedNet, scheme: Quantizer, group: int, dtype: torch.dtype) -> None:
         """`ConfigError` names a matrix whose columns are no whole groups."""
         self._scheme, self._group, self._dtype = scheme, group, dtype
-        self._matrices = {m.name: m for m in matrices(net.opened)}
+        self._matrices = {m.name: m for m in linear_modules(net.opened)}
         for m in self._matrices.values():
             scheme.check(m.name, net.opened.source.infos[m.name].shape[0 if m.transposed else 1], group)
 
@@ -60,7 +60,7 @@ class FakeQuantized:
         return straight_through(tensor, made.t() if matrix.transposed else made)
 
 
-class RoundedOps(Differentiable):
+class FakeQuantizedOps(Differentiable):
     """Products whose activations are rounded per group as kernels round them; keys and values as a cache keeps them.
 
     `scheme`: of the weights, float8 ones take activations in float8, others in 8-bit integers. `kept`: int8 or
@@ -95,12 +95,12 @@ class RoundedOps(Differentiable):
     ) -> Tensor:
         own, kept = held(cache), self._kept
         assert kept is not None
-        rounding = RoundedHeld(own.layout, own.keys, own.values, own.written, kept)
+        rounding = FakeQuantizedCache(own.layout, own.keys, own.values, own.written, kept)
         return rope_and_cache(qkv, positions, table, slots, rounding, *more)
 
 
 @dataclass(frozen=True, eq=False)
-class RoundedHeld(Held):
+class FakeQuantizedCache(Held):
     """What is put into it is rounded to `kept`, with a scale for each token and head."""
 
     kept: Dtype = I8
@@ -110,12 +110,14 @@ class RoundedHeld(Held):
         super().put(slots, fake_cache(keys, self.kept), fake_cache(values, self.kept))
 
 
-def fake_quantize(net: SeenNet, scheme: Quantizer, group: int, dtype: torch.dtype, kept: Dtype | None = None) -> None:
-    """Let the forward pass of `net` round everything as it will be served: see `FakeQuantized` and `RoundedOps`.
+def fake_quantize(
+    net: ParametrizedNet, scheme: Quantizer, group: int, dtype: torch.dtype, kept: Dtype | None = None
+) -> None:
+    """Let the forward pass of `net` round everything as it will be served: see `FakeQuantize` and `FakeQuantizedOps`.
 
     `ConfigError` where that cannot be.
     """
     if kept is not None and not scaled(net.spec):
         raise ConfigError(f"{net.name}: keeps latents instead of keys and values; leave --kv-cache-dtype out")
-    net.ops = RoundedOps(scheme, group, kept)
-    net.seen.values.append(FakeQuantized(net, scheme, group, dtype).value)
+    net.ops = FakeQuantizedOps(scheme, group, kept)
+    net.parametrized.parametrizations.append(FakeQuantize(net, scheme, group, dtype).value)

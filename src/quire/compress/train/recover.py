@@ -7,23 +7,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from quire.compress.train.seen import SeenNet, matrices
+from quire.compress.train.seen import ParametrizedNet, linear_modules
 from quire.core.errors import ConfigError
 
 PRUNED = 0.1
 """Share of zeros from which a matrix counts as pruned: plain ones have next to none, pruned ones a third at least."""
 
 
-class Masks:
-    """Zeros of the matrices of layers that were pruned stay zeros. Add `value` to the values of a `SeenNet`.
+class PruningMasks:
+    """Zeros of the matrices of layers that were pruned stay zeros. Add `value` to the values of a `ParametrizedNet`.
 
     Their gradients are zero, so Adam's moments are, and the weight's decay of zero is zero: they stay so to the bit.
     `masks`: name of a matrix -> where it is not zero, bool.
     """
 
-    def __init__(self, net: SeenNet) -> None:
+    def __init__(self, net: ParametrizedNet) -> None:
         self.masks: dict[str, Tensor] = {}
-        for matrix in matrices(net.opened):
+        for matrix in linear_modules(net.opened):
             mask = net.opened.source.tensor(matrix.name) != 0
             if mask.numel() - int(mask.sum()) >= PRUNED * mask.numel():
                 self.masks[matrix.name] = mask
@@ -34,7 +34,7 @@ class Masks:
         return tensor if mask is None else tensor * mask
 
 
-def tuned(net: SeenNet, targets: Sequence[str]) -> dict[str, Tensor]:
+def trainable_tensors(net: ParametrizedNet, targets: Sequence[str]) -> dict[str, Tensor]:
     """The floating-point tensors whose name on disk one of the globs matches (none given: all), as leaves.
 
     `ConfigError` for a glob that matches none.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from quire.compress.net import Net
-from quire.compress.plain import Plain, as_plain
+from quire.compress.plain import PlainCheckpoint, as_plain_checkpoint
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Source
@@ -25,11 +25,11 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.net.decoder import Decoder
 from quire.ops.arrays import to_torch
 
-Value = Callable[[str, Tensor], Tensor]
+Parametrization = Callable[[str, Tensor], Tensor]
 """(name of a tensor, its numbers) -> what the decoder is made of instead, of the same shape."""
 
 
-class Codes(Protocol):
+class QuantizedTensor(Protocol):
     """A tensor kept in fewer bits."""
 
     def dequantize(self) -> Tensor:
@@ -37,18 +37,18 @@ class Codes(Protocol):
         ...
 
 
-class Seen:
-    """A `Source` through `values`, one after the other; `frozen`: tensors that are kept as codes instead."""
+class ParametrizedSource:
+    """A `Source` through `parametrizations`, one after the other; `frozen`: tensors that are kept as codes instead."""
 
     def __init__(self, source: Source) -> None:
         self._source, self.infos = source, source.infos
-        self.values: list[Value] = []
-        self.frozen: dict[str, Codes] = {}
+        self.parametrizations: list[Parametrization] = []
+        self.frozen: dict[str, QuantizedTensor] = {}
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name` as the methods make it."""
         tensor = self.frozen[name].dequantize() if name in self.frozen else to_torch(self._source.tensor(name))
-        for value in self.values:
+        for value in self.parametrizations:
             tensor = value(name, tensor)
         return tensor
 
@@ -61,12 +61,12 @@ class Seen:
         self._source.give_back()
 
 
-class SeenNet(Net):
-    """A net that `seen.values` change. Tensors are seen by the names of the claim, each expert's by itself."""
+class ParametrizedNet(Net):
+    """A net that `parametrized.parametrizations` change. Tensors are seen by the names of the claim, each expert's by itself."""
 
     streams = False
 
-    def __init__(self, plain: Plain, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, plain: PlainCheckpoint, dtype: torch.dtype = torch.float32) -> None:
         """`ConfigError` for models whose layers read what others made."""
         super().__init__(plain, dtype)
         spec = self.spec
@@ -74,14 +74,14 @@ class SeenNet(Net):
             raise ConfigError(
                 f"{self.name}: layers read what an encoder or other layers made; such models do not train"
             )
-        self.seen = Seen(self.opened.source)
-        self.opened = replace(self.opened, source=self.seen)
+        self.parametrized = ParametrizedSource(self.opened.source)
+        self.opened = replace(self.opened, source=self.parametrized)
         self._ends: tuple[int, Decoder, Decoder] | None = None
 
     @classmethod
-    def of(cls, model: str) -> SeenNet:
+    def of(cls, model: str) -> ParametrizedNet:
         """The net of a folder, GGUF file or hub name, in f32."""
-        return cls(as_plain(open_model(model)))
+        return cls(as_plain_checkpoint(open_model(model)))
 
     def run(
         self,
@@ -118,16 +118,16 @@ class SeenNet(Net):
         ]
         if any(self.tensors.was_set(self.rewritten.origins[name]) for name in names):
             return None, None
-        if self._ends is None or self._ends[0] != len(self.seen.values):
+        if self._ends is None or self._ends[0] != len(self.parametrized.parametrizations):
             with torch.enable_grad():
-                if any(self.seen.tensor(name).requires_grad for name in names):
+                if any(self.parametrized.tensor(name).requires_grad for name in names):
                     return None, None
-            self._ends = len(self.seen.values), self.before_layers(), self.after_layers()
+            self._ends = len(self.parametrized.parametrizations), self.before_layers(), self.after_layers()
         return self._ends[1:]
 
 
 @dataclass(frozen=True)
-class Matrix:
+class LinearModule:
     """A matrix of a checkpoint. `name`: of its tensor; `module`: of what holds it, as PEFT knows it.
 
     `layer`: None for the output head. `transposed`: it lies as [k, n].
@@ -141,7 +141,7 @@ class Matrix:
     transposed: bool
 
 
-def matrices(opened: Opened) -> list[Matrix]:
+def linear_modules(opened: Opened) -> list[LinearModule]:
     """The matrices that formats of fewer bits are for, the output head last if it is one of its own."""
     found = []
     for (role, place), parts in opened.claim.parts.items():
@@ -150,5 +150,5 @@ def matrices(opened: Opened) -> list[Matrix]:
             continue
         module = "" if place.expert is not None else module_of(opened, role, place.layer)
         transposed = opened.family.transposed and place.layer is not None
-        found.append(Matrix(role, place.layer, place.expert, parts["weight"], module, transposed))
+        found.append(LinearModule(role, place.layer, place.expert, parts["weight"], module, transposed))
     return sorted(found, key=lambda m: m.layer is None)

@@ -15,9 +15,9 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 
-STEP = "Let's think step by step."
-ANSWER = "Therefore, the answer alone is:"
-AT_ONCE = 64
+REASONING_PROMPT = "Let's think step by step."
+ANSWER_PROMPT = "Therefore, the answer alone is:"
+PROMPTS_AT_ONCE = 64
 """Prompts whose answers are written together: what is lost when it is stopped."""
 
 
@@ -27,25 +27,25 @@ def write_answers(
     out: Path,
     params: SamplingParams,
     rationales: bool,
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> None:
     """Write a line of JSON for each of `prompts` to `out`: prompt, completion and, with `rationales`, rationale.
 
     Through the chat template where the model has one. What stopped goes on after the lines that are there; `out` gets
-    its name when it is whole. `tell(done)` now and then. `ConfigError` where lines are of other prompts or options.
+    its name when it is whole. `report(done)` now and then. `ConfigError` where lines are of other prompts or options.
     """
     part = out.with_suffix(".part")
     done = _lines(part, prompts, rationales)
-    tell(len(done))
+    report(len(done))
     part.parent.mkdir(parents=True, exist_ok=True)
     with part.open("w", encoding="utf-8") as file:
         file.writelines(done)
-        for at in range(len(done), len(prompts), AT_ONCE):
-            asked = prompts[at : at + AT_ONCE]
+        for at in range(len(done), len(prompts), PROMPTS_AT_ONCE):
+            asked = prompts[at : at + PROMPTS_AT_ONCE]
             for entry in _answers(llm, asked, params, rationales):
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             file.flush()
-            tell(at + len(asked))
+            report(at + len(asked))
     part.replace(out)
 
 
@@ -63,17 +63,20 @@ def _lines(part: Path, prompts: Sequence[str], rationales: bool) -> list[str]:
 
 def _answers(llm: LLM, prompts: Sequence[str], params: SamplingParams, rationales: bool) -> list[dict[str, str]]:
     if not rationales:
-        found = _said(llm, [[prompt] for prompt in prompts], params)
+        found = _generate(llm, [[prompt] for prompt in prompts], params)
         return [{"prompt": p, "completion": text} for p, text in zip(prompts, found, strict=True)]
-    reasons = _said(llm, [[f"{prompt}\n{STEP}"] for prompt in prompts], params)
-    turns = [[f"{prompt}\n{STEP}", reason, ANSWER] for prompt, reason in zip(prompts, reasons, strict=True)]
+    reasons = _generate(llm, [[f"{prompt}\n{REASONING_PROMPT}"] for prompt in prompts], params)
+    turns = [
+        [f"{prompt}\n{REASONING_PROMPT}", reason, ANSWER_PROMPT]
+        for prompt, reason in zip(prompts, reasons, strict=True)
+    ]
     return [
         {"prompt": p, "completion": text, "rationale": reason}
-        for p, text, reason in zip(prompts, _said(llm, turns, params), reasons, strict=True)
+        for p, text, reason in zip(prompts, _generate(llm, turns, params), reasons, strict=True)
     ]
 
 
-def _said(llm: LLM, turns: Sequence[Sequence[str]], params: SamplingParams) -> list[str]:
+def _generate(llm: LLM, turns: Sequence[Sequence[str]], params: SamplingParams) -> list[str]:
     """What follows on each: turns of a user and the model by turns, or text after text where there is no template."""
     try:
         template = llm.chat_template

@@ -15,16 +15,16 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
-UNREAD = -100
+IGNORE_INDEX = -100
 """A target of no loss, as torch's cross entropy has it."""
-EXPLAIN = "Explain step by step: "
+RATIONALE_PREFIX = "Explain step by step: "
 """Before a prompt whose rationale is learned. Answers have no prefix (the paper has one for both tasks), so that the
 model that is served needs none."""
 FORMS = 'needs "text", "prompt" and "completion", or "messages"'
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """`tokens`, of which those from place `start` on are learned. `weight` of their loss beside that of others."""
 
     tokens: list[int]
@@ -33,11 +33,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Rows one after the other, of T tokens in all: filled up to the longest they would be twice as many in answers.
 
     tokens [1, T] int64, without each row's last, which nothing follows; lengths [B] int64; targets [T] int64: the token
-    that is to follow, or `UNREAD`; weights [T] f32: of the rows; `rows`: their numbers among all.
+    that is to follow, or `IGNORE_INDEX`; weights [T] f32: of the rows; `rows`: their numbers among all.
     """
 
     tokens: Tensor
@@ -47,16 +47,20 @@ class Batch:
     rows: tuple[int, ...] = ()
 
 
-def batch_of(rows: Sequence[tuple[int, Row]]) -> Batch:
+def collate(rows: Sequence[tuple[int, TrainingRow]]) -> TrainingBatch:
     """Rows with their numbers as one batch."""
     tokens = [token for _, row in rows for token in row.tokens[:-1]]
-    targets = [token if at >= row.start else UNREAD for _, row in rows for at, token in enumerate(row.tokens) if at]
+    targets = [
+        token if at >= row.start else IGNORE_INDEX for _, row in rows for at, token in enumerate(row.tokens) if at
+    ]
     lengths = torch.tensor([len(row.tokens) - 1 for _, row in rows])
     weights = torch.tensor([row.weight for _, row in rows]).repeat_interleave(lengths)
-    return Batch(torch.tensor([tokens]), lengths, torch.tensor(targets), weights, tuple(number for number, _ in rows))
+    return TrainingBatch(
+        torch.tensor([tokens]), lengths, torch.tensor(targets), weights, tuple(number for number, _ in rows)
+    )
 
 
-class Texts:
+class TextDataset:
     """Files as rows of at most `length` tokens. `rationales`: the weight of explanations that files have, 0: unread.
 
     `cut`: rows that had more tokens, of which the first are kept; `left_out`: of those, rows with nothing to learn in
@@ -69,7 +73,7 @@ class Texts:
         self._tokenizer, self._template, self._length, self._rationales = tokenizer, template, length, rationales
         self.cut = self.left_out = 0
 
-    def read(self, path: Path) -> list[Row]:
+    def read(self, path: Path) -> list[TrainingRow]:
         """Rows of a text file, or of a .jsonl file of texts, prompts with completions, or messages.
 
         `ConfigError` names the file, the line and what is wrong with it.
@@ -80,19 +84,19 @@ class Texts:
             raise ConfigError(f"--data {path}: cannot be read as UTF-8 text: {error}", param="data") from None
         if path.suffix != ".jsonl":
             return self.of_text(text)
-        rows: list[Row] = []
+        rows: list[TrainingRow] = []
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 rows += self._of_line(line, f"--data {path}, line {number}")
         return rows
 
-    def of_text(self, text: str) -> list[Row]:
+    def of_text(self, text: str) -> list[TrainingRow]:
         """Rows of `length` tokens, each but the first of them learned; the last may be shorter."""
         tokens = self._tokenizer.encode(text)
         cuts = (tokens[at : at + self._length] for at in range(0, len(tokens), self._length))
-        return [Row(cut) for cut in cuts if len(cut) > 1]
+        return [TrainingRow(cut) for cut in cuts if len(cut) > 1]
 
-    def of_messages(self, messages: Sequence[Mapping[str, Any]], weight: float = 1.0) -> list[Row]:
+    def of_messages(self, messages: Sequence[Mapping[str, Any]], weight: float = 1.0) -> list[TrainingRow]:
         """A row for each message of the assistant, after those before it as the model's template has them."""
         if self._template is None:
             raise BadRequest("messages need a model with a chat template; give prompts and completions")
@@ -104,10 +108,10 @@ class Texts:
             whole = self._template.encode(messages[: i + 1], add_generation_prompt=False)
             if whole[: len(before)] != before or len(whole) == len(before):
                 raise BadRequest("the chat template does not put an answer after what asks for it; use plain prompts")
-            rows.append(Row(whole, len(before), weight))
+            rows.append(TrainingRow(whole, len(before), weight))
         return self._fitted(rows)
 
-    def of_answer(self, prompt: str, completion: str, weight: float = 1.0) -> list[Row]:
+    def of_answer(self, prompt: str, completion: str, weight: float = 1.0) -> list[TrainingRow]:
         """The row of a prompt and its answer: through the template where there is one, else text after text."""
         if self._template is not None:
             chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
@@ -115,19 +119,19 @@ class Texts:
         before = self._tokenizer.encode(prompt)
         answer = self._tokenizer.encode(completion, add_special_tokens=False)
         end = [] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id]
-        return self._fitted([Row(before + answer + end, len(before), weight)])
+        return self._fitted([TrainingRow(before + answer + end, len(before), weight)])
 
-    def _fitted(self, rows: list[Row]) -> list[Row]:
+    def _fitted(self, rows: list[TrainingRow]) -> list[TrainingRow]:
         kept = []
         for row in rows:
             self.cut += len(row.tokens) > self._length
             if max(1, row.start) >= min(len(row.tokens), self._length):
                 self.left_out += 1
             else:
-                kept.append(Row(row.tokens[: self._length], row.start, row.weight))
+                kept.append(TrainingRow(row.tokens[: self._length], row.start, row.weight))
         return kept
 
-    def _of_line(self, line: str, where: str) -> list[Row]:
+    def _of_line(self, line: str, where: str) -> list[TrainingRow]:
         try:
             entry = json.loads(line)
         except ValueError as error:
@@ -137,7 +141,7 @@ class Texts:
         except BadRequest as error:
             raise ConfigError(f"{where}: {error.message}", param="data") from None
 
-    def _of_entry(self, entry: object) -> Iterator[Row]:
+    def _of_entry(self, entry: object) -> Iterator[TrainingRow]:
         if not isinstance(entry, dict):
             raise BadRequest(f"is not an object; {FORMS}")
         if isinstance(entry.get("text"), str):
@@ -148,6 +152,6 @@ class Texts:
             yield from self.of_answer(entry["prompt"], entry["completion"])
             rationale = entry.get("rationale")
             if self._rationales > 0 and isinstance(rationale, str) and rationale:
-                yield from self.of_answer(EXPLAIN + entry["prompt"], rationale, self._rationales)
+                yield from self.of_answer(RATIONALE_PREFIX + entry["prompt"], rationale, self._rationales)
         else:
             raise BadRequest(f"{FORMS}, has {', '.join(sorted(entry)) or 'nothing'}")
