@@ -31,9 +31,9 @@ from typing import Any
 from environments import environment
 
 from quire.bench.quality import heldout_texts
-from quire.compress.measure import compare
-from quire.compress.pipeline import calibration_text
-from quire.compress.recipe import recipe_of
+from quire.compress.evaluation.measure import compare
+from quire.compress.pipelines.run import calibration_text
+from quire.compress.recipes.parser import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import QuireError
 from quire.model.describe import describe

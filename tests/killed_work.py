@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from quire.compress.resume import WorkFolder
+from quire.compress.tracking.journal import WorkFolder
 from quire.core.errors import ConfigError
 
 KEY = {"recipe": "r", "source": "s", "code": "c"}

@@ -174,6 +174,32 @@ def test_folders_of_model_are_apart(folder: str) -> None:
     assert not [w for w in wrong if not w.endswith(" quire.model.load.roles")], wrong
 
 
+WORKBENCH = (
+    {"recipes", "tracking"},
+    {"checkpoint"},
+    {"calibration"},
+    {"quantize", "prune"},
+    {"layouts"},
+    {"train"},
+    {"evaluation"},
+    {"pipelines"},
+)
+"""Folders of compress/ in the order in which they may import each other: each those before it."""
+
+
+def test_folders_of_compress_point_down() -> None:
+    level = {folder: i for i, folders in enumerate(WORKBENCH) for folder in folders}
+    assert set(level) == {p.name for p in (SOURCE / "compress").iterdir() if (p / "__init__.py").exists()}
+    known, wrong = frozenset(modules()), []
+    for path in sorted((SOURCE / "compress").glob("*/*.py")):
+        own = path.parent.name
+        for name in needs(path, known):
+            parts = name.split(".")
+            if parts[:2] == ["quire", "compress"] and parts[2] != own and level[parts[2]] >= level[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, wrong
+
+
 SLOW = {"torch", "transformers", "triton", "starlette"}
 
 

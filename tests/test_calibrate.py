@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from quire.bench.quality import general_heldout, heldout_texts, read_questions, shipped
-from quire.compress.calibrate import CalibrationRows, calibration_rows, library_texts, read_documents
-from quire.compress.recipe import Calibration
+from quire.compress.calibration.text import CalibrationRows, calibration_rows, library_texts, read_documents
+from quire.compress.recipes.parser import Calibration
 from quire.core.errors import ConfigError
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.text.template import ChatTemplate

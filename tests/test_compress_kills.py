@@ -19,14 +19,14 @@ from torch import Tensor
 
 from killed_work import CALLS
 from oracle import write
-from quire.compress import walk
-from quire.compress.layerwise import LayerModifier, observe_inputs, per_matrix
-from quire.compress.matrices import linear_weights
-from quire.compress.net import Net
-from quire.compress.pipeline import compress
-from quire.compress.recipe import Recipe, recipe_of
-from quire.compress.stats import InputStatistics
-from quire.compress.walk import HiddenStates
+from quire.compress.calibration import hidden_states
+from quire.compress.calibration.hidden_states import HiddenStates
+from quire.compress.calibration.statistics import InputStatistics
+from quire.compress.checkpoint.linear_weights import linear_weights
+from quire.compress.checkpoint.net import Net
+from quire.compress.pipelines.layerwise import LayerModifier, observe_inputs, per_matrix
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import Recipe, recipe_of
 from quire.model.describe import open_model
 from quire.ops.weights import Weight
 from test_net import ALL
@@ -161,7 +161,7 @@ def test_a_layer_is_looked_at_as_far_as_is_wanted(
     """Each turn's inputs are those of whole passes, which a stop that never comes makes."""
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)
-    monkeypatch.setattr(walk, "TOKENS", 12)
+    monkeypatch.setattr(hidden_states, "TOKENS", 12)
     net, g = Net.open(str(tmp_path)), torch.Generator().manual_seed(1)
     stream = HiddenStates(net, torch.randint(0, net.spec.vocab_size, (5, 6), generator=g).tolist())
     change = LayerModifier(per_matrix(lambda w, seen: Weight("f32", w)), ("hessian",))

@@ -18,8 +18,8 @@ from gguf import GGMLQuantizationType as Type
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
 from gguf_models import write_gguf
 from oracle import edit_config, write
-from quire.compress.net import Net
-from quire.compress.released import FusedSource
+from quire.compress.checkpoint.dequantized import FusedSource
+from quire.compress.checkpoint.net import Net
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint

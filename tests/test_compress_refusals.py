@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import quire.cli
 from oracle import edit_config, write
-from quire.compress.resume import WorkFolder
+from quire.compress.tracking.journal import WorkFolder
 from tiny_model import write_tiny
 
 Run = Callable[..., tuple[int, list[str]]]

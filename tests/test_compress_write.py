@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from often import one_of
 from oracle import NOT_EAGER, write
-from quire.compress import write as writing
-from quire.compress.net import Net
-from quire.compress.roles import get_role_matrix, matrices_by_role, set_role_matrix
-from quire.compress.write import write_folder
+from quire.compress.checkpoint import writer
+from quire.compress.checkpoint.linear_weights import get_role_matrix, matrices_by_role, set_role_matrix
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ConfigError, ModelError
 from test_model import TOLERANCE
 from test_net import ALL, ENCODED, error, oracle_logits, random_tokens
@@ -99,7 +99,7 @@ def test_the_dtype_is_that_of_files_and_config(dtype: torch.dtype, tmp_path: Pat
 
 def test_large_models_lie_in_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle, tokens = write(tmp_path / "in", "olmoe", num_experts=6, num_experts_per_tok=2), random_tokens(1, 9)
-    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(writer, "SHARD_BYTES", 100_000)
     net = Net.open(str(tmp_path / "in"))
     write_net(tmp_path / "out", net)
     files = sorted((tmp_path / "out").glob("*.safetensors"))

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oracle import write
-from quire.compress.layouts.compressed import CompressedTensorsLayout
-from quire.compress.net import Net
+from quire.compress.checkpoint.net import Net
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.quantize.fp8 import per_block
-from quire.compress.stages import METHODS
+from quire.compress.recipes.stages import METHODS
 from quire.ops.weights import Weight
 from test_compress import made
 

@@ -13,7 +13,7 @@ import foreign_weights as foreign
 from oracle import logits, relative_error
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
-from quire.compress.layouts.compressed import CompressedTensorsLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gptq import GptqLayout
 from quire.compress.layouts.registry import LAYOUTS
 from quire.ops.weights import Weight

@@ -17,7 +17,7 @@ from torch import Tensor
 import foreign_weights as foreign
 from quire.compress.layouts.base import Layout, is_unquantized, pack
 from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout, dynamic_map
-from quire.compress.layouts.compressed import CompressedTensorsLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gptq import GptqLayout
 from quire.compress.layouts.registry import LAYOUTS
 from quire.core.errors import ConfigError

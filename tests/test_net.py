@@ -20,9 +20,9 @@ import test_mixtures
 import test_mla
 from often import one_of
 from oracle import backend, edit_config, relative_error, write
-from quire.compress.net import Net
-from quire.compress.roles import matrices_by_role
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.linear_weights import matrices_by_role
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ConfigError, ModelError
 from test_load_memory import LLAMA, PROCESS, SOURCE
 from test_model import TOLERANCE, VARIANTS, Paged, load

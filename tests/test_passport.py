@@ -20,9 +20,9 @@ from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.bench import quality
 from quire.cli import main
-from quire.compress import measure
-from quire.compress.measure import passport_of, speed_of
-from quire.compress.passport import (
+from quire.compress.evaluation import measure
+from quire.compress.evaluation.measure import passport_of, speed_of
+from quire.compress.evaluation.passport import (
     Answers,
     Passport,
     Rates,
@@ -31,8 +31,8 @@ from quire.compress.passport import (
     with_section,
     write_passport,
 )
-from quire.compress.pipeline import compress
-from quire.compress.recipe import recipe_of
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED
@@ -226,7 +226,7 @@ def test_a_folder_that_is_made_has_the_title_of_its_place(
     int4: Passport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is measured in the folder of the last stage, which has another name."""
-    monkeypatch.setattr("quire.compress.pipeline.passport_of", lambda *_, **__: int4)
+    monkeypatch.setattr("quire.compress.pipelines.run.passport_of", lambda *_, **__: int4)
     stage = {"kind": "quantize", "method": "rtn", "targets": ["*layers.0.*q_proj*"]}
     compress("", tmp_path / "small", recipe_of({"stage": [stage]}, "test"), lambda what: None, passport=True)
     assert (tmp_path / "small" / "README.md").read_text().startswith("# small\n")

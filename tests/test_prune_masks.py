@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.compress.prune.patterns import Pattern, apply_mask, ratio_mask, sparsity_of
+from quire.compress.prune.masks import Pattern, apply_mask, ratio_mask, sparsity_of
 from quire.compress.prune.scores import (
     activation_gradient,
     block_influence,

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from oracle import backend
-from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
-from quire.compress.quantize.grid import IntegerGrid
-from quire.compress.quantize.rtn import rtn
+from quire.compress.quantize.rounding import IntegerGrid, rtn
+from quire.compress.train.qat import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.core.dtypes import F8, I8
 from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8, RoundToNearest

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from often import one_of
-from quire.compress.quantize import fp8, nf4
+from quire.compress.calibration.statistics import InputStatistics, output_error
+from quire.compress.quantize import fp4, fp8
 from quire.compress.quantize.gptq import FactoredHessian, gptq, gptq_all
-from quire.compress.quantize.grid import CodeBookGrid, Grid, IntegerGrid, QuantParams, in_groups
-from quire.compress.quantize.rtn import rtn
-from quire.compress.stats import InputStatistics, output_error
+from quire.compress.quantize.rounding import CodeBookGrid, Grid, IntegerGrid, QuantParams, in_groups, rtn
 from quire.core.errors import ModelError
 from quire.ops.weights import Weight
 from quire.quant.codebook import MXFP4, NF4
@@ -58,9 +57,9 @@ def slow(w: Tensor, hessian: Tensor, grid: Grid, group: int, order: list[int], s
 
 
 GRIDS: list[tuple[Grid, int]] = [
-    (IntegerGrid(4), 32), (IntegerGrid(4), 256), (IntegerGrid(3), 64), (IntegerGrid(2, False), 16), (IntegerGrid(8, False), 24),
-    (IntegerGrid(4), 8), (IntegerGrid(4, False), 192), (IntegerGrid(4), 384), (CodeBookGrid(NF4), 64), (CodeBookGrid(MXFP4), 32),
-    (fp8.PER_ROW, 384), (fp8.PER_TENSOR, 384),
+    (IntegerGrid(4), 32), (IntegerGrid(4), 256), (IntegerGrid(3), 64), (IntegerGrid(2, False), 16),
+    (IntegerGrid(8, False), 24), (IntegerGrid(4), 8), (IntegerGrid(4, False), 192), (IntegerGrid(4), 384),
+    (CodeBookGrid(NF4), 64), (CodeBookGrid(MXFP4), 32), (fp8.PER_ROW, 384), (fp8.PER_TENSOR, 384),
 ]  # fmt: skip
 
 
@@ -125,11 +124,11 @@ def test_columns_that_are_never_active_become_zero() -> None:
 
 def test_steps_may_be_the_callers_own() -> None:
     w, hessian = made(16, 128)
-    qparams, nested = nf4.nf4_steps(w)
-    q: Weight = gptq(w, hessian, nf4.NF4_GRID, nf4.NF4_BLOCK, act_order=True, qparams=qparams)
+    qparams, nested = fp4.nf4_qparams(w)
+    q: Weight = gptq(w, hessian, fp4.NF4_GRID, fp4.NF4_BLOCK, act_order=True, qparams=qparams)
     assert q.scales is not None
     assert torch.allclose(q.scales.float().flatten() * NF4.unit, nested.scales(), rtol=1e-6)
-    assert output_error(q.dequantize() - w, hessian) < output_error(nf4.nf4(w)[0].dequantize() - w, hessian)
+    assert output_error(q.dequantize() - w, hessian) < output_error(fp4.nf4(w)[0].dequantize() - w, hessian)
 
 
 def test_a_hessian_is_its_factors() -> None:

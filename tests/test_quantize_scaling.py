@@ -9,15 +9,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quire.compress.quantize import fp8, mxfp4
+from quire.compress.calibration.statistics import InputStatistics
+from quire.compress.quantize import fp4, fp8
 from quire.compress.quantize.awq import awq
-from quire.compress.quantize.folding import scale_columns, unscale_norm, unscale_rows
-from quire.compress.quantize.grid import IntegerGrid
-from quire.compress.quantize.kv_scales import KvCachePeaks
-from quire.compress.quantize.outliers import llm_int8
-from quire.compress.quantize.rtn import rtn
-from quire.compress.quantize.smoothquant import smooth_scales, smoothquant, w8a8_product
-from quire.compress.stats import InputStatistics
+from quire.compress.quantize.int8 import (
+    llm_int8,
+    scale_columns,
+    smooth_scales,
+    smoothquant,
+    unscale_norm,
+    unscale_rows,
+    w8a8_product,
+)
+from quire.compress.quantize.kv_cache import KvCachePeaks
+from quire.compress.quantize.rounding import IntegerGrid, rtn
 from quire.core.dtypes import I8
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.weights import Weight
@@ -74,12 +79,10 @@ def test_awq_clips_where_that_helps_and_spares_whom_it_is_told_to() -> None:
 
 def test_awq_for_other_grids_keeps_their_scales() -> None:
     ws, x = made(9)
-    mx = awq(ws, x, mxfp4.MXFP4_GRID, mxfp4.MXFP4_BLOCK)
+    mx = awq(ws, x, fp4.MXFP4_GRID, fp4.MXFP4_BLOCK)
     mantissas = mx.weights[0].dequantize()[mx.weights[0].dequantize() != 0].abs().frexp().mantissa
     assert set(mantissas.tolist()) == {0.5, 0.75}
-    assert off(mx.weights[0], ws[0], x, mx.scales) < 0.8 * off(
-        rtn(ws[0], mxfp4.MXFP4_GRID, mxfp4.MXFP4_BLOCK), ws[0], x
-    )
+    assert off(mx.weights[0], ws[0], x, mx.scales) < 0.8 * off(rtn(ws[0], fp4.MXFP4_GRID, fp4.MXFP4_BLOCK), ws[0], x)
     floats = awq(ws, x, fp8.PER_ROW, -1)
     assert floats.clips == (None, None)
     assert torch.equal(floats.weights[0].dequantize(), fp8.per_row(scale_columns(ws[0], floats.scales)).dequantize())

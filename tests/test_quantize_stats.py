@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.compress.stats import BLOCK, InputStatistics, output_error
+from quire.compress.calibration.statistics import BLOCK, InputStatistics, output_error
 from quire.core.errors import ModelError
 
 ROWS = torch.randn((61, 24), generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 9, 24)

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
-from quire.compress.progress import MEASURING, units_bar
-from quire.compress.resume import WorkFolder, code_digest, file_digest, work_folder
+from quire.compress.tracking.bar import MEASURING, units_bar
+from quire.compress.tracking.journal import WorkFolder, code_digest, file_digest, work_folder
 from quire.core.errors import ConfigError
 from quire.core.whole import becoming, write_whole
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from oracle import edit_config, logits, relative_error, write
-from quire.compress.net import Net
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint
 from test_loader import load, whole

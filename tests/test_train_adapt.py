@@ -14,23 +14,22 @@ from transformers import AutoModelForCausalLM
 
 from oracle import BACKENDS, backend, logits, relative_error, write
 from peft_layouts import Layout
-from quire.compress.net import Net
-from quire.compress.quantize import nf4
-from quire.compress.train.adapt import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
+from quire.compress.checkpoint.net import Net
+from quire.compress.quantize import fp4
+from quire.compress.quantize.fp4 import PackedNf4
+from quire.compress.train.dataset import TrainingRow, collate
 from quire.compress.train.job import write_merged
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.nf4 import PackedNf4
-from quire.compress.train.objective import CrossEntropy
-from quire.compress.train.seen import ParametrizedNet, linear_modules
-from quire.compress.train.text import TrainingRow, collate
+from quire.compress.train.lora import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
+from quire.compress.train.objective import CrossEntropy, NetLearner
+from quire.compress.train.parametrized import ParametrizedNet, linear_modules
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
 from quire.quant.codebook import NF4_NUMBERS
 from test_learn import Plan
+from test_lora import merged as merged_by_hand
 from test_lora import run as run_adapted
-from test_lora import write_merged as merged_by_hand
 from test_model import TOLERANCE, prompt
 
 FAMILIES = {"llama": ("*",), "gpt2": ("c_attn", "*.1.mlp.c_proj"), "phi3": ("qkv_proj", "down_proj")}
@@ -163,14 +162,14 @@ def test_codes_are_the_nearest_of_the_book() -> None:
     w = torch.randn((48, 320), generator=torch.Generator().manual_seed(0)) * 0.05
     w[3, :64] = 0.0
     made = PackedNf4.of(w, "w")
-    blocks, scales = w.view(-1, nf4.NF4_BLOCK), made.nested.scales()
+    blocks, scales = w.view(-1, fp4.NF4_BLOCK), made.nested.scales()
     top = blocks.abs().amax(1)
     choices = torch.tensor(NF4_NUMBERS)[None] * top[:, None]  # codes are found by the scales before they are rounded
     nearest = (blocks[..., None] - choices[:, None]).abs().argmin(-1)
     numbers = torch.tensor(NF4_NUMBERS)[nearest] * scales[:, None]
-    got = made.dequantize().view(-1, nf4.NF4_BLOCK)
+    got = made.dequantize().view(-1, fp4.NF4_BLOCK)
     assert torch.allclose(got[top > 0], numbers[top > 0], atol=1e-7) and not bool(got[top == 0].any())
-    served, nested = nf4.nf4(w)
+    served, nested = fp4.nf4(w)
     assert torch.equal(made.nested.codes, nested.codes)
     assert torch.allclose(made.dequantize(), served.dequantize(), atol=2e-5 * float(w.abs().max()))
     assert made.nbytes * 8 / w.numel() < 4.13

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from oracle import BACKENDS
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.app import app
-from quire.compress.resume import work_folder
+from quire.compress.tracking.journal import work_folder
+from quire.compress.train.dataset import IGNORE_INDEX, RATIONALE_PREFIX, TextDataset, TrainingRow, collate
+from quire.compress.train.distillation import ANSWER_PROMPT, REASONING_PROMPT, write_answers
 from quire.compress.train.job import prepare, read_prompts
 from quire.compress.train.options import METHODS, TrainOptions
-from quire.compress.train.teacher_text import ANSWER_PROMPT, REASONING_PROMPT, write_answers
-from quire.compress.train.text import IGNORE_INDEX, RATIONALE_PREFIX, TextDataset, TrainingRow, collate
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
 from quire.ops.arrays import to_torch
@@ -176,7 +176,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(more: dict[str, Any], model: Pat
 def test_ctrl_c_leaves_a_state_and_no_traceback(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.compress.train.learner import NetLearner
+    from quire.compress.train.objective import NetLearner
 
     backward = NetLearner.backward
 

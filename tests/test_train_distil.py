@@ -15,7 +15,8 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle import logits, relative_error, write
-from quire.compress.train.distil import (
+from quire.compress.train.dataset import TrainingRow, collate
+from quire.compress.train.distillation import (
     DIVERGENCES,
     CachedTeacher,
     DistillationLoss,
@@ -24,12 +25,9 @@ from quire.compress.train.distil import (
     TeacherOutput,
     cache_teacher,
 )
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.objective import CrossEntropy, cross_entropy, target_mask
-from quire.compress.train.recover import trainable_tensors
-from quire.compress.train.seen import ParametrizedNet
+from quire.compress.train.objective import CrossEntropy, NetLearner, cross_entropy, target_mask
+from quire.compress.train.parametrized import ParametrizedNet, trainable_tensors
 from quire.compress.train.student import spread_layers, write_random_student, write_truncated_student
-from quire.compress.train.text import TrainingRow, collate
 from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
 from test_learn import Plan

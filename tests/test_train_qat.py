@@ -11,13 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oracle import backend, relative_error, write
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.objective import CrossEntropy
+from quire.compress.checkpoint.writer import write_folder
+from quire.compress.train.dataset import TrainingRow, collate
+from quire.compress.train.objective import CrossEntropy, NetLearner
+from quire.compress.train.parametrized import ParametrizedNet, PruningMasks, linear_modules, trainable_tensors
 from quire.compress.train.qat import FakeQuantize, fake_quantize
-from quire.compress.train.recover import PruningMasks, trainable_tensors
-from quire.compress.train.seen import ParametrizedNet, linear_modules
-from quire.compress.train.text import TrainingRow, collate
-from quire.compress.write import write_folder
 from quire.core.config import flat_config
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError

@@ -16,7 +16,7 @@ import foreign_weights as foreign
 from often import one_of
 from oracle import logits, relative_error, write
 from quire.compress.layouts.base import Layout
-from quire.compress.layouts.compressed import CompressedTensorsLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.gguf_vocab import TEXTS
 from quire.compress.layouts.gptq import GptqLayout

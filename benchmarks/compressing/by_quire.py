@@ -6,8 +6,8 @@ from pathlib import Path
 
 from job import Job, run
 
-from quire.compress.pipeline import compress
-from quire.compress.recipe import recipe_of
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import recipe_of
 
 
 def make(job: Job) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AwqLayout:
-    """One group size for the whole file: its config has no place for others."""
+    """The layout of AutoAWQ. A file has one group size: its config has no place for others."""
 
     name: str = "awq"
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n] in their dtype.
+        """Return qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n] in their dtype.
 
         `ConfigError` for anything but integers of 4 bits, for act-order and for rows that are not a multiple of 8.
         """
@@ -52,7 +52,7 @@ class AwqLayout:
         return with_bias(base, {"qweight": _words(codes), "qzeros": _words(zeros), "scales": scales.t()}, bias)
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """Bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
+        """Return bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
         groups = facts_by_matrix(matrices, group_of)
         group = most_common(self.name, groups)
         for base, own in groups.items():
@@ -72,6 +72,6 @@ class AwqLayout:
 
 
 def _words(codes: Tensor) -> Tensor:
-    """int32 [c, r / 8] of signed codes int8 [r, c], rows interleaved within a word."""
+    """Pack signed codes int8 [r, c] as int32 [c, r / 8], rows interleaved within a word."""
     turned = codes.t().reshape(codes.shape[1], -1, 8)[..., list(ORDER)]
     return pack(turned.flatten(1), 4)

@@ -1,4 +1,4 @@
-"""bitsandbytes' files: NF4 with double quantization (Dettmers et al. 2023) and LLM.int8() (Dettmers et al. 2022).
+"""Files of bitsandbytes: NF4 with double quantization (Dettmers et al. 2023) and LLM.int8() (Dettmers et al. 2022).
 
 `quire.quant.bitsandbytes` says how tensors lie.
 """
@@ -37,10 +37,11 @@ NESTED = 256
 
 @dataclass(frozen=True)
 class BitsAndBytesLayout:
-    """`double`: scales of NF4 are quantized again to 8 bits, which takes 0.4 bits a number less in blocks of 64.
+    """The layout of bitsandbytes.
 
-    That rounds a scale by up to 0.7 % (half the widest gap of `dynamic_map`) of the largest distance from the mean that
-    its 256 have: the numbers of the file are those of its reader, not those of the weight. `dtype`: that of unquantized
+    `double`: scales of NF4 are quantized again to 8 bits, which takes 0.4 bits a number less in blocks of 64. That
+    rounds a scale by up to 0.7 % (half the widest gap of `dynamic_map`) of the largest distance from the mean that its
+    256 have: the numbers of the file are those of its reader, not those of the weight. `dtype`: that of unquantized
     numbers, to which bitsandbytes widens; `threshold`: activations beyond it are outliers of LLM.int8().
     """
 
@@ -50,7 +51,8 @@ class BitsAndBytesLayout:
     threshold: float = 6.0
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """NF4: weight uint8 [n * k / 2, 1], absmax, code book and description; int8: weight [n, k] and SCB f32 [n].
+        """Return tensors by kind. NF4: weight uint8 [n * k / 2, 1], absmax, code book and description; int8: weight,
+        SCB f32 [n].
 
         `ConfigError` for other kinds, for int8 whose groups are not whole rows and for act-order.
         """
@@ -104,7 +106,7 @@ class BitsAndBytesLayout:
         }
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """BitsAndBytesConfig's fields; `ConfigError` where some matrices have 4 bits and others 8."""
+        """Return the fields of BitsAndBytesConfig; `ConfigError` where some matrices have 4 bits and others 8."""
         facts = facts_by_matrix(matrices, lambda weight: weight.kind == "table4")
         four = {fact for fact in facts.values() if fact is not None}
         if len(four) != 1:
@@ -127,7 +129,7 @@ class BitsAndBytesLayout:
 
 
 def _times(scales: Tensor, unit: int) -> Tensor:
-    """The f32 x of which x / unit is `scales`, or nearest to it: a product rounded once need not be that."""
+    """Find the f32 x of which x / unit is `scales`, or nearest to it: a product rounded once need not be that."""
     scales = scales.float()
     best = scales * unit
     error = (best / unit - scales).abs()
@@ -152,7 +154,8 @@ def dynamic_map() -> Tensor:
 
 
 def _nested(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes uint8 [count], scales f32 [count / 256]) of values f32 [count]: the nearest numbers of `dynamic_map`."""
+    """Round values f32 [count] to the nearest numbers of `dynamic_map`: (codes uint8 [count], scales f32 [count /
+    256])."""
     count = values.numel()
     blocks = torch.nn.functional.pad(values, (0, -count % NESTED)).view(-1, NESTED)
     outer = blocks.abs().amax(1)

@@ -38,17 +38,18 @@ HEAD = "lm_head"
 
 @dataclass(frozen=True)
 class GptqLayout:
-    """`form`: checkpoint format, "gptq" (v1) or "gptq_v2"."""
+    """The layout of auto-gptq and gptqmodel. `form`: checkpoint format, "gptq" (v1) or "gptq_v2"."""
 
     form: str = "gptq"
 
     @property
     def name(self) -> str:
-        """That of the format."""
+        """The name of the checkpoint format."""
         return self.form
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n], g_idx int32 [k].
+        """Return qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n], g_idx
+        int32 [k].
 
         Scales keep their dtype. `ConfigError` for anything but integers of 2, 3, 4 or 8 bits, for sizes that do not
         fill whole words, and in v1 for a zero of the lowest code.
@@ -81,7 +82,8 @@ class GptqLayout:
         return with_bias(base, parts, bias)
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """The commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they are."""
+        """Return the commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they
+        are."""
         facts = facts_by_matrix(matrices, _facts)
         bits, group, symmetric = most_common(self.name, {base: fact and fact.rule for base, fact in facts.items()})
         config = {
@@ -105,8 +107,10 @@ class GptqLayout:
 
 
 class _Facts(NamedTuple):
-    """Of one matrix. `rule`: bits, columns of a group (-1 = a row) and whether there are no zeros; `ordered`: groups do
-    not lie together (act-order)."""
+    """Facts of one matrix. `rule`: bits, columns of a group (-1 = a row) and whether there are no zeros.
+
+    `ordered`: groups do not lie together (act-order).
+    """
 
     rule: tuple[int, int, bool]
     ordered: bool

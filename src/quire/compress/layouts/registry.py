@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.compress.layouts.awq import AwqLayout
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
-from quire.compress.layouts.compressed import CompressedTensorsLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gptq import GptqLayout
 
 LAYOUTS: dict[str, Layout] = {

@@ -1,4 +1,4 @@
-"""Whole layers, heads and MLP channels taken out of a checkpoint, which stays an ordinary one of its family.
+"""Structured pruning: whole layers, heads and MLP channels taken out of a checkpoint, which stays one of its family.
 
 Tensors come and go by their names on disk, beside the content of config.json. What cannot be written as an ordinary
 checkpoint is refused with the reason; the result is read again and claimed before it is handed out.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.compress.prune.onfile import PrunableCheckpoint, check_kept, refusal
+from quire.compress.prune.prunable import PrunableCheckpoint, check_kept, refusal
 from quire.core.errors import ConfigError
 from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.row import layer_kinds
@@ -30,7 +30,7 @@ PER_LAYER_FIELDS = ("layer_types", "no_rope_layers", "mlp_layer_types", "attenti
 
 
 def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> SmallerCheckpoint:
-    """The model of the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
+    """Keep the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
 
     Tensors of layers that the model does not run (predictors of further tokens) go as well. `ConfigError` for a `keep`
     that does not fit, `ModelError` where no config.json of the family says which kinds of layers are left.
@@ -61,7 +61,7 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
 def drop_channels(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
 ) -> SmallerCheckpoint:
-    """The model whose MLPs have the channels `keep_by_layer` alone: as many in every layer, ascending.
+    """Keep the MLP channels `keep_by_layer`: as many in every layer, ascending.
 
     A channel is a row of up and gate with their biases and a column of down. `ConfigError` for channels that do not
     fit, `ModelError` where there are experts or the family computes the width from others.
@@ -91,11 +91,11 @@ def drop_channels(
 def drop_heads(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
 ) -> SmallerCheckpoint:
-    """The model with the query heads `keep_by_layer` alone: as many in every layer, ascending.
+    """Keep the query heads `keep_by_layer`: as many in every layer, ascending.
 
     Key/value heads that no query head reads any more go too; each that stays must keep as many query heads as the
-    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes
-    a field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
+    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes a
+    field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
     heads from their number, or a norm spans all heads.
     """
     model = PrunableCheckpoint.of(tensors, config)
@@ -121,7 +121,7 @@ def drop_heads(
 
 
 def check_heads(spec: ModelSpec, count: int) -> None:
-    """`ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
+    """Raise `ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
     if not own_heads(spec):
         raise refusal(spec, "heads over latents cannot be dropped")

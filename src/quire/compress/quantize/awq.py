@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2024): columns that matter are made larger before they are rounded, and groups are clipped."""
+"""AWQ (Lin et al. 2024): scaling of columns that matter before they are rounded, and clipping of groups."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.folding import scale_columns
-from quire.compress.quantize.grid import Grid, in_groups, output_error_measure
-from quire.compress.quantize.rtn import round_to, rtn
+from quire.compress.quantize.int8 import scale_columns
+from quire.compress.quantize.rounding import Grid, in_groups, output_error_measure, round_to, rtn
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 
@@ -21,11 +20,12 @@ LEAST = 1e-4
 
 @dataclass(frozen=True)
 class AwqResult:
-    """Matrices times `scales` [k] f32 by column, rounded; what makes their input is to be divided by these (`folding`).
+    """Matrices times `scales` [k] f32 by column, rounded; what makes their input is to be divided by these
+    (`int8.unscale_*`).
 
-    `clips`: for each matrix [n, g], the fraction of a group's largest magnitude that its grid reaches, or None.
-    `error` and `plain_error`: the mean squared error of outputs on the calibration rows, with these scales and with
-    none, before clips are searched.
+    `clips`: for each matrix [n, g], the fraction of a group's largest magnitude that its grid reaches, or None. `error`
+    and `plain_error`: the mean squared error of outputs on the calibration rows, with these scales and with none,
+    before clips are searched.
     """
 
     scales: Tensor
@@ -75,7 +75,7 @@ def awq(
 def _search(
     ws: list[Tensor], x: Tensor, active: Tensor, grid: Grid, group: int, exponents: int
 ) -> tuple[Tensor, float, float]:
-    """(scales [k], their error, the error without)."""
+    """Search the scales; returns (scales [k], their error, the error without)."""
     large = _importance(ws, group)
     best = torch.ones_like(active)
     least = plain = _error(ws, x, best, grid, group)

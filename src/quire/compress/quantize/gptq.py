@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2023): columns are rounded one after the other, and those that follow make up for the error."""
+"""GPTQ (Frantar et al. 2023): rounding of columns one after the other; those that follow make up for the error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.grid import Grid, QuantParams, in_groups
-from quire.compress.stats import InputStatistics
+from quire.compress.calibration.statistics import InputStatistics
+from quire.compress.quantize.rounding import Grid, QuantParams, in_groups
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 
@@ -34,14 +34,14 @@ def gptq(
     damping: float = 0.01,
     qparams: QuantParams | None = None,
 ) -> Weight:
-    """w [n, k] rounded to `grid` in groups of `group` columns (-1: whole rows) such that w x hardly changes.
+    """Round w [n, k] to `grid` in groups of `group` columns (-1: whole rows) such that w x hardly changes.
 
-    `hessian` [k, k] f32 or f64 as `InputStatistics` gives it; the work is done in its dtype. `damping`: what is added to its
-    diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation; groups are
-    then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the qparams of groups of
-    neighbours beforehand. `qparams` [n, k / group] are static ones that the caller found. Columns that are never active
-    become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be
-    worked with.
+    `hessian` [k, k] f32 or f64 as `InputStatistics` gives it; the work is done in its dtype. `damping`: what is added
+    to its diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation;
+    groups are then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the qparams
+    of groups of neighbours beforehand. `qparams` [n, k / group] are static ones that the caller found. Columns that are
+    never active become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian
+    cannot be worked with.
     """
     if hessian.shape != (w.shape[1], w.shape[1]):
         raise ValueError(f"the Hessian is {list(hessian.shape)}, the matrix has {w.shape[1]} columns")
@@ -58,7 +58,7 @@ def gptq_all(
     static_groups: bool = False,
     damping: float = 0.01,
 ) -> Iterator[Weight]:
-    """`gptq` of matrices [n, k] that read the same `inputs`, one after the other.
+    """Round matrices [n, k] that read the same `inputs` by `gptq`, one after the other.
 
     Their Hessian is used up and factored once: at most two matrices of its size are in memory.
     """
@@ -111,7 +111,7 @@ def _round_matrix(
     static_groups: bool,
     qparams: QuantParams | None = None,
 ) -> Weight:
-    """One matrix."""
+    """Round one matrix."""
     if not bool(torch.isfinite(w).all()):
         raise ModelError(CANNOT_ROUND)
     k, order = w.shape[1], factored.order
@@ -136,10 +136,10 @@ def _round_matrix(
 
 
 def _runs(start: int, stop: int, width: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of up to `size` columns from `start`, where a group of `width` begins or goes on, to `stop`.
+    """Yield ranges of up to `size` columns from `start`, where a group of `width` begins or goes on, to `stop`.
 
-    A range begins with a group or lies within one: when a group's qparams are found, all its columns must have what came
-    before them.
+    A range begins with a group or lies within one: when a group's qparams are found, all its columns must have what
+    came before them.
     """
     step = size // width * width or size
     while start < stop:
@@ -156,7 +156,7 @@ def _round_columns(
     by_group: list[QuantParams | None],
     pruned: Tensor | None,
 ) -> tuple[Tensor, QuantParams]:
-    """Codes [k, n] and qparams [n, g] of `columns` [k, n].
+    """Round `columns` [k, n]; returns codes [k, n] and qparams [n, g].
 
     Column i has the qparams of group `group_of[i]`, which are found when its first column is reached if there are none.
     `pruned` [k, n]: numbers that become 0 whatever the errors of others would have them be.
@@ -181,8 +181,10 @@ def _round_columns(
 
 
 def _free(columns: Tensor, best: Tensor, factor: Tensor, group: slice) -> Tensor:
-    """What is best for the columns `group` [width, n] together, none of which is rounded yet: `best` of one counts on
-    those before it, which would have no errors after their own shifts."""
+    """Return what is best for the columns `group` [width, n] together, none of which is rounded yet.
+
+    `best` of one counts on those before it, which would have no errors after their own shifts.
+    """
     shift = best[group] - columns[group]
     before: Tensor = torch.linalg.solve_triangular(factor[group, group].t(), shift, upper=False, unitriangular=True)
     return columns[group] + before

@@ -1,4 +1,4 @@
-"""A run of training from its options: what is read, what learns by what, and the folder that is written."""
+"""Training jobs from their options: what is read, the parameters and the objective, and the folder that is written."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from quire.compress.net import Net
-from quire.compress.plain import as_plain_checkpoint
-from quire.compress.resume import JOURNAL, work_folder
-from quire.compress.train.adapt import LoRA, merge_adapter, quantize_base, target_modules
-from quire.compress.train.distil import (
+from quire.compress.checkpoint.dequantized import as_plain_checkpoint
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import atomic_folder, write_folder
+from quire.compress.tracking.journal import JOURNAL, work_folder
+from quire.compress.train.dataset import TextDataset, TrainingRow
+from quire.compress.train.distillation import (
     CachedTeacher,
     DistillationLoss,
     HiddenStateLoss,
@@ -26,17 +27,14 @@ from quire.compress.train.distil import (
     Teacher,
     cache_teacher,
     rows_digest,
+    write_answers,
 )
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.objective import CrossEntropy, Objective
+from quire.compress.train.lora import LoRA, merge_adapter, quantize_base, target_modules
+from quire.compress.train.objective import CrossEntropy, NetLearner, Objective
 from quire.compress.train.options import TrainOptions
+from quire.compress.train.parametrized import ParametrizedNet, PruningMasks, trainable_tensors
 from quire.compress.train.qat import fake_quantize
-from quire.compress.train.recover import PruningMasks, trainable_tensors
-from quire.compress.train.seen import ParametrizedNet
 from quire.compress.train.student import write_random_student, write_truncated_student
-from quire.compress.train.teacher_text import write_answers
-from quire.compress.train.text import TextDataset, TrainingRow
-from quire.compress.write import atomic_folder, write_folder
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
@@ -60,7 +58,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a run is: one that goes on must be of the same."""
+    """Facts of a run; one that goes on must be of the same."""
 
     options: Mapping[str, Any]
     model: str
@@ -70,7 +68,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A run, and what is written of it once it is done. `notes`: what a user should know of it beforehand."""
+    """A training run, and what is written of it once it is done. `notes`: what a user should know of it beforehand."""
 
     run: Run
     net: ParametrizedNet
@@ -80,7 +78,7 @@ class TrainingJob:
     out: Path
 
     def write(self) -> None:
-        """Write the adapter, or the model, and remove what the run kept beside it."""
+        """Write the adapter, or the model, and remove the work folder."""
         if self.adapter is None:
             write_folder(self.out, self.net.tensors, self.net.config, self.net.folder, checkpoint_dtype(self.net))
         else:
@@ -90,7 +88,7 @@ class TrainingJob:
 
 
 def _cache_path(work: Path, what: str, model: str, *facts: object) -> Path:
-    """Where what is made of `model` and `facts` is kept, so that what others made is not taken for it."""
+    """Return where what is made of `model` and `facts` is cached, so that what others made is not taken for it."""
     found = hashlib.blake2b(f"{sampled_digest(resolve(model))} {facts}".encode(), digest_size=8)
     return work / f"{what}-{found.hexdigest()}"
 
@@ -109,7 +107,7 @@ def write_merged(model: str, adapter: Path, out: Path) -> None:
 
 
 def prepare(model: str, out: Path, options: TrainOptions, report: ProgressCallback) -> TrainingJob:
-    """The job of training `model` with `options`, before its first step or where it stopped.
+    """Make the job of training `model` with `options`, before its first step or where it stopped.
 
     `report` hears of what is done first: a teacher's texts or probabilities, which go on where they stopped, too.
     `ConfigError` or `ModelError` names what cannot be.
@@ -163,7 +161,7 @@ def _notes(texts: TextDataset, rows: Sequence[TrainingRow], parameters: Iterable
 
 
 def _student_folder(model: str, options: TrainOptions, work: Path) -> Path:
-    """The folder of the student that a run begins with; it is written once."""
+    """Return the folder of the student that a run begins with; it is written once."""
     folder = _cache_path(work, "student", model, options.layers, options.student, options.seed)
     if not folder.exists():
         teacher = ParametrizedNet.of(model)
@@ -175,7 +173,7 @@ def _student_folder(model: str, options: TrainOptions, work: Path) -> Path:
 
 
 def _fields(given: Sequence[str]) -> dict[str, Any]:
-    """FIELD=VALUE, a value as JSON."""
+    """Parse FIELD=VALUE, a value as JSON."""
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -189,7 +187,7 @@ def _fields(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _trainable(model: str, options: TrainOptions) -> tuple[ParametrizedNet, dict[str, Tensor], LoRA | None]:
-    """The net, what of it is learned, and the adapter if it is one."""
+    """Return the net, its parameters, and the adapter if it is one."""
     net = ParametrizedNet.of(model)
     if options.method in ("qat", "full"):
         net.parametrized.parametrizations.append(PruningMasks(net).value)
@@ -224,7 +222,7 @@ def _objective(
 
 
 def _answers(options: TrainOptions, data: Sequence[Path], work: Path, report: ProgressCallback) -> Path:
-    """The file of what the teacher writes for the prompts in `data`."""
+    """Return the file of what the teacher writes for the prompts in `data`."""
     prompts = [prompt for path in data for prompt in read_prompts(path)]
     asked = prompts, options.temperature, options.seed, options.max_tokens, options.rationales > 0
     out = _cache_path(work, "answers", options.teacher or "", *asked).with_suffix(".jsonl")
@@ -239,7 +237,7 @@ def _answers(options: TrainOptions, data: Sequence[Path], work: Path, report: Pr
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a .jsonl file, or the lines of any other; `ConfigError` names a line that has none."""
+    """Read the prompts of a .jsonl file, or the lines of any other; `ConfigError` names a line that has none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.net import Net
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.compress.prune.structured import PER_LAYER_FIELDS, drop_layers
-from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
 from quire.model.disk.opened import Opened
@@ -23,7 +23,7 @@ INITIALIZER_RANGE = 0.02
 
 
 def spread_layers(layers: int, kept: int) -> list[int]:
-    """The numbers of `kept` of `layers` layers, evenly spread, the last among them: of half, every other one.
+    """List the numbers of `kept` of `layers` layers, evenly spread, the last among them: of half, every other one.
 
     `ConfigError` where so many cannot be kept.
     """
@@ -59,7 +59,7 @@ def write_random_student(teacher: Net, changes: Mapping[str, Any], seed: int, ou
 
 
 def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of one entry per layer, of the layers that `write_truncated_student` would keep."""
+    """Cut lists of one entry per layer to the layers that `write_truncated_student` would keep."""
     layers, count = teacher.spec.layers, changes.get("num_hidden_layers")
     if not isinstance(count, int) or not 1 <= count <= layers:
         return {}
