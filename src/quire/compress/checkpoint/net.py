@@ -34,6 +34,7 @@ from quire.model.net.parts import Linear
 from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
 from quire.ops.held import Held
+from quire.ops.lazy import torch_dtype
 from quire.quant.base import QWeight
 
 IGNORE_INDEX = -100
@@ -294,6 +295,12 @@ class Net:
             yield
         finally:
             self._watching.remove(callback)
+
+
+def checkpoint_dtype(net: Net) -> torch.dtype:
+    """Return the dtype in which most of a model's numbers were read, and in which they are written."""
+    found: torch.dtype = torch_dtype(net.opened.dtype)
+    return found
 
 
 def flat_batch(tokens: Tensor, rows: Tensor | None = None) -> Batch:

@@ -101,7 +101,7 @@ def ordered_codes(weight: Weight) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack signed codes int8 [r, c] in words int32 [r, ceil(c * bits / 32)], as `quant.packed.unpack_rows` reads them."""
+    """Pack signed codes int8 [r, c] in words int32 [r, ceil(c * bits / 32)], as `quant.packed` reads them."""
     r, c = codes.shape
     out = torch.zeros((r, -(-c * bits // 32)), dtype=torch.int32)
 

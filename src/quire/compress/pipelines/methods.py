@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.compress.calibration.statistics import InputStatistics
 from quire.compress.checkpoint.linear_weights import LinearWeight
-from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.net import Net, checkpoint_dtype
 from quire.compress.checkpoint.writer import atomic_folder
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
@@ -29,7 +29,7 @@ from quire.compress.pipelines.layerwise import (
 )
 from quire.compress.pipelines.mixed_precision import mixed_precision_modifier
 from quire.compress.pipelines.smoothing import awq_modifier, smoothquant_modifier
-from quire.compress.pipelines.stage_io import ModifiedLayers, StageContext, checkpoint_dtype, write_dense, write_packed
+from quire.compress.pipelines.stage_io import ModifiedLayers, StageContext, write_dense, write_packed
 from quire.compress.pipelines.structured_pruning import run_structured
 from quire.compress.pipelines.training import run_merge, run_training
 from quire.compress.prune.masks import Pattern, apply_mask, ratio_mask

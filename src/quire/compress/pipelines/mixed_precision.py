@@ -1,4 +1,4 @@
-"""Mixed precision by sensitivity: each layer gets the bits with which all cost least, within a mean of bits a weight."""
+"""Mixed precision by sensitivity: each layer gets the bits with which all cost least, at a mean of bits a weight."""
 
 from __future__ import annotations
 

@@ -25,7 +25,6 @@ from quire.compress.tracking.journal import WorkFolder
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.model.load.roles import DISK_ROLES, FUSED
-from quire.ops.lazy import torch_dtype
 from quire.ops.weights import Weight
 
 
@@ -214,11 +213,6 @@ class PackedTensors(LazyTensors):
         name = f"{matrix.base}.bias"
         bias = self._layers.tensors.get(name, self._net.tensors.get(name))
         return self._layout.tensors(matrix.base, self._layers.weight(matrix), bias)
-
-
-def checkpoint_dtype(net: Net) -> torch.dtype:
-    """Return the dtype of a model's numbers in its files."""
-    return torch_dtype(net.opened.dtype)
 
 
 def write_dense(context: StageContext, net: Net, layers: ModifiedLayers, dtype: torch.dtype) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from quire.compress.calibration.hidden_states import HiddenStates
 from quire.compress.checkpoint.linear_weights import linear_weights
-from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.net import Net, checkpoint_dtype
 from quire.compress.pipelines.layerwise import LayerModifier, observe_inputs, per_matrix
-from quire.compress.pipelines.stage_io import StageContext, checkpoint_dtype, write_stage_output
+from quire.compress.pipelines.stage_io import StageContext, write_stage_output
 from quire.compress.prune.scores import (
     block_influence,
     channel_scores,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint.dequantized import as_plain_checkpoint
-from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.net import Net, checkpoint_dtype
 from quire.compress.checkpoint.writer import atomic_folder, write_folder
 from quire.compress.tracking.journal import JOURNAL, work_folder
 from quire.compress.train.dataset import TextDataset, TrainingRow
@@ -43,7 +43,6 @@ from quire.engine.llm import LLM
 from quire.learn.loop import Pace, Run
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
-from quire.ops.lazy import torch_dtype
 from quire.quant.registry import QUANTIZERS
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -91,12 +90,6 @@ def _cache_path(work: Path, what: str, model: str, *facts: object) -> Path:
     """Return where what is made of `model` and `facts` is cached, so that what others made is not taken for it."""
     found = hashlib.blake2b(f"{sampled_digest(resolve(model))} {facts}".encode(), digest_size=8)
     return work / f"{what}-{found.hexdigest()}"
-
-
-def checkpoint_dtype(net: Net) -> torch.dtype:
-    """The dtype in which most of the model's numbers were read, in which it is written."""
-    made: torch.dtype = torch_dtype(net.opened.dtype)
-    return made
 
 
 def write_merged(model: str, adapter: Path, out: Path) -> None:
