@@ -100,8 +100,8 @@ def test_the_loader_is_imported_without_torch(folder: str) -> None:
 
 def modules() -> dict[str, Path]:
     """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
-    homes = {SOURCE.parent: SOURCE.rglob("*.py")} | {
-        ROOT / folder: (ROOT / folder).rglob("*.py") for folder in ("tests", "training", "benchmarks")
+    homes = {SOURCE.parent: SOURCE.rglob("*.py"), ROOT: (ROOT / "benchmarks").rglob("*.py")} | {
+        ROOT / folder: (ROOT / folder).rglob("*.py") for folder in ("tests", "training")
     }
     named = {
         ".".join(path.relative_to(home).with_suffix("").parts): path for home, paths in homes.items() for path in paths

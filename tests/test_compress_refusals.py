@@ -133,7 +133,7 @@ def test_a_full_disk(source: Path, tmp_path: Path, run: Run) -> None:
 def test_ctrl_c_leaves_what_another_run_goes_on_with(
     source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, done = WorkFolder.keep, list[str]()
+    keep, done = WorkFolder.save, list[str]()
 
     def stopped(work: WorkFolder, stage: int, name: str, *more: Any) -> None:
         keep(work, stage, name, *more)

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory.model_loading import measured, write_zeros
 from often import one_of
 from quire.ops.native import load_native
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from load_memory import measured, write_zeros
 
 pytestmark = [
     pytest.mark.skipif(load_native() is None, reason="quire._native is not built"),

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 import test_encoder
 import test_mixtures
 import test_mla
+from benchmarks.memory.model_loading import memory, write_zeros
 from often import one_of
 from oracle import backend, edit_config, relative_error, write
 from quire.compress.checkpoint.linear_weights import matrices_by_role
@@ -26,9 +27,6 @@ from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ConfigError, ModelError
 from test_load_memory import LLAMA, PROCESS, SOURCE
 from test_model import TOLERANCE, VARIANTS, Paged, load
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from load_memory import memory, write_zeros
 
 ALL = VARIANTS | test_mixtures.VARIANTS | test_mla.VARIANTS
 ENCODED = test_encoder.VARIANTS

@@ -192,8 +192,8 @@ def test_a_frozen_base_is_codes(family: str, tmp_path: Path) -> None:
     found = gradients(net, lora.parameters, True)
     dense, other = adapted(tmp_path, ("*",))
     for name in plain:
-        frozen = dense.seen.frozen[name] = net.parametrized.frozen[name]
-        assert not torch.equal(frozen.dequantize(), ParametrizedNet.of(str(tmp_path)).seen.tensor(name))
+        frozen = dense.parametrized.frozen[name] = net.parametrized.frozen[name]
+        assert not torch.equal(frozen.dequantize(), ParametrizedNet.of(str(tmp_path)).parametrized.tensor(name))
     wanted = gradients(dense, other.parameters)
     assert all(torch.allclose(found[n], wanted[n], atol=1e-6) for n in found) and len(found) == 2 * len(
         adaptable_modules(net)

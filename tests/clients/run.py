@@ -14,10 +14,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests")]
 
-from environments import environment  # noqa: E402
-
+from quire.bench.suite.environments import environment  # noqa: E402
 from test_end_to_end import serving  # noqa: E402
 
 MODEL = ROOT / "src" / "quire" / "assets" / "pydoc"

@@ -1,6 +1,6 @@
 """Files as real tools write them and as they read ours, beside what the tools themselves answer: `make interop`.
 
-Each tool gets an environment of its own (`benchmarks/environments.py`), makes tiny quantized models there and says
+Each tool gets an environment of its own (`quire.bench.suite.environments`), makes tiny quantized models there and says
 their logits and greedy tokens (`make_*.py`), activations unrounded; here they are read in float32 and compared. What
 quire writes (`written.py`) is read by the tools (`read_*.py`), and their answers are compared with ours in the same
 way. A tool that cannot be installed, or a case that it cannot make, is a line that says why. The exit code is 1 when an
@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests")]
 
-from environments import RECIPES, environment  # noqa: E402
 from written import CASES, write_cases  # noqa: E402
 
 from oracle import BACKENDS, backend, relative_error  # noqa: E402
+from quire.bench.suite.environments import RECIPES, environment  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import QuireError  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402

@@ -53,6 +53,8 @@ class Observations:
         return torch.cat(self.rows)
 
 
+InputObservations = Mapping[InputKey, Observations]
+"""Observations of the inputs of a layer's matrices."""
 MatrixMethod = Callable[[Tensor, InputStatistics | None], Weight]
 ModifiedLayer = tuple[dict[str, Weight], dict[str, Tensor]]
 """New forms of matrices by their base names, and other tensors that changed with them, by their names on disk."""
@@ -69,7 +71,7 @@ class LayerModifier:
     whether peaks of keys and values are measured, which are saved as unit `kv_peaks_unit(layer)`.
     """
 
-    modify: Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]
+    modify: Callable[[Net, int, Sequence[LinearWeight], InputObservations], ModifiedLayer]
     statistics: tuple[str, ...] = ()
     sample: bool = False
     sequential: bool = True
@@ -83,46 +85,42 @@ class LayerModifier:
 
 def per_matrix(
     change: MatrixMethod,
-) -> Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]:
+) -> Callable[[Net, int, Sequence[LinearWeight], InputObservations], ModifiedLayer]:
     """Make a modifier's function that changes one matrix w [n, k] f32 after another: `change(w, statistics of its
     inputs)`."""
 
-    def of(
-        net: Net, layer: int, wanted: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]
-    ) -> ModifiedLayer:
+    def modify(net: Net, layer: int, wanted: Sequence[LinearWeight], observed: InputObservations) -> ModifiedLayer:
         made = {}
         for matrix in wanted:
             with matrix.error_context():
-                own = seen.get((matrix.input_role, matrix.place.expert))
+                own = observed.get((matrix.input_role, matrix.place.expert))
                 made[matrix.base] = change(matrix.read(net), None if own is None else own.inputs)
         return made, {}
 
-    return of
+    return modify
 
 
 def per_shared_input(
     change: Callable[[Iterator[Tensor], InputStatistics], Iterator[Weight]],
-) -> Callable[[Net, int, Sequence[LinearWeight], Mapping[InputKey, Observations]], ModifiedLayer]:
+) -> Callable[[Net, int, Sequence[LinearWeight], InputObservations], ModifiedLayer]:
     """Make a modifier's function that changes all matrices w [n, k] f32 that read the same input, each when it is asked
     for.
 
     `change(these, statistics of their inputs)`: the statistics are of no others, and may be used up.
     """
 
-    def of(
-        net: Net, layer: int, wanted: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]
-    ) -> ModifiedLayer:
+    def modify(net: Net, layer: int, wanted: Sequence[LinearWeight], observed: InputObservations) -> ModifiedLayer:
         made, groups = dict[str, Weight](), dict[InputKey, list[LinearWeight]]()
         for matrix in wanted:
             groups.setdefault((matrix.input_role, matrix.place.expert), []).append(matrix)
         for key, members in groups.items():
-            weights = change((m.read(net) for m in members), seen[key].inputs)
+            weights = change((m.read(net) for m in members), observed[key].inputs)
             for matrix in members:
                 with matrix.error_context():
                     made[matrix.base] = next(weights)
         return made, {}
 
-    return of
+    return modify
 
 
 def modify_layers(
@@ -191,8 +189,8 @@ def _modify_layer(
     in_turn = change.sequential and bool(change.statistics)
     turns = [list(group) for _, group in groupby(found, key=lambda m: m.position)] if in_turn else [list(found)]
     for turn in turns:
-        seen = observe_inputs(net, layer, turn, change, states)
-        own, others = change.modify(net, layer, turn, seen)
+        observed = observe_inputs(net, layer, turn, change, states)
+        own, others = change.modify(net, layer, turn, observed)
         for matrix in turn:
             matrix.assign(net, own[matrix.base].dequantize())
         made |= own
@@ -202,21 +200,23 @@ def _modify_layer(
 
 def observe_inputs(
     net: Net, layer: int, wanted: Sequence[LinearWeight], change: LayerModifier, states: HiddenStates | None
-) -> Mapping[InputKey, Observations]:
+) -> InputObservations:
     """Observe the inputs of matrices of `layer` on the calibration text, whose hidden states are those before it."""
     if states is None or not change.statistics:
         return {}
     most = -(-SAMPLE_ROWS // states.parts) if change.sample else 0
     readers = {(m.input_role, m.place.expert): m for m in wanted}
-    seen = {key: Observations(InputStatistics(m.columns(net), change.statistics), most) for key, m in readers.items()}
+    observed = {
+        key: Observations(InputStatistics(m.columns(net), change.statistics), most) for key, m in readers.items()
+    }
 
     def see(role: str, expert: int | None, x: Tensor) -> None:
-        if (role, expert) in seen:
+        if (role, expert) in observed:
             with readers[role, expert].error_context():
-                seen[role, expert].add(x)
+                observed[role, expert].add(x)
 
-    states.observe(net.layer(layer), see, {role for role, _ in seen})
-    return seen
+    states.observe(net.layer(layer), see, {role for role, _ in observed})
+    return observed
 
 
 SCALAR_FIELDS = tuple(f.name for f in fields(Weight) if f.name not in ARRAYS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,9 @@ from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.registry import LAYOUTS
 from quire.compress.pipelines.layerwise import (
-    InputKey,
+    InputObservations,
     LayerModifier,
     ModifiedLayer,
-    Observations,
     modify_layers,
     per_matrix,
     per_shared_input,
@@ -109,7 +108,7 @@ def run_rtn(context: StageContext, stage: Rtn) -> None:
     """Quantize by round-to-nearest."""
     grid = IntegerGrid(stage.bits, stage.symmetric)
     write_quantized(
-        context, stage, LayerModifier(per_matrix(lambda w, seen: rtn(w, grid, stage.group_size))), COMPRESSED
+        context, stage, LayerModifier(per_matrix(lambda w, observed: rtn(w, grid, stage.group_size))), COMPRESSED
     )
 
 
@@ -117,9 +116,9 @@ def run_gptq(context: StageContext, stage: Gptq) -> None:
     """Quantize by GPTQ."""
     grid = IntegerGrid(stage.bits, stage.symmetric)
 
-    def change(ws: Iterator[Tensor], seen: InputStatistics) -> Iterator[Weight]:
+    def change(ws: Iterator[Tensor], observed: InputStatistics) -> Iterator[Weight]:
         return gptq_all(
-            ws, seen, grid, stage.group_size, act_order=stage.act_order, static_groups=stage.static_groups,
+            ws, observed, grid, stage.group_size, act_order=stage.act_order, static_groups=stage.static_groups,
             damping=stage.damping,
         )  # fmt: skip
 
@@ -141,7 +140,7 @@ def run_llm_int8(context: StageContext, stage: LlmInt8) -> None:
 
     Who serves it finds outliers as they come.
     """
-    change = LayerModifier(per_matrix(lambda w, seen: llm_int8(w, NO_COLUMNS).weight))
+    change = LayerModifier(per_matrix(lambda w, observed: llm_int8(w, NO_COLUMNS).weight))
     write_quantized(context, stage, change, BitsAndBytesLayout(threshold=stage.threshold))
 
 
@@ -149,28 +148,28 @@ def run_fp8(context: StageContext, stage: Fp8) -> None:
     """Quantize to FP8; static scales of activations are those of the calibration text."""
     if stage.scales != "static":
         made = per_row if stage.scales == "dynamic" else per_block
-        write_quantized(context, stage, LayerModifier(per_matrix(lambda w, seen: made(w))), COMPRESSED)
+        write_quantized(context, stage, LayerModifier(per_matrix(lambda w, observed: made(w))), COMPRESSED)
         return
 
-    def of(net: Net, layer: int, found: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]) -> ModifiedLayer:
+    def modify(net: Net, layer: int, found: Sequence[LinearWeight], observed: InputObservations) -> ModifiedLayer:
         marks = {}
         for matrix in found:
-            peak = seen[matrix.input_role, matrix.place.expert].inputs.peak
+            peak = observed[matrix.input_role, matrix.place.expert].inputs.peak
             marks[f"{matrix.base}.input_scale"] = activation_scale(peak).view(1)
         return {m.base: per_tensor(m.read(net)) for m in found}, marks
 
-    write_quantized(context, stage, LayerModifier(of, ("peak",)), COMPRESSED)
+    write_quantized(context, stage, LayerModifier(modify, ("peak",)), COMPRESSED)
 
 
 def run_nf4(context: StageContext, stage: Nf4) -> None:
     """Quantize to NF4; whether scales are quantized too is decided by the layout."""
-    change = LayerModifier(per_matrix(lambda w, seen: rtn(w, NF4_GRID, stage.block_size)))
+    change = LayerModifier(per_matrix(lambda w, observed: rtn(w, NF4_GRID, stage.block_size)))
     write_quantized(context, stage, change, BitsAndBytesLayout(double=stage.double_quantization))
 
 
 def run_mxfp4(context: StageContext, stage: Mxfp4) -> None:
     """Quantize to MXFP4."""
-    write_quantized(context, stage, LayerModifier(per_matrix(lambda w, seen: mxfp4(w))), COMPRESSED)
+    write_quantized(context, stage, LayerModifier(per_matrix(lambda w, observed: mxfp4(w))), COMPRESSED)
 
 
 def run_mixed(context: StageContext, stage: Mixed) -> None:
@@ -201,7 +200,7 @@ def keep_mask(scores: Tensor, stage: Prune) -> Tensor:
 
 def run_magnitude(context: StageContext, stage: Prune) -> None:
     """Prune the weights of smallest magnitude."""
-    change = per_matrix(lambda w, seen: Weight("f32", apply_mask(w, keep_mask(magnitude(w), stage))))
+    change = per_matrix(lambda w, observed: Weight("f32", apply_mask(w, keep_mask(magnitude(w), stage))))
     write_pruned(context, stage, LayerModifier(change))
 
 
@@ -212,9 +211,9 @@ def run_wanda(context: StageContext, stage: Prune) -> None:
     the embedded model was 0.792 in place of 0.771 (2:4).
     """
 
-    def change(w: Tensor, seen: InputStatistics | None) -> Weight:
-        assert seen is not None
-        return Weight("f32", apply_mask(w, keep_mask(wanda(w, seen.norms), stage)))
+    def change(w: Tensor, observed: InputStatistics | None) -> Weight:
+        assert observed is not None
+        return Weight("f32", apply_mask(w, keep_mask(wanda(w, observed.norms), stage)))
 
     write_pruned(context, stage, LayerModifier(per_matrix(change), ("norms",), sequential=False))
 
@@ -227,9 +226,9 @@ def run_sparsegpt(context: StageContext, stage: SparseGpt) -> None:
     """
     target = Pattern.parse(stage.pattern) if stage.pattern else stage.sparsity
 
-    def change(w: Tensor, seen: InputStatistics | None) -> Weight:
-        assert seen is not None
-        return Weight("f32", sparsegpt(w, seen.hessian, target, damping=stage.damping)[0])
+    def change(w: Tensor, observed: InputStatistics | None) -> Weight:
+        assert observed is not None
+        return Weight("f32", sparsegpt(w, observed.hessian, target, damping=stage.damping)[0])
 
     write_pruned(context, stage, LayerModifier(per_matrix(change), ("hessian",), sequential=False))
 

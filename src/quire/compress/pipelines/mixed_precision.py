@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,10 +11,9 @@ from quire.compress.calibration.statistics import InputStatistics
 from quire.compress.checkpoint.linear_weights import LinearWeight, linear_weights
 from quire.compress.checkpoint.net import Net
 from quire.compress.pipelines.layerwise import (
-    InputKey,
+    InputObservations,
     LayerModifier,
     ModifiedLayer,
-    Observations,
     per_matrix,
     per_shared_input,
 )
@@ -38,10 +37,10 @@ def mixed_precision_modifier(context: StageContext, stage: Mixed) -> LayerModifi
     by_bits = {b: _rounding_modifier(stage, b) for b in set(bits.values())}
     first = next(iter(by_bits.values()))
 
-    def of(net: Net, layer: int, found: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]) -> ModifiedLayer:
-        return by_bits[bits[layer]].modify(net, layer, found, seen)
+    def modify(net: Net, layer: int, found: Sequence[LinearWeight], observed: InputObservations) -> ModifiedLayer:
+        return by_bits[bits[layer]].modify(net, layer, found, observed)
 
-    return LayerModifier(of, first.statistics, first.sample, first.sequential)
+    return LayerModifier(modify, first.statistics, first.sample, first.sequential)
 
 
 def choose_bits(net: Net, context: StageContext, stage: Mixed) -> dict[int, int]:
@@ -88,9 +87,9 @@ def _rounding_modifier(stage: Mixed, bits: int) -> LayerModifier:
     if stage.rounding == "awq":
         return awq_modifier(bits, group, symmetric=True)
     if stage.rounding == "rtn":
-        return LayerModifier(per_matrix(lambda w, seen: rtn(w, grid, group)))
+        return LayerModifier(per_matrix(lambda w, observed: rtn(w, grid, group)))
 
-    def change(ws: Iterator[Tensor], seen: InputStatistics) -> Iterator[Weight]:
-        return gptq_all(ws, seen, grid, group)
+    def change(ws: Iterator[Tensor], observed: InputStatistics) -> Iterator[Weight]:
+        return gptq_all(ws, observed, grid, group)
 
     return LayerModifier(per_shared_input(change), ("hessian",))

@@ -7,7 +7,7 @@ keeps its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.compress.checkpoint.linear_weights import LinearWeight, get_role_matrix, set_role_matrix
 from quire.compress.checkpoint.net import Net
-from quire.compress.pipelines.layerwise import InputKey, LayerModifier, ModifiedLayer, Observations
+from quire.compress.pipelines.layerwise import InputObservations, LayerModifier, ModifiedLayer, Observations
 from quire.compress.quantize.awq import awq
 from quire.compress.quantize.int8 import smoothquant, unscale_norm, unscale_rows
 from quire.compress.quantize.rounding import Grid, IntegerGrid, rtn
@@ -29,19 +29,18 @@ SEPARATE_NORM_JOINS = ("sequential", "post_norm", "parallel_two_norms")
 """Joins in which a norm is read by attention alone, and another by the MLP alone."""
 
 
-def find_producer(net: Net, layer: int, observed: str, found: Sequence[LinearWeight]) -> str:
-    """Find the role that makes the inputs of matrices that read what `observed` does, where factors may be taken out of
-    it.
+def find_producer(net: Net, layer: int, input_role: str, found: Sequence[LinearWeight]) -> str:
+    """Find the role that makes the inputs of matrices with this `input_role`, where factors may be taken out of it.
 
     "" where they may not. `found`: the matrices of the layer that are changed, to which a producing matrix must belong.
     """
     spec, claim = net.spec, net.opened.claim
     changed = {m.holder for m in found if m.place.expert is None}
-    norm = NORMS.get(observed, "")
+    norm = NORMS.get(input_role, "")
     if norm:
         alone = spec.join in SEPARATE_NORM_JOINS and not (norm == "mlp_norm" and spec.is_sparse(layer))
         return norm if alone and claim.get(norm, layer) else ""
-    if observed == "o":
+    if input_role == "o":
         plain = (
             spec.heads == spec.kv_heads
             and spec.value_dim == spec.head_dim
@@ -50,7 +49,7 @@ def find_producer(net: Net, layer: int, observed: str, found: Sequence[LinearWei
         )
         return "v" if plain and claim.holder("v", layer) in changed else ""
     gated = bool(claim.get(claim.holder("gate", layer), layer))
-    return "up" if observed == "down" and gated and claim.holder("up", layer) in changed else ""
+    return "up" if input_role == "down" and gated and claim.holder("up", layer) in changed else ""
 
 
 def unscale_producer(net: Net, layer: int, role: str, factors: Tensor) -> dict[str, Tensor]:
@@ -76,7 +75,7 @@ def unscale_producer(net: Net, layer: int, role: str, factors: Tensor) -> dict[s
 
 
 GroupMethod = Callable[[list[Tensor], Observations, bool], tuple[Tensor, Sequence[Weight]]]
-"""(matrices that read the same, what was seen of that, whether factors may be taken) -> (factors [k], new forms)."""
+"""(matrices that read the same input, observations of it, whether factors may go) -> (factors [k], weights)."""
 
 
 def smoothing_modifier(change: GroupMethod, statistics: tuple[str, ...], sample: bool = False) -> LayerModifier:
@@ -86,7 +85,7 @@ def smoothing_modifier(change: GroupMethod, statistics: tuple[str, ...], sample:
     The last ones of a layer come first: factors of `down` change rows of `up`, which then is rounded as they are.
     """
 
-    def of(net: Net, layer: int, found: Sequence[LinearWeight], seen: Mapping[InputKey, Observations]) -> ModifiedLayer:
+    def modify(net: Net, layer: int, found: Sequence[LinearWeight], observed: InputObservations) -> ModifiedLayer:
         made, tensors = dict[str, Weight](), dict[str, Tensor]()
 
         def key(matrix: LinearWeight) -> tuple[int, str, int]:
@@ -97,14 +96,14 @@ def smoothing_modifier(change: GroupMethod, statistics: tuple[str, ...], sample:
             first = members[0]
             role = "" if first.place.expert is not None else find_producer(net, layer, first.input_role, found)
             with first.error_context():
-                own = seen[first.input_role, first.place.expert]
+                own = observed[first.input_role, first.place.expert]
                 factors, weights = change([m.read(net) for m in members], own, bool(role))
             made |= {m.base: weight for m, weight in zip(members, weights, strict=True)}
             if role:
                 tensors |= unscale_producer(net, layer, role, factors)
         return made, tensors
 
-    return LayerModifier(of, statistics, sample, sequential=False)
+    return LayerModifier(modify, statistics, sample, sequential=False)
 
 
 def awq_modifier(bits: int, group: int, symmetric: bool) -> LayerModifier:
@@ -115,10 +114,10 @@ def awq_modifier(bits: int, group: int, symmetric: bool) -> LayerModifier:
     """
     grid: Grid = IntegerGrid(bits, symmetric)
 
-    def change(matrices: list[Tensor], seen: Observations, free: bool) -> tuple[Tensor, Sequence[Weight]]:
-        if not seen.inputs.rows:  # an expert that no row of the text chose
+    def change(matrices: list[Tensor], observed: Observations, free: bool) -> tuple[Tensor, Sequence[Weight]]:
+        if not observed.inputs.rows:  # an expert that no row of the text chose
             return torch.ones(matrices[0].shape[1]), [rtn(w, grid, group) for w in matrices]
-        found = awq(matrices, seen.sample, grid, group, mean_abs=seen.inputs.mean_abs, scaled=free)
+        found = awq(matrices, observed.sample, grid, group, mean_abs=observed.inputs.mean_abs, scaled=free)
         return found.scales, found.weights
 
     return smoothing_modifier(change, ("mean_abs",), sample=True)
@@ -127,9 +126,9 @@ def awq_modifier(bits: int, group: int, symmetric: bool) -> LayerModifier:
 def smoothquant_modifier(alpha: float) -> LayerModifier:
     """Make the modifier of SmoothQuant: int8 weights with a scale a row, for int8 activations with one a token."""
 
-    def change(matrices: list[Tensor], seen: Observations, free: bool) -> tuple[Tensor, Sequence[Weight]]:
-        if free and seen.inputs.rows:
-            return smoothquant(seen.inputs.peak, matrices, alpha)
+    def change(matrices: list[Tensor], observed: Observations, free: bool) -> tuple[Tensor, Sequence[Weight]]:
+        if free and observed.inputs.rows:
+            return smoothquant(observed.inputs.peak, matrices, alpha)
         plain = [replace(rtn(w, IntegerGrid(8), -1), activation_bits=8) for w in matrices]
         return torch.ones(matrices[0].shape[1]), plain
 

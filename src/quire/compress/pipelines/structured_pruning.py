@@ -29,7 +29,7 @@ from quire.core.errors import ConfigError
 from quire.model.spec import ModelSpec
 from quire.ops.weights import Weight
 
-OBSERVE_NORMS = LayerModifier(per_matrix(lambda w, seen: Weight("f32", w)), ("norms",), sequential=False)
+OBSERVE_NORMS = LayerModifier(per_matrix(lambda w, observed: Weight("f32", w)), ("norms",), sequential=False)
 """A modifier that observes norms, and changes nothing."""
 TokenRows = Sequence[Sequence[int]]
 ElementScores = dict[str, Tensor]
@@ -87,9 +87,9 @@ def activation_scores(net: Net, rows: TokenRows, spill: Path | None) -> ElementS
     states, found = HiddenStates(net, rows, spill), ElementScores()
     for layer in range(net.spec.layers):
         own = linear_weights(net, layer)
-        seen = observe_inputs(net, layer, own, OBSERVE_NORMS, states)
+        observed = observe_inputs(net, layer, own, OBSERVE_NORMS, states)
         for matrix in own:
-            matrix.assign(net, wanda(matrix.read(net), seen[matrix.input_role, matrix.place.expert].inputs.norms))
+            matrix.assign(net, wanda(matrix.read(net), observed[matrix.input_role, matrix.place.expert].inputs.norms))
         for matrix in own:
             name = net.rewritten.origins[matrix.name]
             found[name] = net.tensors[name]
