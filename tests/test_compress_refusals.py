@@ -133,10 +133,10 @@ def test_a_full_disk(source: Path, tmp_path: Path, run: Run) -> None:
 def test_ctrl_c_leaves_what_another_run_goes_on_with(
     source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, done = WorkFolder.save, list[str]()
+    save, done = WorkFolder.save, list[str]()
 
     def stopped(work: WorkFolder, stage: int, name: str, *more: Any) -> None:
-        keep(work, stage, name, *more)
+        save(work, stage, name, *more)
         done.append(name)
         if len(done) == 2:
             signal.raise_signal(signal.SIGINT)
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_what_another_run_goes_on_with(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs behind them
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(WorkFolder, "keep", stopped)
+            patched.setattr(WorkFolder, "save", stopped)
             code, said = run(source, "out", "--quantize", "rtn", *SMALL)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@
 Ops run one by one (`enforce_eager`) under a clock, with random weights. Of products and attention the operations (a
 multiply-add is two) and the bytes of weights, keys and values are counted from their sizes; `at best` is the time that
 these would take at the peak of their unit or at the best read rate, whichever is longer, both measured right after the
-run (as `kernels.py` does).
+run (as `kernels/cpu_ops.py` does).
 """
 
 from __future__ import annotations

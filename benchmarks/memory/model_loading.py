@@ -9,6 +9,7 @@ The weights are a file of zeros with holes: a load takes the memory that it take
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -63,7 +64,7 @@ def measure(folder: str, quantization: str) -> dict[str, float]:
 
 
 def measured(folder: Path, quantization: str) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Measure a load in a process of its own."""
     command = [sys.executable, __file__, "--measure", str(folder), quantization]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -75,7 +76,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(measure(*sys.argv[2:])))
         return
-    for name in sys.argv[1:] or MODELS:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODELS)}; all unless named")
+    for name in parser.parse_args().names or MODELS:
+        if name not in MODELS:
+            parser.error(f"{name!r} is not one of {', '.join(MODELS)}")
         config, quantization = MODELS[name]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config))
