@@ -1,4 +1,4 @@
-"""What a stage of a recipe may be: one struct a method, and the table of them.
+"""Stages of a recipe: a struct of options for each method, and the table of them.
 
 A field's type is what a recipe may say: its range and its choices are checked from it, and listed where a value is
 refused.
@@ -21,8 +21,10 @@ GroupSize = Literal[-1, 16, 32, 64, 128, 256]
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """One step of a recipe. `targets` and `ignore` are globs of tensor names; a tensor is worked on if one of the first
-    and none of the second fits."""
+    """A step of a recipe. `targets` and `ignore` are globs of tensor names.
+
+    A tensor is worked on if one of `targets` and none of `ignore` fits.
+    """
 
     kind: str
     method: str
@@ -30,19 +32,19 @@ class Stage(Struct, frozen=True, kw_only=True):
     ignore: Names = ()
 
     def covers(self, tensor: str) -> bool:
-        """Whether the tensor of this name is worked on."""
+        """Tell whether the stage works on the tensor of this name."""
         return any(fnmatchcase(tensor, glob) for glob in self.targets) and not any(
             fnmatchcase(tensor, glob) for glob in self.ignore
         )
 
     @property
     def by_layer(self) -> bool:
-        """Whether it runs text through one layer at a time, which then may not read what another one made."""
+        """Whether the stage runs text through one layer at a time, which then may not read what another one made."""
         return False
 
     @property
     def calibrated(self) -> bool:
-        """Whether it looks at calibration text."""
+        """Whether the stage reads calibration text."""
         return self.by_layer
 
 
@@ -53,18 +55,19 @@ class MatrixStage(Stage, frozen=True, kw_only=True):
 
 
 class KvCacheStage(MatrixStage, frozen=True, kw_only=True):
-    """`kv`: keys and values are to be cached in this format, at a scale for each layer that the text shows."""
+    """A stage over matrices that may scale the KV cache. `kv`: the format of keys and values, at a scale for each
+    layer."""
 
     kv: Literal["none", "fp8", "int8"] = "none"
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return self.kv != "none"
 
 
 class Rtn(KvCacheStage, frozen=True, kw_only=True):
-    """Rounding to the nearest code."""
+    """Round-to-nearest."""
 
     bits: Literal[2, 3, 4, 8] = 4
     group_size: GroupSize = 128
@@ -72,7 +75,7 @@ class Rtn(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Gptq(Rtn, frozen=True, kw_only=True):
-    """Frantar et al. 2022. `damping`: share of the Hessian's mean diagonal that is added to it."""
+    """GPTQ (Frantar et al. 2022). `damping`: share of the Hessian's mean diagonal that is added to it."""
 
     damping: Positive = 0.01
     act_order: bool = True
@@ -85,12 +88,12 @@ class Gptq(Rtn, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return True
 
 
 class Awq(Rtn, frozen=True, kw_only=True):
-    """Lin et al. 2023. `grid`: exponents that are tried for the scales; `clip`: whether ranges are searched."""
+    """AWQ (Lin et al. 2023). `grid`: exponents that are tried for the scales; `clip`: whether ranges are searched."""
 
     symmetric: bool = False
     grid: Count = 20
@@ -98,52 +101,55 @@ class Awq(Rtn, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return True
 
 
 class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
-    """Xiao et al. 2022, to int8 weights and activations. `alpha`: share of the difficulty that goes to weights."""
+    """SmoothQuant (Xiao et al. 2022), int8 weights and activations. `alpha`: share of the difficulty that goes to
+    weights."""
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return True
 
 
 class LlmInt8(MatrixStage, frozen=True, kw_only=True):
-    """Dettmers et al. 2022. `threshold`: activations from which a column stays in 16 bits."""
+    """LLM.int8() (Dettmers et al. 2022). `threshold`: activations from which a column stays in 16 bits."""
 
     threshold: Positive = 6.0
 
 
 class Fp8(KvCacheStage, frozen=True, kw_only=True):
-    """E4M3. `scales`: of activations, static (calibrated) or dynamic (a token's), or block (dynamic, and weights' by
-    blocks of 128 x 128)."""
+    """FP8 (e4m3). `scales`: of activations, static (calibrated), dynamic (a token's) or block.
+
+    With block they are dynamic, and those of weights are of blocks of 128 x 128.
+    """
 
     scales: Literal["static", "dynamic", "block"] = "dynamic"
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return self.scales == "static" or self.kv != "none"
 
 
 class Nf4(MatrixStage, frozen=True, kw_only=True):
-    """Dettmers et al. 2023. `block_size`: numbers that share a scale; the scales may be quantized too."""
+    """NF4 (Dettmers et al. 2023). `block_size`: numbers that share a scale; the scales may be quantized too."""
 
     block_size: Literal[32, 64, 128, 256] = 64
     double_quantization: bool = True
 
 
 class Mxfp4(KvCacheStage, frozen=True, kw_only=True):
-    """OCP microscaling formats 1.0: E2M1 codes, a power of two for 32 of them."""
+    """MXFP4 (OCP microscaling formats 1.0): e2m1 codes, a power of two for 32 of them."""
 
 
 class Mixed(KvCacheStage, frozen=True, kw_only=True):
-    """Bits by sensitivity: layers get those of `choices` that cost least KL within `bits_per_weight` on average."""
+    """Mixed precision: layers get those bits of `choices` that cost least KL within `bits_per_weight` on average."""
 
     bits_per_weight: Positive
     choices: tuple[Literal[2, 3, 4, 8], ...] = (3, 4, 8)
@@ -156,12 +162,12 @@ class Mixed(KvCacheStage, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return self.rounding != "rtn"
 
     @property
     def calibrated(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage reads calibration text; see `Stage.calibrated`."""
         return True
 
 
@@ -185,20 +191,23 @@ class Prune(MatrixStage, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return self.method != "magnitude"
 
 
 class SparseGpt(Prune, frozen=True, kw_only=True):
-    """Frantar and Alistarh 2023. `damping` as of GPTQ."""
+    """SparseGPT (Frantar and Alistarh 2023). `damping` as of GPTQ."""
 
     damping: Positive = 0.01
 
 
 class Structured(Stage, frozen=True, kw_only=True):
-    """Parts are taken out: shares of a layer's `heads` (with their keys and values) and of its MLP's `channels`, and a
-    number of whole `layers`. `score`: what says which go; "influence" is ShortGPT's (Men et al. 2024) and of layers
-    alone, "gradient" LLM-Pruner's (Ma et al. 2023)."""
+    """Structured pruning, which takes parts out of the model.
+
+    Shares of a layer's `heads` (with their keys and values) and of its MLP's `channels`, and a number of whole
+    `layers`. `score`: what says which go; "influence" is ShortGPT's (Men et al. 2024) and of layers alone, "gradient"
+    LLM-Pruner's (Ma et al. 2023).
+    """
 
     heads: Share = 0.0
     channels: Share = 0.0
@@ -213,18 +222,20 @@ class Structured(Stage, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return self.score in ("activation", "influence")
 
     @property
     def calibrated(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage reads calibration text; see `Stage.calibrated`."""
         return True
 
 
 class Training(Stage, frozen=True, kw_only=True):
-    """A stage that learns. `data`: files as calibration takes them, none = those of calibration; `batch` rows of
-    `length` tokens a step."""
+    """Training of all weights. `data`: files as calibration takes them, none = those of calibration.
+
+    `batch` rows of `length` tokens a step.
+    """
 
     data: Names = ()
     steps: Count = 1000
@@ -235,7 +246,7 @@ class Training(Stage, frozen=True, kw_only=True):
 
     @property
     def by_layer(self) -> bool:
-        """As of `Stage`."""
+        """Whether the stage runs text through one layer at a time; see `Stage.by_layer`."""
         return True
 
 
@@ -250,21 +261,24 @@ class Student(Struct, frozen=True, kw_only=True):
 
 
 class Distil(Training, frozen=True, kw_only=True):
-    """The source teaches. Who learns: what the stages before made of it, or a `student` from random weights."""
+    """Distillation from the source. The student is what stages before made of it, or a `student` from random weights."""
 
     student: Student | None = None
 
 
 class DistilLogits(Distil, frozen=True, kw_only=True):
-    """Hinton et al. 2015. `divergence`: forward KL(teacher || student), reverse, or Jensen-Shannon."""
+    """Distillation of logits (Hinton et al. 2015). `divergence`: forward KL(teacher || student), reverse, or
+    Jensen-Shannon."""
 
     divergence: Literal["forward", "reverse", "js"] = "forward"
     temperature: Positive = 1.0
 
 
 class DistilText(Distil, frozen=True, kw_only=True):
-    """On text that the teacher writes to the prompts of `data`. `rationales`: with the reasons for its answers, as a
-    second task (Hsieh et al. 2023)."""
+    """Distillation on text that the teacher writes to the prompts of `data`.
+
+    `rationales`: with the reasons for its answers, as a second task (Hsieh et al. 2023).
+    """
 
     rationales: bool = False
     max_tokens: Count = 256
@@ -272,20 +286,21 @@ class DistilText(Distil, frozen=True, kw_only=True):
 
 
 class Lora(Training, frozen=True, kw_only=True):
-    """Hu et al. 2021: the weights' change is a product of two matrices of `rank` columns, times `alpha` / `rank`."""
+    """LoRA (Hu et al. 2021): the weights' change is a product of two matrices of `rank` columns, times `alpha` /
+    `rank`."""
 
     rank: Count = 16
     alpha: Positive = 32.0
 
 
 class Qlora(Lora, frozen=True, kw_only=True):
-    """Dettmers et al. 2023: the base is NF4. `paged`: the optimizer's state lies in a mapped file."""
+    """QLoRA (Dettmers et al. 2023): the base is NF4. `paged`: the optimizer's state lies in a mapped file."""
 
     paged: bool = False
 
 
 class Qat(Training, frozen=True, kw_only=True):
-    """Training with weights that are rounded on the way forward and gradients as if they were not."""
+    """Quantization-aware training: weights are rounded on the way forward, gradients as if they were not."""
 
     format: Literal["int8", "int4", "fp8"] = "int4"
     group_size: GroupSize = 128
@@ -293,7 +308,7 @@ class Qat(Training, frozen=True, kw_only=True):
 
 
 class Merge(Stage, frozen=True, kw_only=True):
-    """Add an adapter to the weights: PEFT's folder `adapter`, or what the train stage before made."""
+    """Merging of an adapter into the weights: PEFT's folder `adapter`, or what the train stage before made."""
 
     adapter: str = ""
 
