@@ -261,7 +261,7 @@ class Student(Struct, frozen=True, kw_only=True):
 
 
 class Distil(Training, frozen=True, kw_only=True):
-    """Distillation from the source. The student is what stages before made of it, or a `student` from random weights."""
+    """Distillation from the source. The student is what stages before made, or a `student` from random weights."""
 
     student: Student | None = None
 
