@@ -76,32 +76,32 @@ bench: bench-kernels  ## speed of the ops and of the engine on this machine; not
 	$(BIN)/quire bench throughput
 
 bench-kernels: build  ## every op beside the machine's own limits
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python -m benchmarks.kernels.cpu_ops
 
 bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (built by the first run)
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python -m benchmarks.peers.engines
 
 bench-starts: build  ## from a process's start to its first token, beside llama.cpp
-	$(BIN)/python benchmarks/starts.py
+	$(BIN)/python -m benchmarks.start.first_token
 
 bench-serving: build  ## quire serve beside llama.cpp's server
-	$(BIN)/python benchmarks/serving_peers.py
+	$(BIN)/python -m benchmarks.peers.http_servers
 
 gpu-check:  ## on a machine with a GPU: build, tests, bits, speed, in 8 minutes; WHEELS=folder where there is no network
-	$(PYTHON) benchmarks/gpu_check.py
+	$(PYTHON) -m benchmarks.gpu.check
 
 gpu-kernels: triton  ## compile the GPU's kernels without one; registers, shared memory and spills as JSON
-	$(BIN)/python benchmarks/compile_kernels.py
+	$(BIN)/python -m benchmarks.gpu.compile_kernels
 
 bench-quality: build  ## KL divergence of each weight format, beside llama.cpp's
-	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python -m benchmarks.compress.format_quality
 
 bench-compressors: build  ## quire compress beside llm-compressor, GPTQModel and AutoAWQ, each in an environment of its own: KL, time, memory
-	$(BIN)/python benchmarks/compressors.py
+	$(BIN)/python -m benchmarks.compress.tools
 
 interop: build  ## files as gptqmodel, llm-compressor, bitsandbytes, AutoAWQ and llama.cpp write them, and as they read ours, beside these tools' own answers (an environment for each: minutes)
 	$(BIN)/python tests/interop/compare.py
-	QUIRE_LLAMA_CPP=$$($(BIN)/python benchmarks/environments.py .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/gguf/test_llama_cpp.py tests/gguf/test_write_llama_cpp.py
+	QUIRE_LLAMA_CPP=$$($(BIN)/python -m quire.bench.suite.environments .venv/interop llama | tail -n 1) $(BIN)/python -m pytest -m slow tests/gguf/test_llama_cpp.py tests/gguf/test_write_llama_cpp.py
 
 clients: build  ## the clients people have against a running server, in environments of their own (minutes); a table of those that got what they asked
 	$(BIN)/python tests/clients/run.py
@@ -147,7 +147,7 @@ wheel-check:  ## the wheels of dist/ in a Debian 11 without a compiler, and unde
 	$(PYTHON) scripts/check_wheels.py
 
 bench-first-start: quire  ## make demo of a fresh clone into an empty environment, by its phases
-	$(BIN)/python benchmarks/first_start.py
+	$(BIN)/python -m benchmarks.start.fresh_clone
 
 clean:
 	rm -rf .venv build

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 
 from quire.compress.layouts.registry import LAYOUTS
-from quire.compress.stages import METHODS
+from quire.compress.recipes.stages import METHODS
 from quire.core.config import KV_DTYPES
 from quire.gguf.blocks import BLOCKS
 from quire.gguf.encode import ENCODERS

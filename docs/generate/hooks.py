@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
 
 import bodies
 import commands
+import dashboards
 import exclusions
 import formats
 import messages
@@ -65,6 +67,15 @@ BLOCK = re.compile(rf"^<!-- (made|code|whole): (\S.*?) -->\n?(?:(?:(?!^<!-- (?:m
                    re.MULTILINE | re.DOTALL)  # fmt: skip
 MARKS = re.compile(rf"^(?:<!-- (?:made|code|whole): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE)
 """Marks, without what lies between."""
+
+
+DASHBOARD = "measure/techniques-dashboard.html"
+
+
+def on_files(files: Files, *, config: Any, **_: Any) -> Files:
+    """Add the dashboard of the committed rows, which is a page of the site alone."""
+    files.append(File.generated(config, DASHBOARD, content=dashboards.techniques()))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from quire.bench.suite.spec import Grid, Suite
 from quire.cli.app import app
 from quire.cli.params import Command
-from quire.compress.recipe import TABLES
-from quire.compress.stages import METHODS
+from quire.compress.recipes.parser import TABLES
+from quire.compress.recipes.stages import METHODS
 from quire.core.errors import ConfigError
 from quire.core.options.fields import OptionField, about, fields_of, unwrapped
 from quire.core.options.values import (

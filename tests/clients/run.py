@@ -16,8 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
-from environments import environment  # noqa: E402
-
+from quire.bench.suite.environments import environment  # noqa: E402
 from serving_process import serving  # noqa: E402
 
 MODEL = ROOT / "src" / "quire" / "assets" / "pydoc"

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from quire.bench.quality import general_heldout, heldout_texts, read_questions, shipped
-from quire.compress.calibrate import Rows, calibration_rows, library_texts, read_documents
-from quire.compress.recipe import Calibration
+from quire.compress.calibration.text import CalibrationRows, calibration_rows, library_texts, read_documents
+from quire.compress.recipes.parser import Calibration
 from quire.core.errors import ConfigError
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.text.template import ChatTemplate
@@ -22,7 +22,7 @@ from quire.text.tokenizer import Tokenizer
 from tiny_model import write_tiny
 
 
-def rows_of(folder: Path, **asked: Any) -> Rows:
+def rows_of(folder: Path, **asked: Any) -> CalibrationRows:
     tokenizer = Tokenizer.from_folder(folder)
     return calibration_rows(Calibration(**asked), tokenizer, ChatTemplate.from_folder(folder, tokenizer))
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from net_checks import made, recipe
 from quire.cli.app import app
-from quire.compress.net import Net
-from quire.compress.pipeline import compress, text_of
-from quire.compress.prune.patterns import Pattern, sparsity_of
-from quire.compress.recipe import recipe_of
-from quire.compress.stages import METHODS
-from quire.compress.works import WORKS
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
+from quire.compress.pipelines.methods import RUNNERS
+from quire.compress.pipelines.run import calibration_text, compress
+from quire.compress.prune.masks import Pattern, sparsity_of
+from quire.compress.recipes.parser import recipe_of
+from quire.compress.recipes.stages import METHODS
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
 from quire.gguf.file import GgufFile
@@ -83,7 +83,7 @@ def test_text_is_read_only_where_it_is_looked_at(
     def refuse(*_: object) -> None:
         raise ConfigError("text is read")
 
-    monkeypatch.setattr("quire.compress.pipeline.text_of", refuse)
+    monkeypatch.setattr("quire.compress.pipelines.run.calibration_text", refuse)
     asked = {**stage, "targets": ["*layers.0.*q_proj*"]}
     if stage["method"] in ("gptq", "wanda"):
         with pytest.raises(ConfigError, match="text is read"):
@@ -138,7 +138,7 @@ def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
 def test_heads_that_transformers_refuses_are_refused_before_text_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("quire.compress.pipeline.text_of", lambda *_: pytest.fail("text is read"))
+    monkeypatch.setattr("quire.compress.pipelines.run.calibration_text", lambda *_: pytest.fail("text is read"))
     with pytest.raises(ConfigError, match=r"of which 6 would be left; leave 4 \(heads = 0.5\)"):
         made(tmp_path / "out", {"kind": "prune", "method": "structured", "heads": 0.25})
 
@@ -147,7 +147,7 @@ def test_the_layer_that_goes_is_the_one_that_does_least(tmp_path: Path) -> None:
     """A layer that adds nothing turns no row."""
     net = Net.open(PYDOC)
     for name in ("self_attn.o_proj", "mlp.down_proj"):
-        net.tensors.own(f"model.layers.2.{name}.weight").zero_()
+        net.tensors.writable(f"model.layers.2.{name}.weight").zero_()
     write_folder(tmp_path / "idle", net.tensors, net.config, net.folder, torch.float32)
     asked = {"kind": "prune", "method": "structured", "score": "influence", "layers": 1}
     compress(str(tmp_path / "idle"), tmp_path / "out", recipe(asked), lambda what: None)
@@ -186,7 +186,7 @@ def test_stages_follow_each_other_and_a_run_goes_on_where_it_was(tmp_path: Path)
 
 
 def test_every_method_of_a_recipe_is_run() -> None:
-    assert {(kind, method) for kind, methods in METHODS.items() for method in methods} == set(WORKS)
+    assert {(kind, method) for kind, methods in METHODS.items() for method in methods} == set(RUNNERS)
 
 
 LEARNS = {"steps": 3, "batch": 2, "length": 32, "data": ["text"]}
@@ -224,7 +224,7 @@ def test_scales_of_keys_and_values_are_those_of_the_text(kv: str, largest: float
     source = resolve(PYDOC)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     with torch.no_grad():
-        cache = model(torch.tensor(text_of(source, recipe(stage)).tokens), use_cache=True).past_key_values
+        cache = model(torch.tensor(calibration_text(source, recipe(stage)).tokens), use_cache=True).past_key_values
     for i, layer in enumerate(cache.layers):
         for name, values in (("k", layer.keys), ("v", layer.values)):
             scale = tensors[f"model.layers.{i}.self_attn.{name}_scale"]

@@ -20,14 +20,14 @@ from torch import Tensor
 from killed_work import CALLS
 from net_checks import ALL
 from oracle import write
-from quire.compress import walk
-from quire.compress.layerwise import Change, each, observed
-from quire.compress.matrices import matrices
-from quire.compress.net import Net
-from quire.compress.pipeline import compress
-from quire.compress.recipe import Recipe, recipe_of
-from quire.compress.stats import Inputs
-from quire.compress.walk import Stream
+from quire.compress.calibration import hidden_states
+from quire.compress.calibration.hidden_states import HiddenStates
+from quire.compress.calibration.statistics import InputStatistics
+from quire.compress.checkpoint.linear_weights import linear_weights
+from quire.compress.checkpoint.net import Net
+from quire.compress.pipelines.layerwise import LayerModifier, observe_inputs, per_matrix
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import Recipe, recipe_of
 from quire.model.describe import open_model
 from quire.ops.weights import Weight
 from tiny_model import write_tiny
@@ -142,7 +142,7 @@ def test_the_stream_may_lie_in_a_file(source: Path, tmp_path: Path) -> None:
     held = run(source, tmp_path / "held" / "out", *STAGES)
     assert run(source, tmp_path / "spilled" / "out", *STAGES, spill=True) == held
     rows = [[1, 2, 3, 4]] * 3
-    stream = Stream(Net.open(str(source)), rows, tmp_path)
+    stream = HiddenStates(Net.open(str(source)), rows, tmp_path)
     assert not list(tmp_path.glob("stream*")), "it has no name, so no kill leaves it"
     if sys.platform == "linux":
         name = f"{tmp_path}/stream (deleted)"
@@ -161,19 +161,21 @@ def test_a_layer_is_looked_at_as_far_as_is_wanted(
     """Each turn's inputs are those of whole passes, which a stop that never comes makes."""
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)
-    monkeypatch.setattr(walk, "TOKENS", 12)
+    monkeypatch.setattr(hidden_states, "TOKENS", 12)
     net, g = Net.open(str(tmp_path)), torch.Generator().manual_seed(1)
-    stream = Stream(net, torch.randint(0, net.spec.vocab_size, (5, 6), generator=g).tolist())
-    change = Change(each(lambda w, seen: Weight("f32", w)), ("hessian",))
+    stream = HiddenStates(net, torch.randint(0, net.spec.vocab_size, (5, 6), generator=g).tolist())
+    change = LayerModifier(per_matrix(lambda w, seen: Weight("f32", w)), ("hessian",))
     for layer in range(2):
-        whole: dict[tuple[str, int | None], Inputs] = {}
+        whole: dict[tuple[str, int | None], InputStatistics] = {}
 
-        def see(role: str, expert: int | None, x: Tensor, whole: dict[tuple[str, int | None], Inputs] = whole) -> None:
-            whole.setdefault((role, expert), Inputs(x.shape[1], ["hessian"])).add(x)
+        def see(
+            role: str, expert: int | None, x: Tensor, whole: dict[tuple[str, int | None], InputStatistics] = whole
+        ) -> None:
+            whole.setdefault((role, expert), InputStatistics(x.shape[1], ["hessian"])).add(x)
 
         stream.observe(net.layer(layer), see, {"never"})
-        for matrix in matrices(net, layer):
-            ((key, seen),) = observed(net, layer, [matrix], change, stream).items()
+        for matrix in linear_weights(net, layer):
+            ((key, seen),) = observe_inputs(net, layer, [matrix], change, stream).items()
             assert seen.inputs.rows == (whole[key].rows if key in whole else 0)
             if key in whole:
                 assert torch.equal(seen.inputs.hessian, whole[key].hessian)

@@ -23,8 +23,8 @@ from net_checks import ALL, error, oracle_logits, random_tokens, read_back, writ
 from op_runs import generator
 from oracle import edit_config, write
 from paged_model import TOLERANCE
-from quire.compress.net import Net
-from quire.compress.released import Released
+from quire.compress.checkpoint.dequantized import FusedSource
+from quire.compress.checkpoint.net import Net
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
@@ -126,7 +126,7 @@ def test_tensors_are_named_and_laid_out_as_releases_are(variant: str, tmp_path: 
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)
     rewrites = open_model(str(tmp_path)).family.rewrites
-    made = Released(Rewritten(Checkpoint(tmp_path), rewrites), rewrites)
+    made = FusedSource(Rewritten(Checkpoint(tmp_path), rewrites), rewrites)
     want = load_file(tmp_path / "model.safetensors")
     assert set(made.infos) == set(want)
     for name, tensor in want.items():

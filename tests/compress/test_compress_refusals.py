@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import quire.cli
 from oracle import edit_config, write
-from quire.compress.resume import Work
+from quire.compress.tracking.journal import WorkFolder
 from tiny_model import write_tiny
 
 Run = Callable[..., tuple[int, list[str]]]
@@ -133,10 +133,10 @@ def test_a_full_disk(source: Path, tmp_path: Path, run: Run) -> None:
 def test_ctrl_c_leaves_what_another_run_goes_on_with(
     source: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, done = Work.keep, list[str]()
+    save, done = WorkFolder.save, list[str]()
 
-    def stopped(work: Work, stage: int, name: str, *more: Any) -> None:
-        keep(work, stage, name, *more)
+    def stopped(work: WorkFolder, stage: int, name: str, *more: Any) -> None:
+        save(work, stage, name, *more)
         done.append(name)
         if len(done) == 2:
             signal.raise_signal(signal.SIGINT)
@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_what_another_run_goes_on_with(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs behind them
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(Work, "keep", stopped)
+            patched.setattr(WorkFolder, "save", stopped)
             code, said = run(source, "out", "--quantize", "rtn", *SMALL)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -19,9 +19,9 @@ from often import one_of
 from oracle import write
 from paged_model import TOLERANCE
 from quire.compress import write as writing
-from quire.compress.net import Net
-from quire.compress.roles import by_role, get_role, set_role
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.linear_weights import get_role_matrix, matrices_by_role, set_role_matrix
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ConfigError, ModelError
 from tiny_model import write_tiny
 
@@ -33,11 +33,11 @@ def test_transformers_reads_what_was_written_by_role(variant: str, tmp_path: Pat
     write(tmp_path / "in", family, **facts)
     net, tokens = Net.open(str(tmp_path / "in")), random_tokens(1, 9)
     g = torch.Generator().manual_seed(5)
-    for role, layer, expert, matrix in by_role(net):
-        assert torch.equal(get_role(net, role, layer, expert), matrix)
+    for role, layer, expert, matrix in matrices_by_role(net):
+        assert torch.equal(get_role_matrix(net, role, layer, expert), matrix)
         new = matrix + 0.02 * torch.randn(matrix.shape, generator=g)
-        set_role(net, role, layer, expert, new)
-        assert torch.equal(get_role(net, role, layer, expert), new)
+        set_role_matrix(net, role, layer, expert, new)
+        assert torch.equal(get_role_matrix(net, role, layer, expert), new)
     with torch.no_grad():
         want = net.logits(tokens)
         write_net(tmp_path / "out", net)
@@ -51,8 +51,8 @@ def test_transformers_reads_encoder_decoders_written_by_role(variant: str, tmp_p
     write(tmp_path / "in", family, **facts)
     net, tokens, encoded = Net.open(str(tmp_path / "in")), random_tokens(1, 7), random_tokens(1, 9, seed=2)
     before = net.logits(tokens, encoded)
-    for role, layer, expert, matrix in by_role(net):
-        set_role(net, role, layer, expert, matrix * 1.1)
+    for role, layer, expert, matrix in matrices_by_role(net):
+        set_role_matrix(net, role, layer, expert, matrix * 1.1)
     want = net.logits(tokens, encoded)
     assert error(before, want) > 1e-3
     write_net(tmp_path / "out", net)
@@ -63,11 +63,11 @@ def test_transformers_reads_encoder_decoders_written_by_role(variant: str, tmp_p
 def test_roles_that_are_not_there_and_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "llama", tie_word_embeddings=True)
     net = Net.open(str(tmp_path))
-    assert "head" not in {role for role, *_ in by_role(net)}
+    assert "head" not in {role for role, *_ in matrices_by_role(net)}
     with pytest.raises(ModelError, match="no head of its own"):
-        set_role(net, "head", None, None, torch.zeros(99, 64))
+        set_role_matrix(net, "head", None, None, torch.zeros(99, 64))
     with pytest.raises(ModelError, match=r"q of layer 1 is \[64, 64\], not \[64, 63\]"):
-        set_role(net, "q", 1, None, torch.zeros(64, 63))
+        set_role_matrix(net, "q", 1, None, torch.zeros(64, 63))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.compress.frontier import page, panels_of, pareto, ticks, write_frontier
-from quire.compress.passport import Evaluation, Passport, Quality, Rates, Speed
+from quire.compress.evaluation.frontier import page, panels_of, pareto, ticks, write_frontier
+from quire.compress.evaluation.passport import Evaluation, Passport, Quality, Rates, Speed
 from quire.core.errors import ConfigError
 
 EVALUATION = Evaluation(

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.compress.recipe import TABLES, Calibration, Recipe, read_recipe, recipe_of, stage_from_flags
-from quire.compress.stages import METHODS, Gptq, Mixed, Prune, Stage, Structured, Student
+from quire.compress.recipes.parser import TABLES, Calibration, Recipe, read_recipe, recipe_of, stage_from_flags
+from quire.compress.recipes.stages import METHODS, Gptq, Mixed, Prune, Stage, Structured, Student
 from quire.core.errors import ConfigError
 
 WHOLE = """

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
 from paths import SUPPORT
-from quire.compress.progress import MEASURING, units_bar
-from quire.compress.resume import Work, code_digest, digest_of, work_folder
+from quire.compress.tracking.bar import MEASURING, units_bar
+from quire.compress.tracking.journal import WorkFolder, code_digest, file_digest, work_folder
 from quire.core.errors import ConfigError
 from quire.core.whole import becoming, write_whole
 
@@ -42,11 +42,11 @@ def unit() -> dict[str, torch.Tensor]:
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
-    with Work(tmp_path / "out", KEY) as work:
-        work.keep(0, "a/../b", unit(), {"loss": 0.1})
-        work.keep(0, "empty", {})
-        work.keep(1, "a/../b", {"w": torch.tensor([float("nan"), 1.0])})
-    with Work(tmp_path / "out", KEY) as work:
+    with WorkFolder(tmp_path / "out", KEY) as work:
+        work.save(0, "a/../b", unit(), {"loss": 0.1})
+        work.save(0, "empty", {})
+        work.save(1, "a/../b", {"w": torch.tensor([float("nan"), 1.0])})
+    with WorkFolder(tmp_path / "out", KEY) as work:
         assert all(torch.equal(t, unit()[name]) for name, t in work.tensors(0, "a/../b").items())
         assert work.facts(0, "a/../b") == {"loss": 0.1} and work.tensors(0, "empty") == {}
         assert work.tensors(1, "a/../b")["w"].isnan().tolist() == [True, False]
@@ -59,17 +59,17 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
 
 def test_another_run_is_refused_or_begins_anew(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Work(out, KEY) as work:
-        work.keep(0, "a", unit())
+    with WorkFolder(out, KEY) as work:
+        work.save(0, "a", unit())
         with pytest.raises(ConfigError, match=r"out.partial: another run is at work there"):
-            Work(out, KEY)
+            WorkFolder(out, KEY)
     with pytest.raises(ConfigError, match="is of a run with another recipe; give what that had, begin anew"):
-        Work(out, KEY | {"recipe": "other"})
+        WorkFolder(out, KEY | {"recipe": "other"})
     with pytest.raises(ConfigError, match="with another source and another calibration; "):
-        Work(out, KEY | {"source": "other", "calibration": "more"})
-    with Work(out, KEY) as work:
+        WorkFolder(out, KEY | {"source": "other", "calibration": "more"})
+    with WorkFolder(out, KEY) as work:
         assert work.done(0, "a"), "a refusal leaves what was done"
-    with Work(out, KEY | {"recipe": "other"}, restart=True) as work:
+    with WorkFolder(out, KEY | {"recipe": "other"}, restart=True) as work:
         assert not work.done(0, "a") and [p.name for p in work.folder.iterdir()] == ["journal.jsonl"]
 
 
@@ -78,23 +78,23 @@ def test_a_result_is_never_written_over(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     for restart in (False, True):
         with pytest.raises(ConfigError, match="out exists already; remove it, or take another OUT"):
-            Work(tmp_path / "out", KEY, restart)
+            WorkFolder(tmp_path / "out", KEY, restart)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Work(out, KEY) as work:
-        work.keep(0, "a", unit())
-        work.keep(0, "b", unit())
+    with WorkFolder(out, KEY) as work:
+        work.save(0, "a", unit())
+        work.save(0, "b", unit())
         journal = work.folder / "journal.jsonl"
         file = work.folder / json.loads(journal.read_text().splitlines()[1])["file"]
     whole = journal.read_bytes()
     journal.write_bytes(whole[:-5])
-    with Work(out, KEY) as work:
+    with WorkFolder(out, KEY) as work:
         assert work.done(0, "a") and not work.done(0, "b"), "a line that was cut off is no line"
-        work.keep(0, "c", {})
-    with Work(out, KEY) as work:
+        work.save(0, "c", {})
+    with WorkFolder(out, KEY) as work:
         assert work.done(0, "c")
         file.write_bytes(file.read_bytes()[:-1] + b"\x99")
         with pytest.raises(ConfigError, match=r"unit-0-\w+.safetensors is not as it was written; begin anew"):
@@ -105,7 +105,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     for bad in (b"", b"[]\n", whole.replace(b'"stage":0', b'"stage":"x"')):
         journal.write_bytes(bad)
         with pytest.raises(ConfigError, match="is damaged"):
-            Work(out, KEY)
+            WorkFolder(out, KEY)
 
 
 @contextmanager
@@ -121,11 +121,11 @@ def little_space(limit: int) -> Iterator[None]:
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Work(out, KEY) as work:
-        work.keep(0, "a", unit())
+    with WorkFolder(out, KEY) as work:
+        work.save(0, "a", unit())
         before = sorted(path.name for path in work.folder.iterdir())
         with little_space(8192), pytest.raises(ConfigError, match="File too large") as found:
-            work.keep(0, "b", {"w": torch.zeros(10000)})
+            work.save(0, "b", {"w": torch.zeros(10000)})
         assert "\n" not in str(found.value)
         assert not work.done(0, "b") and sorted(path.name for path in work.folder.iterdir()) == before
 
@@ -136,9 +136,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path) -> None
             work.finish(write)
         assert not out.exists() and not work.finished
         with little_space((work.folder / "journal.jsonl").stat().st_size + 9), pytest.raises(ConfigError):
-            work.keep(0, "c", {})
-        work.keep(0, "d", {})
-    with Work(out, KEY) as work:
+            work.save(0, "c", {})
+        work.save(0, "d", {})
+    with WorkFolder(out, KEY) as work:
         assert not work.done(0, "c") and work.done(0, "d"), "half a line was taken back"
         work.finish(write)
     assert (out / "big").stat().st_size == 10000 and not work.folder.exists()
@@ -147,11 +147,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half(tmp_path: Path) -> None
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Not a directory"):
-        Work(tmp_path / "file" / "out", KEY)
+        WorkFolder(tmp_path / "file" / "out", KEY)
 
 
 def test_a_failure_before_anything_was_done_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), Work(tmp_path / "out", KEY):
+    with pytest.raises(KeyError), WorkFolder(tmp_path / "out", KEY):
         raise KeyError
     assert not list(tmp_path.iterdir())
 
@@ -161,9 +161,9 @@ def test_what_another_command_keeps_is_left_alone(tmp_path: Path) -> None:
     work.mkdir()
     (work / "state.safetensors").write_text("of a training")
     with pytest.raises(ConfigError, match=r"out\.partial is of another command's run"):
-        Work(tmp_path / "out", KEY)
+        WorkFolder(tmp_path / "out", KEY)
     assert (work / "state.safetensors").exists()
-    with Work(tmp_path / "out", KEY, restart=True):
+    with WorkFolder(tmp_path / "out", KEY, restart=True):
         assert not (work / "state.safetensors").exists()
 
 
@@ -177,9 +177,9 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
 
 def test_digests(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", b"one")
-    first = digest_of(tmp_path / "a")
+    first = file_digest(tmp_path / "a")
     write_whole(tmp_path / "a", b"two")
-    assert digest_of(tmp_path / "a") != first and [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert file_digest(tmp_path / "a") != first and [p.name for p in tmp_path.iterdir()] == ["a"]
     assert code_digest() == code_digest() and len(code_digest()) == 32
 
 

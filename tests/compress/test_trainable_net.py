@@ -15,20 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from net_checks import LLAMA, PROCESS, SOURCE
+from benchmarks.memory.model_loading import memory, write_zeros
+from net_checks import ALL, ENCODED, LLAMA, PROCESS, SOURCE, error, oracle_logits, random_tokens
 from often import one_of
 from oracle import backend, edit_config, write
 from paged_model import TOLERANCE, Paged, load
-from paths import BENCHMARKS
-from quire.compress.net import Net
-from quire.compress.roles import by_role
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.linear_weights import matrices_by_role
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ConfigError, ModelError
-
-sys.path.insert(0, str(BENCHMARKS))
-from load_memory import memory, write_zeros
-
-from net_checks import ALL, ENCODED, error, oracle_logits, random_tokens
 
 GRADIENTS = ("llama", "llama_biases", "llama_tied", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon_new",
              "bloom", "gptj", "phi3", "cohere_qk_norm", "stablelm_qk_norms", "opt_350m", "mixtral", "olmoe",
@@ -186,7 +181,7 @@ def test_walking_and_writing_take_the_memory_of_a_layer(tmp_path: Path) -> None:
             x, delta = net.run_layer(i, x, delta)
 
     with torch.no_grad():
-        walked, read = peak(walk), peak(lambda: [0 for _ in by_role(net)])
+        walked, read = peak(walk), peak(lambda: [0 for _ in matrices_by_role(net)])
         written = peak(lambda: write_folder(tmp_path / "out", net.tensors, net.config, tmp_path, torch.bfloat16))
     assert walked <= 2 * layer + PROCESS
     assert max(read, written) <= layer + PROCESS

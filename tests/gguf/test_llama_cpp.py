@@ -1,7 +1,7 @@
 """GGUF files beside llama.cpp: greedy generations of tiny random models, and token ids of nasty texts.
 
-llama.cpp runs in an environment of its own, which `python benchmarks/environments.py FOLDER llama` makes and prints;
-QUIRE_LLAMA_CPP names it. Files are written by llama.cpp's converter and quantized by llama-quantize.
+llama.cpp runs in an environment of its own, which `python -m quire.bench.suite.environments FOLDER llama` makes and
+prints; QUIRE_LLAMA_CPP names it. Files are written by llama.cpp's converter and quantized by llama-quantize.
 """
 
 from __future__ import annotations

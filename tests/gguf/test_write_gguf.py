@@ -19,7 +19,7 @@ from oracle import logits, relative_error, write
 from paged_model import Paged, prompt
 from quantized_checkpoints import load
 from quire.compress.layouts.base import Layout
-from quire.compress.layouts.compressed import CompressedTensors
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gguf import write_gguf
 from quire.compress.layouts.gptq import Gptq
 from quire.core.errors import ConfigError, ModelError
@@ -176,7 +176,7 @@ def test_weights_keep_their_codes(tmp_path: Path) -> None:
         write_gguf(tmp_path, tmp_path / "model.gguf", "Q8_0", {"nothing": Weight("f32", w)})
 
 
-@pytest.mark.parametrize("layout", [Gptq(), CompressedTensors(sparsity="sparse-bitmask")])
+@pytest.mark.parametrize("layout", [Gptq(), CompressedTensorsLayout(sparsity="sparse-bitmask")])
 def test_folders_in_other_layouts(layout: Layout, tmp_path: Path) -> None:
     """A folder that is quantized or sparse already is written with the numbers that it stands for."""
 

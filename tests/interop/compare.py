@@ -24,11 +24,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
-from environments import RECIPES, environment  # noqa: E402
 from written import CASES, write_cases  # noqa: E402
 
 from oracle import BACKENDS, backend, relative_error  # noqa: E402
 from paged_model import Paged  # noqa: E402
+from quire.bench.suite.environments import RECIPES, environment  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import QuireError  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402

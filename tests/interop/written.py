@@ -8,8 +8,8 @@ from typing import Any
 
 from tiny import VOCABULARY, write_model
 
-from quire.compress.pipeline import compress
-from quire.compress.recipe import recipe_of
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import recipe_of
 
 ROWS, LENGTH = 16, 64
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from oracle import logits, relative_error, write
 from paged_model import prompt
 from quire import LLM, SamplingParams
-from quire.compress.net import Net
+from quire.compress.checkpoint.net import Net
 from quire.core.errors import ModelError
 from quire.model.families import rope as ropes_of
 from quire.model.families.rope import LongRope, Plain, Rope, shared_tables

@@ -86,9 +86,10 @@ def test_the_loader_is_imported_without_torch(folder: str) -> None:
 
 def modules() -> dict[str, Path]:
     """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
-    homes = SOURCE.parent, SUPPORT, ROOT / "training", ROOT / "benchmarks"
+    homes = {home: home.rglob("*.py") for home in (SOURCE.parent, SUPPORT, ROOT / "training")}
+    homes[ROOT] = (ROOT / "benchmarks").rglob("*.py")
     named = {
-        ".".join(path.relative_to(home).with_suffix("").parts): path for home in homes for path in home.rglob("*.py")
+        ".".join(path.relative_to(home).with_suffix("").parts): path for home, paths in homes.items() for path in paths
     }
     named |= {path.stem: path for path in TESTS.rglob("test_*.py")}
     return {name.removesuffix(".__init__"): path for name, path in named.items()}
@@ -104,6 +105,32 @@ def needs(path: Path, known: frozenset[str]) -> set[str]:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner & known or {node.module}
     return found & known
+
+
+WORKBENCH = (
+    {"recipes", "tracking"},
+    {"checkpoint"},
+    {"calibration"},
+    {"quantize", "prune"},
+    {"layouts"},
+    {"train"},
+    {"evaluation"},
+    {"pipelines"},
+)
+"""Folders of compress/ in the order in which they may import each other: each those before it."""
+
+
+def test_folders_of_compress_point_down() -> None:
+    level = {folder: i for i, folders in enumerate(WORKBENCH) for folder in folders}
+    assert set(level) == {p.name for p in (SOURCE / "compress").iterdir() if (p / "__init__.py").exists()}
+    known, wrong = frozenset(modules()), []
+    for path in sorted((SOURCE / "compress").glob("*/*.py")):
+        own = path.parent.name
+        for name in needs(path, known):
+            parts = name.split(".")
+            if parts[:2] == ["quire", "compress"] and parts[2] != own and level[parts[2]] >= level[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, wrong
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""benchmarks/compressors.py: its table says what was measured, and quire's own process does what its recipe says."""
+"""benchmarks/compress/tools.py: its table says what was measured, and quire's own process does what its recipe says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from paths import BENCHMARKS
 
 @pytest.fixture
 def compressors(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("compressors")
+    return importlib.import_module("benchmarks.compress.tools")
 
 
 def row(method: str, tool: str, kl: float) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def test_every_method_is_a_recipe_and_every_tool_has_what_is_asked_of_it(compres
     for name, method in compressors.METHODS.items():
         assert compressors.recipe_of(method.recipe(2, 16), name).calibration.samples == 2
         for tool in method.tools:
-            script = (BENCHMARKS / "compressing" / f"by_{tool}.py").read_text()
+            script = (BENCHMARKS / "compress" / "tool_processes" / f"by_{tool}.py").read_text()
             assert f'"{name}": ' in script, f"{tool} has no {name}"
 
 

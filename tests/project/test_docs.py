@@ -79,6 +79,8 @@ def test_what_is_typed_exists(path: Path) -> None:
         parse(words)
     for target in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
         assert target in TARGETS, f"make {target}"
+    for module in re.findall(r"python -m (benchmarks[\w.]*\w)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
     for script in re.findall(r"python (\S+\.py)", text):
         assert (ROOT / script.removeprefix("./")).exists() or "NAME" in script, script
 

@@ -27,6 +27,7 @@ MADE = {
     "reference/messages.html": ("owner/model", "--api-key must not be empty"),
     "serve/apis.html": ("/v1/models/unload", "/api/chat"),
     "models/formats.html": ("IQ4_XS", "compressed-tensors", "mxfp4"),
+    "measure/techniques-dashboard.html": ("a quire dashboard",),
     "measure/rows.html": ("joules_per_token", "machine.limits"),
     "compress.html": ("smoothquant", "bits_per_weight"),
     "extend/op.html": ("lora_scale",),

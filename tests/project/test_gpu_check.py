@@ -1,4 +1,4 @@
-"""benchmarks/gpu_check.py itself: stages that fail, hang or have no time; every measurement runs without a GPU."""
+"""benchmarks/gpu/check.py itself: stages that fail, hang or have no time; every measurement runs without a GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paths import BENCHMARKS
+from benchmarks.gpu.check import ROOT, SLOWER, STAGES, Check, Stage, table
 from triton_ops import needs_triton
-
-sys.path.insert(0, str(BENCHMARKS))
-
-from gpu_check import SLOWER, STAGES, Check, Stage, table
 
 
 def stage(name: str, limit: float, *programs: str) -> Stage:
@@ -49,8 +45,8 @@ def test_stages_fit_into_the_time() -> None:
 @pytest.mark.slow
 def test_every_stage_runs_without_a_gpu(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
-    command = [sys.executable, str(BENCHMARKS / "gpu_check.py"), "--dry", "--minutes", "200", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks.gpu.check", "--dry", "--minutes", "200", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     stages = json.loads(output.read_text())["stages"]
     assert {name: s["status"] for name, s in stages.items()} == dict.fromkeys(stages, "ok"), done.stdout
     assert stages["1b-bf16"]["results"]["tokens_per_s_at_2"] > 0 and stages["tokens"]["results"]["equal_to_cpu"] == 1

@@ -1,4 +1,4 @@
-"""benchmarks/quality.py: its figures are what they say, and a channel 300 times larger costs what its group holds."""
+"""Figures of benchmarks/compress/format_quality.py, and what a channel 300 times larger costs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paths import BENCHMARKS
-
 
 @pytest.fixture
 def quality(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("quality")
+    return importlib.import_module("benchmarks.compress.format_quality")
 
 
 def test_divergence_and_agreement_of_known_distributions(quality: Any) -> None:

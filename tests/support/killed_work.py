@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from quire.compress.resume import Work
+from quire.compress.tracking.journal import WorkFolder
 from quire.core.errors import ConfigError
 
 KEY = {"recipe": "r", "source": "s", "code": "c"}
@@ -28,7 +28,7 @@ CALLS = ("fsync", "replace", "rename", "unlink", "rmdir", "truncate")
 
 def pipeline(out: Path, slow: float = 0.0) -> None:
     """Each unit is made of the one before it; a stage needs the stage before."""
-    with Work(out, KEY) as work:
+    with WorkFolder(out, KEY) as work:
         if work.finished:
             work.finish(lambda folder: None)
             return
@@ -38,7 +38,7 @@ def pipeline(out: Path, slow: float = 0.0) -> None:
                 if not work.done(stage, f"layer.{layer}"):
                     time.sleep(slow)
                     x = torch.sin(x * 1.7 + stage + layer)
-                    work.keep(stage, f"layer.{layer}", {"x": x, "half": x.to(torch.bfloat16)}, {"sum": float(x.sum())})
+                    work.save(stage, f"layer.{layer}", {"x": x, "half": x.to(torch.bfloat16)}, {"sum": float(x.sum())})
                 x = work.tensors(stage, f"layer.{layer}").get("x", x)
             if stage:
                 work.drop(stage - 1)

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from model_variants import ENCODERS, LATENTS, MIXTURES
 from oracle import NOT_EAGER, relative_error
 from paged_model import VARIANTS
-from quire.compress.net import Net
-from quire.compress.pipeline import compress
-from quire.compress.recipe import Recipe, recipe_of
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
+from quire.compress.pipelines.run import compress
+from quire.compress.recipes.parser import Recipe, recipe_of
 from speculation_methods import PYDOC
 
 CALIBRATION = {"samples": 6, "length": 32}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.train.seen import SeenNet
+from quire.compress.train.parametrized import ParametrizedNet
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,6 @@ class Plan:
     steps: int
 
 
-def logits_of(net: SeenNet, tokens: list[int]) -> Tensor:
+def logits_of(net: ParametrizedNet, tokens: list[int]) -> Tensor:
     """Of every place."""
     return net.run(torch.tensor([tokens]), torch.ones(len(tokens), dtype=torch.bool))[0]

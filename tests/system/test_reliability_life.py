@@ -25,7 +25,7 @@ WALL_CLOCK = {
     "cache/disk.py", "engine/loop/adapting.py", "engine/start.py", "server/api/vectors.py", "server/api/ollama.py",
     "server/api/responses_answer.py", "server/several/state.py",
     "server/http/seen.py",  # when an incident was, as a page shows it
-    "compress/measure.py",  # the date of a passport
+    "compress/evaluation/measure.py",  # the date of a passport
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was
 measured, recorded or logged.

@@ -16,7 +16,7 @@ from quire.core.options.files import toml_value
 from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
-    from quire.compress.recipe import Recipe
+    from quire.compress.recipes.parser import Recipe
 
 SHORT = ("quantize", "prune")
 """Kinds of stages that have a flag of their own."""
@@ -55,8 +55,8 @@ class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
 )
 def compress(options: dict[str, Any], source: str, out: Path) -> None:
     """Make SOURCE smaller, and write it to OUT."""
-    from quire.compress.progress import units_bar
-    from quire.compress.recipe import read_recipe
+    from quire.compress.recipes.parser import read_recipe
+    from quire.compress.tracking.bar import units_bar
 
     given = read_options(CompressOptions, options)
     source = "" if source == "pydoc" else source
@@ -77,14 +77,14 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
     else:
         (kind, method), *_ = short.items()
         asked = _of_flags(kind, method, given.set)
-    from quire.compress import pipeline
+    from quire.compress.pipelines.run import compress as run_recipe
     from quire.model.describe import open_model
 
     layers = open_model(source).spec.layers
     with units_bar(len(asked.stages) * layers) as tell:
-        pipeline.compress(source, out, asked, tell, restart=given.restart, passport=given.passport)
+        run_recipe(source, out, asked, tell, restart=given.restart, passport=given.passport)
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
-    from quire.compress.passport import read_passport
+    from quire.compress.evaluation.passport import read_passport
 
     found = read_passport(out)
     if found is not None and found.calibration:
@@ -96,9 +96,9 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
     """Try the recipes of `files`, and draw them."""
-    from quire.compress.progress import units_bar
-    from quire.compress.recipe import read_recipe
-    from quire.compress.sweep import sweep
+    from quire.compress.pipelines.run import sweep
+    from quire.compress.recipes.parser import read_recipe
+    from quire.compress.tracking.bar import units_bar
     from quire.model.describe import open_model
 
     recipes = {path.stem: read_recipe(path) for path in files}
@@ -115,7 +115,7 @@ def _of_flags(kind: str, method: str, words: Sequence[str]) -> Recipe:
     """The recipe of one stage."""
     from msgspec import to_builtins
 
-    from quire.compress.recipe import recipe_of, stage_from_flags
+    from quire.compress.recipes.parser import recipe_of, stage_from_flags
 
     options, tables = dict[str, str](), dict[str, dict[str, object]]()
     for word in words:

@@ -13,7 +13,7 @@ from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.compress.passport import Passport
+    from quire.compress.evaluation.passport import Passport
     from quire.core.config import EngineConfig
     from quire.engine.llm import LLM
 
@@ -44,7 +44,7 @@ def evaluate(
         _check_output(output)
         passport = _passport(config, against, texts, limit, rounds, also)
         if output is not None:
-            from quire.compress.passport import write_passport
+            from quire.compress.evaluation.passport import write_passport
 
             write_passport(output, passport)
         return
@@ -75,8 +75,8 @@ def _passport(
     from msgspec.structs import replace
 
     from quire.cli.show import show
-    from quire.compress.measure import passport_of
-    from quire.compress.passport import passport_rows
+    from quire.compress.evaluation.measure import passport_of
+    from quire.compress.evaluation.passport import passport_rows
 
     source = replace(config, model=replace(config.model, model=against, quantization="none"))
     passport = passport_of(config, source, texts or None, limit, rounds, also=also)

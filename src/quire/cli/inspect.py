@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(options)
-    from quire.compress.passport import passport_rows, read_passport
+    from quire.compress.evaluation.passport import passport_rows, read_passport
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.disk.hub import hub_of

@@ -13,7 +13,7 @@ from quire.core.options.values import read_options
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from quire.compress.train.job import Job
+    from quire.compress.train.job import TrainingJob
 
 LAST = 20
 """Steps whose mean loss is told at the end."""
@@ -33,7 +33,7 @@ def train(options: dict[str, Any], model: str, out: Path) -> None:
     from quire.compress.train import job
 
     if given.merge is not None:
-        job.merged(model, Path(given.merge), out)
+        job.write_merged(model, Path(given.merge), out)
         print(f"{out}: {model} with {given.merge} merged in")
         return
     with _bar() as bar:
@@ -49,7 +49,7 @@ def train(options: dict[str, Any], model: str, out: Path) -> None:
     print(f"{out}: {given.method}, {made.run.step} steps, loss {sum(last) / len(last):.3f}")
 
 
-def _prepared(model: str, out: Path, options: TrainOptions, bar: Progress) -> Job:
+def _prepared(model: str, out: Path, options: TrainOptions, bar: Progress) -> TrainingJob:
     """The job; what comes before its first step has a bar of its own."""
     from quire.compress.train.job import prepare
 

@@ -31,7 +31,10 @@ from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
 from quire.run.shapes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
 
 PROCESS = 255 << 20
-"""Bytes of an engine's process that holds no model: interpreter, torch, tokenizer. Measured: `planner.py memory`."""
+"""Bytes of an engine's process that holds no model: interpreter, torch, tokenizer.
+
+Measured by `benchmarks/planning/planner.py`.
+"""
 CONTEXT = 600 << 20
 """Bytes that CUDA's context and libraries take of a GPU: assumed, not measured."""
 RECORDING = 6500

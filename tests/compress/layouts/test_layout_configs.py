@@ -15,10 +15,10 @@ from torch import Tensor
 
 from net_checks import made
 from oracle import write
-from quire.compress.layouts.compressed import CompressedTensors
-from quire.compress.net import Net
-from quire.compress.quantize.fp8 import in_blocks
-from quire.compress.stages import METHODS
+from quire.compress.checkpoint.net import Net
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
+from quire.compress.quantize.fp8 import per_block
+from quire.compress.recipes.stages import METHODS
 from quire.ops.weights import Weight
 
 Shape = tuple[int, ...]
@@ -119,8 +119,8 @@ def test_a_config_says_what_its_tensors_are(case: str, tmp_path: Path) -> None:
 def test_a_config_says_of_a_stage_in_the_model_what_a_weight_alone_says(tmp_path: Path) -> None:
     """Blocks of several rows, and zeros of a pattern, are seen in all rows of a matrix alone."""
     torch.manual_seed(1)
-    weight = in_blocks(torch.randn(256, 256))
-    group = CompressedTensors().config({"x": weight})["config_groups"]["group_0"]["weights"]
+    weight = per_block(torch.randn(256, 256))
+    group = CompressedTensorsLayout().config({"x": weight})["config_groups"]["group_0"]["weights"]
     assert (group["strategy"], group["block_structure"]) == ("block", [128, 128])
     write(tmp_path / "in", "llama", hidden_size=256, intermediate_size=256, head_dim=64)
     stage = {"kind": "quantize", "method": "fp8", "scales": "block", "ignore": []}
@@ -138,7 +138,7 @@ def test_zeros_are_counted_in_whole_matrices() -> None:
     numbers[0] = 1  # a row that breaks the pattern
     sparse, broken = numbers.clone(), numbers
     sparse[0] = numbers[1]
-    layout = CompressedTensors(sparsity="sparse-24-bitmask")
+    layout = CompressedTensorsLayout(sparsity="sparse-24-bitmask")
     said = layout.config({"a": Weight("f32", sparse), "b": Weight("f32", broken)})["sparsity_config"]
     assert said["ignore"] == ["b"] and 0.49 < said["global_sparsity"] < 0.5
 

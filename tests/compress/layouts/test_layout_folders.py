@@ -14,9 +14,9 @@ from oracle import logits, relative_error
 from paged_model import Paged, prompt
 from quantized_checkpoints import load
 from quire.compress.layouts.base import Layout
-from quire.compress.layouts.bitsandbytes import BitsAndBytes
-from quire.compress.layouts.compressed import CompressedTensors
-from quire.compress.layouts.gptq import Gptq
+from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
+from quire.compress.layouts.gptq import GptqLayout
 from quire.compress.layouts.registry import LAYOUTS
 from quire.ops.weights import Weight
 from quire.quant.codebook import NF4
@@ -31,10 +31,10 @@ def by_rows(w: Tensor) -> Weight:
 
 
 CHECKPOINTS: dict[str, tuple[Layout, Callable[[Tensor], Weight]]] = {
-    "gptq": (Gptq(), lambda w: quantize_torch(QUANTIZERS["int4"], w, 64).weight),
+    "gptq": (GptqLayout(), lambda w: quantize_torch(QUANTIZERS["int4"], w, 64).weight),
     "awq": (LAYOUTS["awq"], lambda w: quantize_torch(QUANTIZERS["int4"], w, 64).weight),
-    "compressed-tensors": (CompressedTensors(), lambda w: by_rows(w)),
-    "bitsandbytes": (BitsAndBytes(double=False), lambda w: quantize_torch(NF4, w, 64).weight),
+    "compressed-tensors": (CompressedTensorsLayout(), lambda w: by_rows(w)),
+    "bitsandbytes": (BitsAndBytesLayout(double=False), lambda w: quantize_torch(NF4, w, 64).weight),
 }
 
 

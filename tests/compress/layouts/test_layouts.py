@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import foreign_weights as foreign
-from quire.compress.layouts.base import Layout, is_plain, pack
-from quire.compress.layouts.bitsandbytes import BitsAndBytes, dynamic_map
-from quire.compress.layouts.compressed import CompressedTensors
-from quire.compress.layouts.gptq import Gptq
+from quire.compress.layouts.base import Layout, is_unquantized, pack
+from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout, dynamic_map
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
+from quire.compress.layouts.gptq import GptqLayout
 from quire.compress.layouts.registry import LAYOUTS
 from quire.core.errors import ConfigError
 from quire.model.disk.hf_config import HfConfig
@@ -89,7 +89,7 @@ def test_gptq_is_read_bit_for_bit(
     bits: int, v2: bool, n: int, groups: int, group: int, zeros: bool, order: bool, seed: int
 ) -> None:
     weight = random_weight(bits, n, groups * group, group, zeros, order, seed)
-    check(Gptq("gptq_v2" if v2 else "gptq"), weight)
+    check(GptqLayout("gptq_v2" if v2 else "gptq"), weight)
 
 
 @QUICK
@@ -110,7 +110,7 @@ def test_awq_is_read_bit_for_bit(n: int, groups: int, group: int, zeros: bool, o
 @pytest.mark.parametrize("bits", [4, 8])
 def test_plain_integers_are_read_bit_for_bit(form: str, bits: int) -> None:
     for group, zeros in ((64, True), (128, False), (256, True)):
-        check(CompressedTensors(form=form), random_weight(bits, 48, 256, group, zeros))
+        check(CompressedTensorsLayout(form=form), random_weight(bits, 48, 256, group, zeros))
 
 
 def unsigned(weight: Weight, bits: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,12 +122,12 @@ def unsigned(weight: Weight, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 PACKERS: dict[str, tuple[Layout, int, bool, foreign.Packer]] = {
-    **{f"gptq {bits}": (Gptq(), bits, True, foreign.gptq(bits, 64)) for bits in (2, 4, 8)},
-    "gptq_v2": (Gptq("gptq_v2"), 4, True, foreign.gptq(4, 64, first=False)),
+    **{f"gptq {bits}": (GptqLayout(), bits, True, foreign.gptq(bits, 64)) for bits in (2, 4, 8)},
+    "gptq_v2": (GptqLayout("gptq_v2"), 4, True, foreign.gptq(4, 64, first=False)),
     "awq": (LAYOUTS["awq"], 4, True, foreign.awq),
-    **{f"packed {bits} {zeros}": (CompressedTensors(), bits, zeros, foreign.packed(bits, not zeros))
+    **{f"packed {bits} {zeros}": (CompressedTensorsLayout(), bits, zeros, foreign.packed(bits, not zeros))
        for bits in (4, 8) for zeros in (True, False)},
-    **{f"plain {zeros}": (CompressedTensors(form="int-quantized"), 8, zeros, foreign.plain(8, not zeros))
+    **{f"plain {zeros}": (CompressedTensorsLayout(form="int-quantized"), 8, zeros, foreign.plain(8, not zeros))
        for zeros in (True, False)},
 }  # fmt: skip
 
@@ -149,8 +149,8 @@ def test_act_order_gives_each_column_its_group() -> None:
     want = torch.empty(128, dtype=torch.int32)
     for place, column in enumerate(weight.order.tolist()):
         want[column] = place // 32
-    assert torch.equal(Gptq().tensors(LAYER, weight)[f"{LAYER}.g_idx"], want)
-    assert Gptq().config({LAYER: weight})["desc_act"] is True
+    assert torch.equal(GptqLayout().tensors(LAYER, weight)[f"{LAYER}.g_idx"], want)
+    assert GptqLayout().config({LAYER: weight})["desc_act"] is True
 
 
 def test_the_order_that_compressed_tensors_had_is_still_read() -> None:
@@ -189,7 +189,7 @@ def float8(group: int, rows: int, n: int = 256, k: int = 256, equal: bool = Fals
     ],
 )
 def test_float8(form: str, weight: Weight, strategy: str, shape: list[int]) -> None:
-    layout = CompressedTensors(form=form)
+    layout = CompressedTensorsLayout(form=form)
     got = read(layout, {LAYER: weight})[LAYER]
     assert torch.equal(got, weight.dequantize())
     assert list(layout.tensors(LAYER, weight)[f"{LAYER}.weight_scale"].shape) == shape
@@ -203,12 +203,12 @@ def test_float8(form: str, weight: Weight, strategy: str, shape: list[int]) -> N
 
 def test_w8a8_is_plain_and_other_int8_is_packed() -> None:
     weight = quantize_torch(QUANTIZERS["int8"], torch.randn(32, 128), 128).weight
-    config = CompressedTensors().config({LAYER: weight})
+    config = CompressedTensorsLayout().config({LAYER: weight})
     assert config["format"] == "int-quantized"
     assert config["config_groups"]["group_0"]["input_activations"]["strategy"] == "token"
-    check(CompressedTensors(), weight)
+    check(CompressedTensorsLayout(), weight)
     alone = replace(weight, activation_bits=16)
-    config = CompressedTensors().config({LAYER: alone})
+    config = CompressedTensorsLayout().config({LAYER: alone})
     assert config["format"] == "pack-quantized" and config["config_groups"]["group_0"]["input_activations"] is None
 
 
@@ -216,10 +216,10 @@ def test_w8a8_is_plain_and_other_int8_is_packed() -> None:
 def test_mxfp4(group: int) -> None:
     w = torch.randn(16, 128)
     w[2, :64] = 0
-    check(CompressedTensors(), quantize_torch(MXFP4, w, group).weight)
+    check(CompressedTensorsLayout(), quantize_torch(MXFP4, w, group).weight)
     uneven = replace(quantize_torch(MXFP4, w, group).weight, scales=torch.full((16, 128 // group), 0.3))
     with pytest.raises(ConfigError, match="no powers of two"):
-        CompressedTensors().tensors(LAYER, uneven)
+        CompressedTensorsLayout().tensors(LAYER, uneven)
 
 
 def sparse(w: Tensor, halves: bool) -> Tensor:
@@ -235,7 +235,7 @@ def sparse(w: Tensor, halves: bool) -> Tensor:
 @pytest.mark.parametrize("form", ["sparse-24-bitmask", "sparse-bitmask"])
 def test_sparse_matrices(form: str) -> None:
     torch.manual_seed(5)
-    layout, w = CompressedTensors(sparsity=form), sparse(torch.randn(48, 128), form == "sparse-24-bitmask")
+    layout, w = CompressedTensorsLayout(sparsity=form), sparse(torch.randn(48, 128), form == "sparse-24-bitmask")
     dense = Weight("bf16", w.bfloat16())
     float8_codes = (w * 20).to(torch.float8_e4m3fn)
     float8_codes.view(torch.int8)[float8_codes.float() == 0] = 0
@@ -267,7 +267,7 @@ def test_llm_int8() -> None:
 def test_nf4(group: int) -> None:
     torch.manual_seed(group)
     weight = quantize_torch(NF4, torch.randn(48, 256), group).weight
-    single = replace(BitsAndBytes(), double=False)
+    single = replace(BitsAndBytesLayout(), double=False)
     got = read(single, {LAYER: weight})[LAYER]
     assert torch.allclose(got, weight.dequantize(), rtol=2e-7, atol=0)
     absmax = single.tensors(LAYER, weight)[f"{LAYER}.weight.absmax"]
@@ -279,7 +279,7 @@ def test_double_quantization_takes_the_nearest_numbers() -> None:
     torch.manual_seed(1)
     weight = quantize_torch(NF4, torch.randn(48, 256), 64).weight
     parts = LAYOUTS["bitsandbytes"].tensors(LAYER, weight)
-    absmax = BitsAndBytes(double=False).tensors(LAYER, weight)[f"{LAYER}.weight.absmax"]
+    absmax = BitsAndBytesLayout(double=False).tensors(LAYER, weight)[f"{LAYER}.weight.absmax"]
     offset = absmax.mean()
     for start in range(0, absmax.numel(), 256):
         block = absmax[start : start + 256] - offset
@@ -338,7 +338,7 @@ def test_matrices_of_several_formats(name: str) -> None:
 
 def test_cache_scales() -> None:
     scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    layout = CompressedTensors(cache=scheme)
+    layout = CompressedTensorsLayout(cache=scheme)
     assert layout.config({LAYER: random_weight(4, 8, 64, 32)})["kv_cache_scheme"] == scheme
     parts = layout.cache_tensors("model.layers.0.self_attn", torch.tensor([0.5]), torch.tensor([0.25]))
     assert parts.keys() == {"model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"}
@@ -392,5 +392,5 @@ def test_configs_that_no_file_can_hold() -> None:
 def test_a_bias_and_an_unquantized_matrix_stay_as_they_are(name: str) -> None:
     weight = Weight("bf16", torch.randn(4, 8).bfloat16())
     parts = LAYOUTS[name].tensors(LAYER, weight, torch.ones(4))
-    assert is_plain(weight) and parts.keys() == {f"{LAYER}.weight", f"{LAYER}.bias"}
+    assert is_unquantized(weight) and parts.keys() == {f"{LAYER}.weight", f"{LAYER}.bias"}
     assert torch.equal(parts[f"{LAYER}.weight"], weight.codes)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from pruned_checkpoints import checkpoint, layers_of, read
-from quire.compress.prune.importance import (
+from quire.compress.prune.scores import (
     channel_scores,
     head_scores,
     input_scores,
     keep_best,
     keep_groups,
     layer_scores,
+    taylor,
 )
-from quire.compress.prune.scores import taylor
 from quire.compress.prune.structured import drop_channels, drop_heads
 from quire.core.errors import ConfigError, ModelError
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.compress.prune.patterns import Pattern, apply_mask, ratio_mask, sparsity_of
+from quire.compress.prune.masks import Pattern, apply_mask, ratio_mask, sparsity_of
 from quire.compress.prune.scores import (
     activation_gradient,
     block_influence,
-    by_unit,
     magnitude,
+    sum_by_unit,
+    sum_coupled,
     taylor,
-    together,
     wanda,
 )
 from quire.core.errors import ConfigError, ModelError
@@ -104,9 +104,9 @@ def test_bad_input_is_refused() -> None:
     [
         (wanda, (torch.ones(2, 6), torch.ones(2))),
         (taylor, (torch.ones(2, 6), torch.ones(6, 2))),
-        (by_unit, (torch.ones(2, 6), 4, 1)),
-        (together, ([torch.ones(6), torch.ones(5)],)),
-        (together, ([],)),
+        (sum_by_unit, (torch.ones(2, 6), 4, 1)),
+        (sum_coupled, ([torch.ones(6), torch.ones(5)],)),
+        (sum_coupled, ([],)),
         (block_influence, (torch.ones(2, 6), torch.ones(1, 6))),
         (activation_gradient, (torch.ones(0, 6), torch.ones(0, 6))),
     ],
@@ -133,11 +133,11 @@ def test_scores_are_their_formulas() -> None:
             assert wanda(weight, norms)[i, j] == pytest.approx(
                 abs(float(weight[i, j])) * sum(float(x) ** 2 for x in rows[:, j]) ** 0.5
             )
-    assert by_unit(weight, 3).tolist() == pytest.approx(weight.float().sum(1).tolist())
-    assert by_unit(weight, 2, 1).tolist() == pytest.approx(
+    assert sum_by_unit(weight, 3).tolist() == pytest.approx(weight.float().sum(1).tolist())
+    assert sum_by_unit(weight, 2, 1).tolist() == pytest.approx(
         [float(weight[:, :2].float().sum()), float(weight[:, 2:].float().sum())]
     )
-    assert together([norms, norms, norms]).tolist() == pytest.approx((3 * norms).tolist())
+    assert sum_coupled([norms, norms, norms]).tolist() == pytest.approx((3 * norms).tolist())
 
 
 def test_taylor_scores_are_what_the_loss_loses_to_first_order() -> None:

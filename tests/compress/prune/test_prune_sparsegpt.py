@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.compress.prune.patterns import Pattern, apply_mask, ratio_mask, sparsity_of
+from quire.compress.prune.masks import Pattern, apply_mask, ratio_mask, sparsity_of
 from quire.compress.prune.scores import magnitude, wanda
 from quire.compress.prune.sparsegpt import Quantize, sparsegpt
 from quire.core.errors import ConfigError, ModelError

@@ -18,7 +18,7 @@ from oracle import backend, logits, relative_error, write
 from paged_model import Paged, prompt
 from pruned_checkpoints import ATTENTION_OUT, MLP_OUT, checkpoint, layers_of, part, read
 from pruned_checkpoints import PRUNED as VARIANTS
-from quire.compress.prune.structured import Made, drop_channels, drop_heads, drop_layers
+from quire.compress.prune.structured import SmallerCheckpoint, drop_channels, drop_heads, drop_layers
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
@@ -41,7 +41,7 @@ def silence(matrix: nn.Module, inputs: Sequence[int] | None = None) -> None:
             (weight if turned else weight.T)[list(inputs)] = 0
 
 
-def same(oracle: PreTrainedModel, made: Made, folder: Path) -> None:
+def same(oracle: PreTrainedModel, made: SmallerCheckpoint, folder: Path) -> None:
     """The smaller checkpoint gives, in transformers and here, the logits of the whole `oracle`."""
     folder.mkdir()
     save_file(made[0], folder / "model.safetensors", metadata={"format": "pt"})

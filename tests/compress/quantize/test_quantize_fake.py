@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from oracle import backend
-from quire.compress.quantize.fake import fake_cache, fake_fp8, fake_int8, straight_through
-from quire.compress.quantize.grid import Integers
-from quire.compress.quantize.rtn import rtn
+from quire.compress.quantize.rounding import IntegerGrid, rtn
+from quire.compress.train.qat import fake_cache, fake_fp8, fake_int8, straight_through
 from quire.core.dtypes import F8, I8
 from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8, RoundToNearest
 from torch_weights import quantize_torch
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "weights int4": lambda x: straight_through(x, rtn(x, Integers(4), 32).dequantize()),
+    "weights int4": lambda x: straight_through(x, rtn(x, IntegerGrid(4), 32).dequantize()),
     "activations int8": lambda x: fake_int8(x, 32),
     "activations fp8": lambda x: fake_fp8(x, 32),
     "cache int8": lambda x: fake_cache(x, I8),
@@ -44,12 +43,12 @@ def test_gradients_go_straight_through(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scheme", [INT4, INT8])
 def test_weights_are_those_that_are_served(scheme: RoundToNearest) -> None:
     w = normal(8, 128)
-    assert torch.equal(rtn(w, Integers(scheme.bits), 64).dequantize(), quantize_torch(scheme, w, 64).dequantize())
+    assert torch.equal(rtn(w, IntegerGrid(scheme.bits), 64).dequantize(), quantize_torch(scheme, w, 64).dequantize())
 
 
 def test_activations_are_rounded_as_the_reference_does() -> None:
     ops = backend("reference")
-    w, x = rtn(normal(16, 64), Integers(8), 32), normal(5, 64) * 3
+    w, x = rtn(normal(16, 64), IntegerGrid(8), 32), normal(5, 64) * 3
     weight = Weight("int8", w.codes, w.scales, group=32, activation_bits=8)
     served = ops.linear(x, ops.pack(weight, narrow=True), None)
     assert torch.allclose(fake_int8(x, 32) @ w.dequantize().t(), served, rtol=1e-4, atol=1e-4)
@@ -78,7 +77,7 @@ def test_a_least_squares_fit_trains_through_it() -> None:
     """Of weights that are rounded in the forward pass training finds better ones than rounding the exact solution."""
     x = normal(256, 32) @ torch.diag(torch.linspace(0.2, 3, 32)) @ (torch.eye(32) + 0.3 * normal(32, 32))
     exact = normal(8, 32)
-    y, grid = x @ exact.t(), Integers(3)
+    y, grid = x @ exact.t(), IntegerGrid(3)
     w = exact.clone().requires_grad_()
     optimizer = torch.optim.Adam([w], lr=3e-3)
     losses = []

@@ -15,8 +15,17 @@ from over_torch import over_torch
 from paths import DATA
 from quire.compress.quantize import fp8, mxfp4, nf4
 from quire.compress.quantize.gptq import gptq
-from quire.compress.quantize.grid import Grid, Integers, Numbers, by_outputs, for_kernels, in_groups, search, weighted
-from quire.compress.quantize.rtn import rtn
+from quire.compress.quantize.rounding import (
+    CodeBookGrid,
+    Grid,
+    IntegerGrid,
+    clip_candidates,
+    for_kernels,
+    in_groups,
+    output_error_measure,
+    rtn,
+    weighted_squares,
+)
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.arrays import to_numpy
 from quire.ops.weights import Weight
@@ -47,7 +56,7 @@ def squared(weight: Weight, w: Tensor, group: int) -> Tensor:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_every_code_is_the_nearest(bits: int, symmetric: bool) -> None:
-    grid, w = Integers(bits, symmetric), normal(9, 96) + 0.02
+    grid, w = IntegerGrid(bits, symmetric), normal(9, 96) + 0.02
     q = rtn(w, grid, 32)
     zeros = torch.zeros_like(scales_of(q)) if q.zeros is None else q.zeros
     all_codes = torch.arange(grid.low, grid.high + 1)
@@ -62,7 +71,7 @@ def test_every_code_is_the_nearest(bits: int, symmetric: bool) -> None:
 @pytest.mark.parametrize("scheme", [INT4, INT8])
 @pytest.mark.parametrize("group", [32, 128])
 def test_numbers_are_those_of_the_quantizers_at_load(scheme: RoundToNearest, group: int) -> None:
-    w, grid = normal(70, 256), Integers(scheme.bits)
+    w, grid = normal(70, 256), IntegerGrid(scheme.bits)
     theirs = quantize_torch(scheme, w, group).weight
     fast, slow = rtn(w, grid, group), rtn(w, grid, group, lambda errors: errors.square().sum(-1))
     assert torch.equal(fast.codes, slow.codes) and torch.equal(scales_of(fast), scales_of(slow))
@@ -72,39 +81,43 @@ def test_numbers_are_those_of_the_quantizers_at_load(scheme: RoundToNearest, gro
 
 def test_asymmetric_groups_hold_their_extremes_and_zero() -> None:
     w = normal(8, 64).abs() + 1.0  # no number near 0, which must have a code all the same
-    q = rtn(w, Integers(4, symmetric=False), 32)
+    q = rtn(w, IntegerGrid(4, symmetric=False), 32)
     assert q.zeros is not None and bool((q.zeros == -8).all())
     assert float((q.dequantize() - w).abs().max()) <= float(scales_of(q).max()) * 0.51
-    assert torch.equal(rtn(torch.zeros(2, 32), Integers(4, False), 32).dequantize(), torch.zeros(2, 32))
+    assert torch.equal(rtn(torch.zeros(2, 32), IntegerGrid(4, False), 32).dequantize(), torch.zeros(2, 32))
 
 
 def test_a_search_finds_the_best_of_its_scales_for_every_group() -> None:
-    w, clips = normal(16, 128, 1), search(1.0, 0.5, 11)
-    alone = torch.stack([squared(rtn(w, Integers(3, clips=(clip,)), 32), w, 32) for clip in clips])
-    together = squared(rtn(w, Integers(3, clips=clips), 32), w, 32)
+    w, clips = normal(16, 128, 1), clip_candidates(1.0, 0.5, 11)
+    alone = torch.stack([squared(rtn(w, IntegerGrid(3, clips=(clip,)), 32), w, 32) for clip in clips])
+    together = squared(rtn(w, IntegerGrid(3, clips=clips), 32), w, 32)
     assert torch.allclose(together, alone.amin(0), rtol=1e-5)
     assert float(together.sum()) < 0.9 * float(alone[0].sum())
 
 
 def test_damage_may_be_that_of_columns_or_of_outputs() -> None:
     w, x = normal(16, 64, 2), normal(40, 64, 3) * torch.linspace(0.1, 5, 64)
-    grid = Integers(3, clips=search())
+    grid = IntegerGrid(3, clips=clip_candidates())
     errors = torch.randn((16, 2, 32), generator=torch.Generator().manual_seed(9))
     outputs = torch.stack([(errors[:, g] @ x[:, 32 * g : 32 * g + 32].t()).square().sum(1) for g in range(2)], 1)
-    assert torch.allclose(by_outputs(x, 32)(errors), outputs, rtol=1e-4)
+    assert torch.allclose(output_error_measure(x, 32)(errors), outputs, rtol=1e-4)
     assert torch.allclose(
-        weighted(x.square().sum(0), 32)(errors).sum(), (errors.flatten(1).square() * x.square().sum(0)).sum()
+        weighted_squares(x.square().sum(0), 32)(errors).sum(), (errors.flatten(1).square() * x.square().sum(0)).sum()
     )
 
     def off(q: Weight) -> float:
         return float(((q.dequantize() - w) @ x.t()).square().sum())
 
-    assert off(rtn(w, grid, 32, by_outputs(x, 32))) < off(rtn(w, grid, 32)) < off(rtn(w, Integers(3, clips=(1.0,)), 32))
+    assert (
+        off(rtn(w, grid, 32, output_error_measure(x, 32)))
+        < off(rtn(w, grid, 32))
+        < off(rtn(w, IntegerGrid(3, clips=(1.0,)), 32))
+    )
 
 
 def test_whole_rows_are_a_group_and_kernels_get_theirs() -> None:
     w = normal(6, 192)
-    q = rtn(w, Integers(8), -1)
+    q = rtn(w, IntegerGrid(8), -1)
     assert (q.group, scales_of(q).shape) == (192, (6, 1))
     served = for_kernels(q)
     assert served.group == 64 and torch.equal(served.dequantize(), q.dequantize())
@@ -113,7 +126,7 @@ def test_whole_rows_are_a_group_and_kernels_get_theirs() -> None:
 def test_what_cannot_be_rounded_is_refused() -> None:
     bad = normal(2, 64)
     bad[1, 3] = torch.nan
-    for grid in (Integers(4), Integers(4, False), Integers(3), Numbers(NF4), fp8.PER_ROW):
+    for grid in (IntegerGrid(4), IntegerGrid(4, False), IntegerGrid(3), CodeBookGrid(NF4), fp8.PER_ROW):
         with pytest.raises(ModelError, match="nan"):
             rtn(bad, grid, 64)
     with pytest.raises(ModelError, match="nan"):
@@ -121,9 +134,9 @@ def test_what_cannot_be_rounded_is_refused() -> None:
     with pytest.raises(ModelError, match="nan"):
         fp8.in_blocks(bad)
     with pytest.raises(ConfigError, match="64 columns are not a multiple of group_size 48"):
-        rtn(normal(2, 64), Integers(4), 48)
+        rtn(normal(2, 64), IntegerGrid(4), 48)
     with pytest.raises(ConfigError, match="codes of 9 bits"):
-        Integers(9)
+        IntegerGrid(9)
 
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -165,7 +178,7 @@ def test_mxfp4_is_what_compressed_tensors_makes() -> None:
 
 def test_the_better_power_of_two() -> None:
     w = normal(32, 128, 6)
-    plain, searched = squared(mxfp4.mxfp4(w), w, 32), squared(mxfp4.mxfp4(w, search=True), w, 32)
+    plain, searched = squared(mxfp4.mxfp4(w), w, 32), squared(mxfp4.mxfp4(w, clip_candidates=True), w, 32)
     assert bool((searched <= plain).all()) and float(searched.sum()) < 0.97 * float(plain.sum())
 
 
@@ -239,7 +252,8 @@ def test_static_scale_of_activations() -> None:
 
 
 GRIDS: list[tuple[Grid, int]] = [
-    (Integers(4), 32), (Integers(3, False), 32), (Integers(8), -1), (Numbers(NF4), 64), (Numbers(MXFP4), 32),
+    (IntegerGrid(4), 32), (IntegerGrid(3, False), 32), (IntegerGrid(8), -1), (CodeBookGrid(NF4), 64),
+    (CodeBookGrid(MXFP4), 32),
     (fp8.PER_ROW, -1),
 ]  # fmt: skip
 
@@ -252,7 +266,9 @@ def test_numbers_of_codes_are_those_of_the_weight(grid: Grid, group: int) -> Non
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize(("grid", "group"), [*GRIDS, (Integers(2), 128), (Integers(4, False), 128), (Integers(6), 64)])
+@pytest.mark.parametrize(
+    ("grid", "group"), [*GRIDS, (IntegerGrid(2), 128), (IntegerGrid(4, False), 128), (IntegerGrid(6), 64)]
+)
 def test_backends_serve_what_is_made(grid: Grid, group: int, name: str) -> None:
     """Packed as weights of files are, also in an order of columns of their own, which GPTQ gives."""
     ops, w, x = over_torch(backend(name)), normal(48, 256, 12), normal(5, 256, 13) * 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compress.quantize.mixed import choose_formats
+from quire.compress.quantize.bit_allocation import choose_formats
 from quire.core.errors import ConfigError
 
 Options = dict[str, dict[str, tuple[int, float]]]

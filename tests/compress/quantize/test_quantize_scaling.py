@@ -8,15 +8,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paths import DATA
+from quire.compress.calibration.statistics import InputStatistics
 from quire.compress.quantize import fp8, mxfp4
 from quire.compress.quantize.awq import awq
-from quire.compress.quantize.folding import into_columns, out_of_norm, out_of_rows
-from quire.compress.quantize.grid import Integers
-from quire.compress.quantize.kv_scales import CachePeaks
-from quire.compress.quantize.outliers import llm_int8
-from quire.compress.quantize.rtn import rtn
-from quire.compress.quantize.smoothquant import product, smooth_scales, smoothquant
-from quire.compress.stats import Inputs
+from quire.compress.quantize.int8 import (
+    llm_int8,
+    scale_columns,
+    smooth_scales,
+    smoothquant,
+    unscale_norm,
+    unscale_rows,
+    w8a8_product,
+)
+from quire.compress.quantize.kv_cache import KvCachePeaks
+from quire.compress.quantize.rounding import IntegerGrid, rtn
 from quire.core.dtypes import I8
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.weights import Weight
@@ -38,8 +43,8 @@ def off(q: Weight, w: Tensor, x: Tensor, scales: Tensor | float = 1.0) -> float:
     return float((x / scales @ q.dequantize().t() - x @ w.t()).square().mean())
 
 
-@pytest.mark.parametrize("grid", [Integers(4), Integers(4, symmetric=False), Integers(3)])
-def test_awq_beats_rounding_where_activations_have_outliers(grid: Integers) -> None:
+@pytest.mark.parametrize("grid", [IntegerGrid(4), IntegerGrid(4, symmetric=False), IntegerGrid(3)])
+def test_awq_beats_rounding_where_activations_have_outliers(grid: IntegerGrid) -> None:
     ws, x = made()
     found = awq(ws, x, grid, 32)
     assert found.error < 0.5 * found.plain_error
@@ -49,11 +54,11 @@ def test_awq_beats_rounding_where_activations_have_outliers(grid: Integers) -> N
 
 def test_the_errors_awq_tells_are_those_of_the_outputs() -> None:
     ws, x = made(1)
-    grid = Integers(4, symmetric=False)
+    grid = IntegerGrid(4, symmetric=False)
     found = awq(ws, x, grid, 32)
     rows = sum(len(w) for w in ws)
     plain = sum(off(rtn(w, grid, 32), w, x) * len(w) for w in ws) / rows
-    scaled = [rtn(into_columns(w, found.scales), grid, 32) for w in ws]
+    scaled = [rtn(scale_columns(w, found.scales), grid, 32) for w in ws]
     assert found.plain_error == pytest.approx(plain, rel=1e-4)
     assert found.error == pytest.approx(
         sum(off(q, w, x, found.scales) * len(w) for q, w in zip(scaled, ws, strict=True)) / rows, rel=1e-3
@@ -62,13 +67,13 @@ def test_the_errors_awq_tells_are_those_of_the_outputs() -> None:
 
 def test_awq_clips_where_that_helps_and_spares_whom_it_is_told_to() -> None:
     ws, x = made(2)
-    grid = Integers(3, symmetric=False)
+    grid = IntegerGrid(3, symmetric=False)
     found, spared = awq(ws, x, grid, 32), awq(ws, x, grid, 32, unclipped=[0])
     clips = found.clips[0]
     assert clips is not None and clips.shape == (48, 4) and 0.5 <= float(clips.min()) < 1.0
     assert spared.clips[0] is None and spared.clips[1] is not None
     assert off(found.weights[0], ws[0], x, found.scales) < off(spared.weights[0], ws[0], x, spared.scales)
-    assert torch.equal(spared.weights[0].codes, rtn(into_columns(ws[0], found.scales), grid, 32).codes)
+    assert torch.equal(spared.weights[0].codes, rtn(scale_columns(ws[0], found.scales), grid, 32).codes)
 
 
 def test_awq_for_other_grids_keeps_their_scales() -> None:
@@ -79,41 +84,41 @@ def test_awq_for_other_grids_keeps_their_scales() -> None:
     assert off(mx.weights[0], ws[0], x, mx.scales) < 0.8 * off(rtn(ws[0], mxfp4.GRID, mxfp4.BLOCK), ws[0], x)
     floats = awq(ws, x, fp8.PER_ROW, -1)
     assert floats.clips == (None, None)
-    assert torch.equal(floats.weights[0].dequantize(), fp8.per_row(into_columns(ws[0], floats.scales)).dequantize())
+    assert torch.equal(floats.weights[0].dequantize(), fp8.per_row(scale_columns(ws[0], floats.scales)).dequantize())
 
 
 def test_awq_keeps_what_is_best_as_it_is() -> None:
     """Where every column is the same there is nothing to gain; a column that is never active has a factor too."""
     w, x = torch.full((4, 32), 0.5), torch.ones(10, 32)
     x[:, 5] = 0
-    found = awq([w], x, Integers(4), 32)
+    found = awq([w], x, IntegerGrid(4), 32)
     assert torch.isfinite(found.scales).all() and bool((found.scales > 0).all())
     assert found.error <= found.plain_error
     with pytest.raises(ModelError, match="nan"):
-        awq([torch.full((4, 32), torch.nan)], x, Integers(4), 32)
+        awq([torch.full((4, 32), torch.nan)], x, IntegerGrid(4), 32)
     with pytest.raises(ModelError, match="activations"):
-        awq([w], torch.full((4, 32), torch.inf), Integers(4), 32)
+        awq([w], torch.full((4, 32), torch.inf), IntegerGrid(4), 32)
 
 
 def test_factors_leave_products_as_they_were() -> None:
     ws, x = made(3)
     scales = torch.linspace(0.01, 30, 128)
     norm, bias = torch.randn(128), torch.randn(128)
-    normed, wanted = x * out_of_norm(norm, scales) + out_of_norm(bias, scales), (x * norm + bias) @ ws[0].t()
-    assert torch.allclose(normed @ into_columns(ws[0], scales).t(), wanted, rtol=1e-4, atol=1e-4)
+    normed, wanted = x * unscale_norm(norm, scales) + unscale_norm(bias, scales), (x * norm + bias) @ ws[0].t()
+    assert torch.allclose(normed @ scale_columns(ws[0], scales).t(), wanted, rtol=1e-4, atol=1e-4)
     before = torch.randn(128, 16)
-    hidden = x[:, :16] @ out_of_rows(before, scales).t() + out_of_rows(bias, scales)
+    hidden = x[:, :16] @ unscale_rows(before, scales).t() + unscale_rows(bias, scales)
     wanted = (x[:, :16] @ before.t() + bias) @ ws[0].t()
-    assert torch.allclose(hidden @ into_columns(ws[0], scales).t(), wanted, rtol=1e-4, atol=1e-4)
-    assert out_of_rows(before.bfloat16(), scales).dtype is torch.bfloat16
+    assert torch.allclose(hidden @ scale_columns(ws[0], scales).t(), wanted, rtol=1e-4, atol=1e-4)
+    assert unscale_rows(before.bfloat16(), scales).dtype is torch.bfloat16
 
 
 def test_smoothing_gives_both_sides_the_same_peaks() -> None:
     ws, x = made(4)
     scales = smooth_scales(x.abs().amax(0), ws, 0.5)
-    peaks = torch.stack([into_columns(w, scales).abs().amax(0) for w in ws]).amax(0)
+    peaks = torch.stack([scale_columns(w, scales).abs().amax(0) for w in ws]).amax(0)
     assert torch.allclose((x / scales).abs().amax(0), peaks, rtol=1e-4)
-    assert torch.allclose((x / scales) @ into_columns(ws[0], scales).t(), x @ ws[0].t(), atol=1e-4)
+    assert torch.allclose((x / scales) @ scale_columns(ws[0], scales).t(), x @ ws[0].t(), atol=1e-4)
     assert torch.allclose(smooth_scales(x.abs().amax(0), ws, 1.0), x.abs().amax(0))
     with pytest.raises(ConfigError, match="alpha is 2"):
         smooth_scales(x.abs().amax(0), ws, 2)
@@ -133,24 +138,24 @@ def test_smoothquant_helps_eight_bits_on_both_sides() -> None:
     scales, smooth = smoothquant(x.abs().amax(0), ws)
     for w, q in zip(ws, smooth, strict=True):
         assert (q.kind, q.activation_bits, q.group) == ("int8", 8, 128)
-        plain = product(rtn(w, Integers(8), -1), x)
-        assert float((product(q, x / scales) - x @ w.t()).square().mean()) < 0.2 * float(
+        plain = w8a8_product(rtn(w, IntegerGrid(8), -1), x)
+        assert float((w8a8_product(q, x / scales) - x @ w.t()).square().mean()) < 0.2 * float(
             (plain - x @ w.t()).square().mean()
         )
 
 
 def test_w8a8_is_integer_arithmetic() -> None:
     (w, _), x = made(7)
-    q = rtn(w, Integers(8), -1)
+    q = rtn(w, IntegerGrid(8), -1)
     assert q.scales is not None
     scale = x.double().abs().amax(1, keepdim=True) / 127
     whole = (x.double() / scale).round().long() @ q.codes.long().t()
-    assert torch.allclose(product(q, x).double(), whole * scale * q.scales.double().t(), rtol=1e-4, atol=1e-3)
+    assert torch.allclose(w8a8_product(q, x).double(), whole * scale * q.scales.double().t(), rtol=1e-4, atol=1e-3)
 
 
 def test_outlier_columns_are_exact_and_the_rest_is_int8() -> None:
     (w, _), x = made(8)
-    inputs = Inputs(128, ["peak"])
+    inputs = InputStatistics(128, ["peak"])
     inputs.add(x)
     columns = inputs.outlier_columns(12.0)
     assert columns.tolist() == OUTLIERS
@@ -161,7 +166,7 @@ def test_outlier_columns_are_exact_and_the_rest_is_int8() -> None:
     alone = torch.zeros_like(x)
     alone[:, columns] = x[:, columns]
     assert torch.allclose(q.product(alone), alone @ exact.t(), rtol=1e-5, atol=1e-5)
-    plain = product(rtn(exact, Integers(8), -1), x)
+    plain = w8a8_product(rtn(exact, IntegerGrid(8), -1), x)
     assert float((q.product(x) - x @ exact.t()).square().mean()) < 0.02 * float((plain - x @ exact.t()).square().mean())
 
 
@@ -176,7 +181,7 @@ def test_without_outliers_it_is_what_bitsandbytes_makes() -> None:
 
 
 def test_scales_of_keys_and_values() -> None:
-    peaks = CachePeaks()
+    peaks = KvCachePeaks()
     assert [float(s) for s in peaks.scales()] == [1.0, 1.0]
     peaks.add(torch.tensor([[1.0, -896.0]]), torch.tensor([0.5]))
     peaks.add(torch.tensor([448.0]), torch.tensor([-127.0, 3.0]))

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.compress.stats import BLOCK, Inputs, output_error
+from quire.compress.calibration.statistics import BLOCK, InputStatistics, output_error
 from quire.core.errors import ModelError
 
 ROWS = torch.randn((61, 24), generator=torch.Generator().manual_seed(3)) * torch.linspace(0.1, 9, 24)
 
 
-def observed(cuts: list[int]) -> Inputs:
-    inputs = Inputs(24, Inputs.PARTS)
+def observed(cuts: list[int]) -> InputStatistics:
+    inputs = InputStatistics(24, InputStatistics.PARTS)
     for start, stop in zip([0, *cuts], [*cuts, len(ROWS)], strict=True):
         inputs.add(ROWS[start:stop])
     return inputs
 
 
-def parts(inputs: Inputs) -> dict[str, Tensor]:
-    return {name: getattr(inputs, name) for name in Inputs.PARTS}
+def parts(inputs: InputStatistics) -> dict[str, Tensor]:
+    return {name: getattr(inputs, name) for name in InputStatistics.PARTS}
 
 
 @settings(max_examples=25, deadline=None)
@@ -45,10 +45,10 @@ def test_any_cut_into_batches_gives_the_definitions(cuts: list[int]) -> None:
 
 def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = observed([20, 40])
-    first = Inputs(24, Inputs.PARTS)
+    first = InputStatistics(24, InputStatistics.PARTS)
     first.add(ROWS[:20])
     first.save(tmp_path / "inputs.safetensors")
-    second = Inputs.load(tmp_path / "inputs.safetensors")
+    second = InputStatistics.load(tmp_path / "inputs.safetensors")
     second.add(ROWS[20:40])
     second.add(ROWS[40:])
     assert second.rows == whole.rows
@@ -56,26 +56,26 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_only_what_is_wanted_is_kept(tmp_path: Path) -> None:
-    inputs = Inputs(24, ["peak"])
+    inputs = InputStatistics(24, ["peak"])
     inputs.add(ROWS)
     inputs.save(tmp_path / "peak")
     assert (tmp_path / "peak").stat().st_size < 1024
-    assert torch.equal(Inputs.load(tmp_path / "peak").peak, ROWS.abs().amax(0))
+    assert torch.equal(InputStatistics.load(tmp_path / "peak").peak, ROWS.abs().amax(0))
     with pytest.raises(KeyError):
         _ = inputs.hessian
     with pytest.raises(ValueError, match="'hesian' is nothing"):
-        Inputs(24, ["hesian"])
+        InputStatistics(24, ["hesian"])
 
 
 def test_outlier_columns_reach_the_threshold() -> None:
-    inputs = Inputs(4, ["peak"])
+    inputs = InputStatistics(4, ["peak"])
     inputs.add(torch.tensor([[1.0, -6.0, 5.9, 2.0], [0.0, 1.0, 1.0, 70.0]]))
     assert inputs.outlier_columns().tolist() == [1, 3]
     assert inputs.outlier_columns(5.5).tolist() == [1, 2, 3]
 
 
 def test_bad_rows_and_files_are_refused(tmp_path: Path) -> None:
-    inputs = Inputs(24, ["peak"])
+    inputs = InputStatistics(24, ["peak"])
     with pytest.raises(ModelError, match="nan or inf"):
         inputs.add(torch.full((1, 24), torch.nan))
     with pytest.raises(ValueError, match=r"not \[T, 24\]"):
@@ -83,7 +83,7 @@ def test_bad_rows_and_files_are_refused(tmp_path: Path) -> None:
     assert inputs.rows == 0
     (tmp_path / "bad").write_bytes(b"no tensors")
     with pytest.raises(ModelError, match="does not hold statistics"):
-        Inputs.load(tmp_path / "bad")
+        InputStatistics.load(tmp_path / "bad")
 
 
 def test_output_error_is_that_of_the_outputs() -> None:
@@ -95,7 +95,7 @@ def test_output_error_is_that_of_the_outputs() -> None:
 def test_a_wide_hessian_is_whole() -> None:
     """It is summed in blocks of columns, of which a half is computed."""
     x = torch.randn((3, 2 * BLOCK + 100), generator=torch.Generator().manual_seed(6))
-    inputs = Inputs(x.shape[1], ["hessian"])
+    inputs = InputStatistics(x.shape[1], ["hessian"])
     inputs.add(x[:2])
     inputs.add(x[2:])
     wanted = 2 / 3 * (x.double().t() @ x.double())

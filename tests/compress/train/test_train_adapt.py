@@ -16,15 +16,14 @@ from lora_adapters import merged_by_hand, run_adapted
 from oracle import BACKENDS, backend, logits, relative_error, write
 from paged_model import TOLERANCE, prompt
 from peft_layouts import Layout
-from quire.compress.net import Net
+from quire.compress.checkpoint.net import Net
 from quire.compress.quantize import nf4
-from quire.compress.train.adapt import LoRA, adaptable, chosen, freeze, merge
+from quire.compress.quantize.fp4 import PackedNf4
+from quire.compress.train.dataset import TrainingRow, collate
 from quire.compress.train.job import merged
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.nf4 import Nf4
-from quire.compress.train.objective import OfText
-from quire.compress.train.seen import SeenNet, matrices
-from quire.compress.train.text import Row, batch_of
+from quire.compress.train.lora import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
+from quire.compress.train.objective import CrossEntropy, NetLearner
+from quire.compress.train.parametrized import ParametrizedNet, linear_modules
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.learn.loop import Pace, Run
@@ -33,14 +32,14 @@ from quire.quant.codebook import NF4_NUMBERS
 from training_runs import Plan, logits_of
 
 FAMILIES = {"llama": ("*",), "gpt2": ("c_attn", "*.1.mlp.c_proj"), "phi3": ("qkv_proj", "down_proj")}
-ROWS = [Row(prompt(24, seed)) for seed in range(4)]
+ROWS = [TrainingRow(prompt(24, seed)) for seed in range(4)]
 
 
-def adapted(folder: Path, targets: tuple[str, ...], seed: int = 0) -> tuple[SeenNet, LoRA]:
+def adapted(folder: Path, targets: tuple[str, ...], seed: int = 0) -> tuple[ParametrizedNet, LoRA]:
     """A net with an adapter whose matrices are both random."""
-    net = SeenNet.of(str(folder))
-    lora = LoRA(net, chosen(net, targets), 4, 6.0, seed)
-    net.seen.values.append(lora.value)
+    net = ParametrizedNet.of(str(folder))
+    lora = LoRA(net, target_modules(net, targets), 4, 6.0, seed)
+    net.parametrized.parametrizations.append(lora.value)
     made = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in lora.parameters.items():
@@ -49,10 +48,10 @@ def adapted(folder: Path, targets: tuple[str, ...], seed: int = 0) -> tuple[Seen
     return net, lora
 
 
-def gradients(net: SeenNet, parameters: dict[str, Tensor], checkpointing: bool = False) -> dict[str, Tensor]:
+def gradients(net: ParametrizedNet, parameters: dict[str, Tensor], checkpointing: bool = False) -> dict[str, Tensor]:
     for p in parameters.values():
         p.grad = None
-    loss: Any = OfText().loss(net, batch_of(list(enumerate(ROWS))), checkpointing)
+    loss: Any = CrossEntropy().loss(net, collate(list(enumerate(ROWS))), checkpointing)
     loss.backward()
     return {name: p.grad for name, p in parameters.items() if p.grad is not None}
 
@@ -63,11 +62,11 @@ def test_gradients_are_those_of_the_dense_matrix(family: str, tmp_path: Path) ->
     write(tmp_path, family)
     net, lora = adapted(tmp_path, FAMILIES[family])
     found = gradients(net, lora.parameters)
-    dense = SeenNet.of(str(tmp_path))
-    targets = chosen(net, FAMILIES[family])
+    dense = ParametrizedNet.of(str(tmp_path))
+    targets = target_modules(net, FAMILIES[family])
     with torch.no_grad():
         for m in targets:
-            dense.set(m.name, net.seen.tensor(m.name).clone())
+            dense.set(m.name, net.parametrized.tensor(m.name).clone())
     wanted = gradients(dense, dense.require_grad([m.name for m in targets]))
     assert len(found) == 2 * len(wanted) == 2 * len(targets)
     for m in targets:
@@ -79,12 +78,12 @@ def test_gradients_are_those_of_the_dense_matrix(family: str, tmp_path: Path) ->
 
 def test_it_begins_as_the_model_and_learns_its_rows(tmp_path: Path) -> None:
     oracle = write(tmp_path / "m", "llama")
-    net = SeenNet.of(str(tmp_path / "m"))
-    lora = LoRA(net, chosen(net, ("*",)), 4, 8.0, 0)
-    net.seen.values.append(lora.value)
+    net = ParametrizedNet.of(str(tmp_path / "m"))
+    lora = LoRA(net, target_modules(net, ("*",)), 4, 8.0, 0)
+    net.parametrized.parametrizations.append(lora.value)
     with torch.no_grad():
         assert relative_error(logits_of(net, ROWS[0].tokens), logits(oracle, ROWS[0].tokens)) < 1e-5
-    learner = NetLearner(net, lora.parameters, OfText(), ROWS[:2], 2, 0)
+    learner = NetLearner(net, lora.parameters, CrossEntropy(), ROWS[:2], 2, 0)
     run = Run(learner, Pace(60, 0.02), Plan(60), tmp_path / "state.safetensors")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 4, "two rows are learned by heart"
@@ -145,18 +144,18 @@ def test_what_has_no_place_in_a_checkpoint_is_not_merged(tmp_path: Path) -> None
     net = Net.open(str(tmp_path / "m"))
     biased = Layout(oracle, 1).low_rank("q_proj", bias=True).write(tmp_path / "b")
     with pytest.raises(ModelError, match=r"q_proj\.bias, and the model has none there; serve it as an adapter"):
-        merge(net, biased)
+        merge_adapter(net, biased)
     head = Layout(oracle, 1).saved("lm_head").write(tmp_path / "h")
     with pytest.raises(ModelError, match="which are one here, unlike"):
-        merge(net, head)
+        merge_adapter(net, head)
     with pytest.raises(ConfigError, match=r"--targets 'w1' matches no matrix of m; known: down_proj, gate_proj"):
-        chosen(net, ("w1",))
+        target_modules(net, ("w1",))
 
 
 def test_codes_are_the_nearest_of_the_book() -> None:
     w = torch.randn((48, 320), generator=torch.Generator().manual_seed(0)) * 0.05
     w[3, :64] = 0.0
-    made = Nf4.of(w, "w")
+    made = PackedNf4.of(w, "w")
     blocks, scales = w.view(-1, nf4.BLOCK), made.nested.scales()
     top = blocks.abs().amax(1)
     choices = torch.tensor(NF4_NUMBERS)[None] * top[:, None]  # codes are found by the scales before they are rounded
@@ -169,26 +168,30 @@ def test_codes_are_the_nearest_of_the_book() -> None:
     assert torch.allclose(made.dequantize(), served.dequantize(), atol=2e-5 * float(w.abs().max()))
     assert made.nbytes * 8 / w.numel() < 4.13
     with pytest.raises(ConfigError, match=r"b: \[3, 5\] is not a multiple of 64 numbers, as NF4 needs; use lora"):
-        Nf4.of(torch.zeros(3, 5), "b")
+        PackedNf4.of(torch.zeros(3, 5), "b")
     with pytest.raises(ConfigError, match="b: holds nan or inf"):
-        Nf4.of(torch.full((1, 64), torch.nan), "b")
+        PackedNf4.of(torch.full((1, 64), torch.nan), "b")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_a_frozen_base_is_codes(family: str, tmp_path: Path) -> None:
     write(tmp_path, family)
     net, lora = adapted(tmp_path, ("*",))
-    plain = {m.name: net.opened.source.tensor(m.name).numel() for m in matrices(net.opened) if m.layer is not None}
-    taken = freeze(net)
-    assert set(net.seen.frozen) == set(plain) and taken <= sum(plain.values()) * 4.3 / 8
+    plain = {
+        m.name: net.opened.source.tensor(m.name).numel() for m in linear_modules(net.opened) if m.layer is not None
+    }
+    taken = quantize_base(net)
+    assert set(net.parametrized.frozen) == set(plain) and taken <= sum(plain.values()) * 4.3 / 8
     assert not any(net.tensors.was_set(name) for name in net.tensors), "nothing of the base is kept beside them"
     found = gradients(net, lora.parameters, True)
     dense, other = adapted(tmp_path, ("*",))
     for name in plain:
-        frozen = dense.seen.frozen[name] = net.seen.frozen[name]
-        assert not torch.equal(frozen.dequantize(), SeenNet.of(str(tmp_path)).seen.tensor(name))
+        frozen = dense.parametrized.frozen[name] = net.parametrized.frozen[name]
+        assert not torch.equal(frozen.dequantize(), ParametrizedNet.of(str(tmp_path)).parametrized.tensor(name))
     wanted = gradients(dense, other.parameters)
-    assert all(torch.allclose(found[n], wanted[n], atol=1e-6) for n in found) and len(found) == 2 * len(adaptable(net))
+    assert all(torch.allclose(found[n], wanted[n], atol=1e-6) for n in found) and len(found) == 2 * len(
+        adaptable_modules(net)
+    )
 
 
 def test_checkpointing_changes_no_gradient_and_keeps_little(tmp_path: Path) -> None:
@@ -204,7 +207,7 @@ def test_checkpointing_changes_no_gradient_and_keeps_little(tmp_path: Path) -> N
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = OfText().loss(net, batch_of(list(enumerate(ROWS))), checkpointing)
+            loss = CrossEntropy().loss(net, collate(list(enumerate(ROWS))), checkpointing)
         sizes[checkpointing] = sum(saved.values())
         for p in lora.parameters.values():
             p.grad = None

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from oracle import BACKENDS
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.app import app
-from quire.compress.resume import work_folder
+from quire.compress.tracking.journal import work_folder
+from quire.compress.train.dataset import IGNORE_INDEX, RATIONALE_PREFIX, TextDataset, TrainingRow, collate
+from quire.compress.train.distillation import ANSWER_PROMPT, REASONING_PROMPT, write_answers
 from quire.compress.train.job import prepare, read_prompts
 from quire.compress.train.options import METHODS, TrainOptions
-from quire.compress.train.teacher_text import ANSWER, STEP, write_answers
-from quire.compress.train.text import EXPLAIN, UNREAD, Row, Texts, batch_of
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
 from quire.ops.arrays import to_torch
@@ -51,13 +51,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def texts(model: Path, length: int = 64, rationales: float = 0.0, chat: bool = True) -> Texts:
+def texts(model: Path, length: int = 64, rationales: float = 0.0, chat: bool = True) -> TextDataset:
     tokenizer = Tokenizer.from_folder(model)
     template = ChatTemplate.from_folder(model, tokenizer) if chat else None
-    return Texts(tokenizer, template, length, rationales)
+    return TextDataset(tokenizer, template, length, rationales)
 
 
-def learned(model: Path, row: Row) -> str:
+def learned(model: Path, row: TrainingRow) -> str:
     return Tokenizer.from_folder(model).decode(row.tokens[row.start :], skip_special_tokens=False)
 
 
@@ -73,7 +73,9 @@ def test_answers_alone_are_learned(model: Path, tmp_path: Path) -> None:
     assert [learned(model, r) for r in rows] == ["lain", "w<|end|>", "r<|end|>", "b<|end|>", "d<|end|>"]
     assert [r.weight for r in rows] == [1, 1, 0.5, 1, 1]
     decode: Callable[..., str] = Tokenizer.from_folder(model).decode
-    assert decode(rows[2].tokens, skip_special_tokens=False).startswith(f"<|user|>{EXPLAIN}q<|end|><|assistant|>r")
+    assert decode(rows[2].tokens, skip_special_tokens=False).startswith(
+        f"<|user|>{RATIONALE_PREFIX}q<|end|><|assistant|>r"
+    )
     assert decode(rows[4].tokens, skip_special_tokens=False).startswith("<|user|>a?<|end|><|assistant|>b<|end|>")
     assert len(texts(model).read(path)) == 4, "explanations are read where they have a weight"
     (plain,) = texts(model, chat=False).of_answer("q", "w")
@@ -85,9 +87,9 @@ def test_answers_alone_are_learned(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_batch_has_the_targets_of_its_rows() -> None:
-    batch = batch_of([(7, Row([5, 6, 7, 8], 2)), (3, Row([1, 2], 1, 0.5))])
+    batch = collate([(7, TrainingRow([5, 6, 7, 8], 2)), (3, TrainingRow([1, 2], 1, 0.5))])
     assert batch.tokens.tolist() == [[5, 6, 7, 1]] and batch.lengths.tolist() == [3, 1]
-    assert batch.targets.tolist() == [UNREAD, 7, 8, 2]
+    assert batch.targets.tolist() == [IGNORE_INDEX, 7, 8, 2]
     assert batch.weights.tolist() == [1, 1, 1, 0.5] and batch.rows == (7, 3)
 
 
@@ -174,7 +176,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(more: dict[str, Any], model: Pat
 def test_ctrl_c_leaves_a_state_and_no_traceback(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.compress.train.learner import NetLearner
+    from quire.compress.train.objective import NetLearner
 
     backward = NetLearner.backward
 
@@ -220,9 +222,9 @@ def test_a_teacher_writes_what_is_learned(model: Path, tmp_path: Path) -> None:
         write_answers(llm, prompts, out, params, True, done.append)
         entries = [json.loads(line) for line in out.read_text().splitlines()]
         assert [e["prompt"] for e in entries] == prompts and done == [0, 3]
-        first = [{"role": "user", "content": f"one\n{STEP}"}]
+        first = [{"role": "user", "content": f"one\n{REASONING_PROMPT}"}]
         reason = llm.chat([first], params, use_tqdm=False)[0].outputs[0].text.strip()
-        more = [*first, {"role": "assistant", "content": reason}, {"role": "user", "content": ANSWER}]
+        more = [*first, {"role": "assistant", "content": reason}, {"role": "user", "content": ANSWER_PROMPT}]
         answer = llm.chat([more], params, use_tqdm=False)[0].outputs[0].text.strip()
         assert entries[0] == {"prompt": "one", "completion": answer, "rationale": reason}
         part = tmp_path / "other.part"

@@ -16,18 +16,24 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oracle import logits, relative_error, write
 from paged_model import TOLERANCE, prompt
-from quire.compress.train.distil import DIVERGENCES, Hidden, KeptTeacher, NetTeacher, OfTeacher, Wanted, keep
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.objective import OfText, learned, of_text
-from quire.compress.train.recover import tuned
-from quire.compress.train.seen import SeenNet
+from quire.compress.train.dataset import TrainingRow, collate
+from quire.compress.train.distillation import (
+    DIVERGENCES,
+    CachedTeacher,
+    DistillationLoss,
+    HiddenStateLoss,
+    NetTeacher,
+    TeacherOutput,
+    cache_teacher,
+)
+from quire.compress.train.objective import CrossEntropy, NetLearner, cross_entropy, target_mask
+from quire.compress.train.parametrized import ParametrizedNet, trainable_tensors
 from quire.compress.train.student import fewer_layers, from_scratch, spread_layers
-from quire.compress.train.text import Row, batch_of
 from quire.core.errors import ConfigError
 from quire.learn.loop import Pace, Run
 from training_runs import Plan, logits_of
 
-ROWS = [Row(prompt(20, seed), start=1 + seed, weight=1.0 + seed / 2) for seed in range(3)]
+ROWS = [TrainingRow(prompt(20, seed), start=1 + seed, weight=1.0 + seed / 2) for seed in range(3)]
 
 
 def by_definition(kind: str, student: Tensor, teacher: Tensor) -> Tensor:
@@ -49,7 +55,7 @@ def test_divergences_are_those_of_the_definition(kind: str, seed: int, temperatu
     student, teacher = (torch.randn((5, 17), generator=made, dtype=torch.float64) * spread for _ in range(2))
     student.requires_grad_()
     want = by_definition(kind, student / temperature, teacher / temperature) * temperature**2
-    got = Wanted((teacher / temperature).log_softmax(-1)).divergence(student, kind, temperature)
+    got = TeacherOutput((teacher / temperature).log_softmax(-1)).divergence(student, kind, temperature)
     assert torch.allclose(got, want, rtol=1e-6, atol=1e-9)
     (g,) = torch.autograd.grad(got.sum(), student, retain_graph=True)
     (w,) = torch.autograd.grad(want.sum(), student)
@@ -61,7 +67,7 @@ def test_of_the_likeliest_tokens_the_rest_is_one(kind: str) -> None:
     made = torch.Generator().manual_seed(3)
     student, teacher = (torch.randn((6, 40), generator=made, dtype=torch.float64) * 2 for _ in range(2))
     logs, ids = teacher.log_softmax(-1).topk(7, -1)
-    got = Wanted(logs, ids).divergence(student, kind, 1.0)
+    got = TeacherOutput(logs, ids).divergence(student, kind, 1.0)
 
     def lumped(x: Tensor) -> Tensor:
         p = x.softmax(-1).gather(-1, ids)
@@ -72,7 +78,7 @@ def test_of_the_likeliest_tokens_the_rest_is_one(kind: str) -> None:
     assert bool((got <= whole + 1e-9).all()) and float(got.sum()) > 0.3 * float(whole.sum())
 
 
-def hugging_face_loss(oracle: PreTrainedModel, rows: list[Row]) -> float:
+def hugging_face_loss(oracle: PreTrainedModel, rows: list[TrainingRow]) -> float:
     """The weighted mean over the places that are learned, row by row."""
     total, weights = 0.0, 0.0
     for row in rows:
@@ -85,85 +91,91 @@ def hugging_face_loss(oracle: PreTrainedModel, rows: list[Row]) -> float:
 
 def test_the_loss_of_text_is_of_what_is_learned(tmp_path: Path) -> None:
     oracle = write(tmp_path, "llama")
-    net = SeenNet.of(str(tmp_path))
-    uneven = [Row(row.tokens[: 20 - 5 * i], row.start, row.weight) for i, row in enumerate(ROWS)]
+    net = ParametrizedNet.of(str(tmp_path))
+    uneven = [TrainingRow(row.tokens[: 20 - 5 * i], row.start, row.weight) for i, row in enumerate(ROWS)]
     with torch.no_grad():
-        batch = batch_of(list(enumerate(uneven)))
-        assert float(OfText().loss(net, batch, False)) == pytest.approx(hugging_face_loss(oracle, uneven), rel=1e-5)
+        batch = collate(list(enumerate(uneven)))
+        assert float(CrossEntropy().loss(net, batch, False)) == pytest.approx(
+            hugging_face_loss(oracle, uneven), rel=1e-5
+        )
 
 
 def test_a_teacher_on_disk_says_what_the_net_says(tmp_path: Path) -> None:
     for name, seed in (("t", 1), ("s", 2)):
         write(tmp_path / name, "llama", seed)
-    teacher, student = SeenNet.of(str(tmp_path / "t")), SeenNet.of(str(tmp_path / "s"))
-    batch, vocabulary = batch_of(list(enumerate(ROWS))), teacher.spec.vocab_size
+    teacher, student = ParametrizedNet.of(str(tmp_path / "t")), ParametrizedNet.of(str(tmp_path / "s"))
+    batch, vocabulary = collate(list(enumerate(ROWS))), teacher.spec.vocab_size
     done: list[int] = []
-    keep(teacher, ROWS, tmp_path / "whole", vocabulary, 2.0, done.append)
+    cache_teacher(teacher, ROWS, tmp_path / "whole", vocabulary, 2.0, done.append)
     assert done == [1, 2, 3]
     said, _ = NetTeacher(teacher).wanted(batch, 2.0)
-    kept, _ = KeptTeacher(tmp_path / "whole", ROWS).wanted(batch, 2.0)
+    kept, _ = CachedTeacher(tmp_path / "whole", ROWS).wanted(batch, 2.0)
     assert kept.ids is not None
     assert torch.allclose(torch.zeros_like(said.logs).scatter(-1, kept.ids, kept.logs), said.logs, atol=1e-5)
-    keep(teacher, ROWS, tmp_path / "some", 8, 2.0, done.append)
+    cache_teacher(teacher, ROWS, tmp_path / "some", 8, 2.0, done.append)
     (tmp_path / "some" / "1.safetensors").unlink()
     before = (tmp_path / "some" / "0.safetensors").stat().st_mtime_ns
-    keep(teacher, ROWS, tmp_path / "some", 8, 2.0, done.append)
+    cache_teacher(teacher, ROWS, tmp_path / "some", 8, 2.0, done.append)
     assert (tmp_path / "some" / "0.safetensors").stat().st_mtime_ns == before, "what is there is not made again"
     with torch.no_grad():
         losses = [
-            float(OfTeacher(t, "kl", 2.0).loss(student, batch, False))
-            for t in (NetTeacher(teacher), KeptTeacher(tmp_path / "some", ROWS))
+            float(DistillationLoss(t, "kl", 2.0).loss(student, batch, False))
+            for t in (NetTeacher(teacher), CachedTeacher(tmp_path / "some", ROWS))
         ]
         assert 0 < losses[1] < losses[0], "a part of the distribution tells less apart"
-        assert float(OfTeacher(NetTeacher(teacher), "js").loss(teacher, batch, False)) == pytest.approx(0, abs=1e-6)
+        assert float(DistillationLoss(NetTeacher(teacher), "js").loss(teacher, batch, False)) == pytest.approx(
+            0, abs=1e-6
+        )
     with pytest.raises(ConfigError, match=r"is of temperature 2\.0, not 1\.0"):
-        KeptTeacher(tmp_path / "some", ROWS).wanted(batch, 1.0)
+        CachedTeacher(tmp_path / "some", ROWS).wanted(batch, 1.0)
     with pytest.raises(ConfigError, match="is of other rows"):
-        KeptTeacher(tmp_path / "some", ROWS[:2])
+        CachedTeacher(tmp_path / "some", ROWS[:2])
     with pytest.raises(ConfigError, match="was begun with another teacher"):
-        keep(student, ROWS, tmp_path / "some", 4, 2.0, done.append)
+        cache_teacher(student, ROWS, tmp_path / "some", 4, 2.0, done.append)
     (tmp_path / "some" / "kept.json").write_text("{")
     with pytest.raises(ConfigError, match=r"kept\.json cannot be read"):
-        KeptTeacher(tmp_path / "some", ROWS)
+        CachedTeacher(tmp_path / "some", ROWS)
 
 
 def test_losses_are_mixed_by_their_shares(tmp_path: Path) -> None:
     for name, seed in (("t", 1), ("s", 2)):
         write(tmp_path / name, "llama", seed)
-    teacher, student = NetTeacher(SeenNet.of(str(tmp_path / "t"))), SeenNet.of(str(tmp_path / "s"))
-    batch = batch_of(list(enumerate(ROWS)))
+    teacher, student = NetTeacher(ParametrizedNet.of(str(tmp_path / "t"))), ParametrizedNet.of(str(tmp_path / "s"))
+    batch = collate(list(enumerate(ROWS)))
     with torch.no_grad():
-        text = float(of_text(student.run(batch.tokens, learned(batch), batch.lengths)[0], batch))
-        whole, part = (float(OfTeacher(teacher, share=share).loss(student, batch, False)) for share in (1.0, 0.25))
+        text = float(cross_entropy(student.run(batch.tokens, target_mask(batch), batch.lengths)[0], batch))
+        whole, part = (
+            float(DistillationLoss(teacher, share=share).loss(student, batch, False)) for share in (1.0, 0.25)
+        )
     assert part == pytest.approx(0.25 * whole + 0.75 * text, rel=1e-5)
 
 
 def test_hidden_states_are_learned_through_a_matrix(tmp_path: Path) -> None:
     oracle = write(tmp_path / "t", "llama", 1, num_hidden_layers=4)
     write(tmp_path / "s", "llama", 2, num_hidden_layers=2, hidden_size=32)
-    teacher, student = SeenNet.of(str(tmp_path / "t")), SeenNet.of(str(tmp_path / "s"))
-    hidden = Hidden(student, teacher, 0)
+    teacher, student = ParametrizedNet.of(str(tmp_path / "t")), ParametrizedNet.of(str(tmp_path / "s"))
+    hidden = HiddenStateLoss(student, teacher, 0)
     assert hidden.pairs == {0: 1, 1: 3}
     assert {n: tuple(p.shape) for n, p in hidden.parameters.items()} == {f"projection.{i}": (64, 32) for i in (0, 1)}
-    batch = batch_of(list(enumerate(ROWS)))
+    batch = collate(list(enumerate(ROWS)))
     said = NetTeacher(teacher, (1,)).wanted(batch, 1.0)[1][1]
     with torch.no_grad():
         states = oracle(torch.tensor([ROWS[0].tokens]), output_hidden_states=True).hidden_states
     assert relative_error(said[:19], states[2][0, :19]) < 1e-5
-    objective = OfTeacher(NetTeacher(teacher, (1, 3)), share=1.0, hidden=hidden, hidden_weight=1.0)
-    leaves = tuned(student, ()) | hidden.parameters
+    objective = DistillationLoss(NetTeacher(teacher, (1, 3)), share=1.0, hidden=hidden, hidden_weight=1.0)
+    leaves = trainable_tensors(student, ()) | hidden.parameters
     run = Run(NetLearner(student, leaves, objective, ROWS, 3, 0), Pace(30, 0.01), Plan(30), tmp_path / "state")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
-    same = Hidden(teacher, teacher, 0)
-    states_of = {i: torch.randn(int(learned(batch).sum()), 64) for i in range(4)}
+    same = HiddenStateLoss(teacher, teacher, 0)
+    states_of = {i: torch.randn(int(target_mask(batch).sum()), 64) for i in range(4)}
     assert not same.parameters and float(same.loss(states_of, states_of, batch)) == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
 def test_a_student_of_half_the_layers(family: str, tmp_path: Path) -> None:
     write(tmp_path / "t", family, num_hidden_layers=4, dtype=torch.bfloat16)
-    teacher = SeenNet.of(str(tmp_path / "t"))
+    teacher = ParametrizedNet.of(str(tmp_path / "t"))
     fewer_layers(teacher, 2, tmp_path / "s", torch.bfloat16)
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "s", dtype=torch.float32).eval()
     tokens = prompt(9, 1)
@@ -181,20 +193,20 @@ def test_a_student_of_half_the_layers(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_student_from_scratch_learns_of_its_teacher(family: str, tmp_path: Path) -> None:
     write(tmp_path / "t", family, 1)
-    teacher = SeenNet.of(str(tmp_path / "t"))
+    teacher = ParametrizedNet.of(str(tmp_path / "t"))
     changes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
     from_scratch(teacher, changes, 0, tmp_path / "s", torch.float32)
     config = json.loads((tmp_path / "s" / "config.json").read_text())
     assert {k: config[k] for k in changes} == changes
-    student = SeenNet.of(str(tmp_path / "s"))
+    student = ParametrizedNet.of(str(tmp_path / "s"))
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "s", attn_implementation="eager").eval()
     with torch.no_grad():
         got = logits_of(student, ROWS[0].tokens)
     assert relative_error(got, logits(oracle, ROWS[0].tokens)) < TOLERANCE
     before = hugging_face_loss(oracle, ROWS)
     assert before == pytest.approx(math.log(99), rel=0.05), "it knows nothing"
-    objective = OfTeacher(NetTeacher(teacher))
-    learner = NetLearner(student, tuned(student, ()), objective, ROWS, 3, 0)
+    objective = DistillationLoss(NetTeacher(teacher))
+    learner = NetLearner(student, trainable_tensors(student, ()), objective, ROWS, 3, 0)
     run = Run(learner, Pace(30, 0.01), Plan(30), tmp_path / "state")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from oracle import backend, relative_error, write
 from paged_model import Paged, prompt
-from quire.compress.train.learner import NetLearner
-from quire.compress.train.objective import OfText
-from quire.compress.train.qat import FakeQuantized, fake_quantize
-from quire.compress.train.recover import Masks, tuned
-from quire.compress.train.seen import SeenNet, matrices
-from quire.compress.train.text import Row, batch_of
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.writer import write_folder
+from quire.compress.train.dataset import TrainingRow, collate
+from quire.compress.train.objective import CrossEntropy, NetLearner
+from quire.compress.train.parametrized import ParametrizedNet, PruningMasks, linear_modules, trainable_tensors
+from quire.compress.train.qat import FakeQuantize, fake_quantize
 from quire.core.config import flat_config
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
@@ -28,18 +26,18 @@ from quire.quant.registry import QUANTIZERS
 from torch_weights import quantize_torch
 from training_runs import Plan, logits_of
 
-ROWS = [Row(prompt(24, seed)) for seed in range(4)]
+ROWS = [TrainingRow(prompt(24, seed)) for seed in range(4)]
 KEPT = {"int8": I8, "fp8": F8}
 
 
-def net_of(folder: Path, scheme: str, dtype: torch.dtype, kept: str = "") -> SeenNet:
-    net = SeenNet.of(str(folder))
+def net_of(folder: Path, scheme: str, dtype: torch.dtype, kept: str = "") -> ParametrizedNet:
+    net = ParametrizedNet.of(str(folder))
     fake_quantize(net, QUANTIZERS[scheme], 32, dtype, KEPT.get(kept))
     return net
 
 
-def loss_of(net: SeenNet) -> Any:
-    return OfText().loss(net, batch_of(list(enumerate(ROWS))), False)
+def loss_of(net: ParametrizedNet) -> Any:
+    return CrossEntropy().loss(net, collate(list(enumerate(ROWS))), False)
 
 
 def served(folder: Path, tokens: list[int], **options: Any) -> Tensor:
@@ -54,20 +52,22 @@ def served(folder: Path, tokens: list[int], **options: Any) -> Tensor:
 def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, tmp_path: Path) -> None:
     write(tmp_path / "m", family, dtype=torch.bfloat16, tie_word_embeddings=False)
     net = net_of(tmp_path / "m", scheme, torch.bfloat16)
-    parameters = tuned(net, ())
-    run = Run(NetLearner(net, parameters, OfText(), ROWS, 2, 0), Pace(2, 1e-3), Plan(2), tmp_path / "s.safetensors")
+    parameters = trainable_tensors(net, ())
+    run = Run(
+        NetLearner(net, parameters, CrossEntropy(), ROWS, 2, 0), Pace(2, 1e-3), Plan(2), tmp_path / "s.safetensors"
+    )
     run.go(lambda step, loss: None)
     write_folder(tmp_path / "out", net.tensors, net.config, net.folder, torch.bfloat16)
-    plain = SeenNet.of(str(tmp_path / "out"))
-    for m in matrices(plain.opened):
+    plain = ParametrizedNet.of(str(tmp_path / "out"))
+    for m in linear_modules(plain.opened):
         w = plain.opened.source.tensor(m.name).detach()
         form = QUANTIZERS[scheme].head if m.role == "head" else QUANTIZERS[scheme]
         again = quantize_torch(form, w.t().contiguous() if m.transposed else w, 32).dequantize()
-        seen = net.seen.tensor(m.name).detach()
+        seen = net.parametrized.tensor(m.name).detach()
         assert torch.equal(again, seen.t() if m.transposed else seen), m.name
     for name in ("model.norm.weight", "transformer.ln_f.weight"):
         if name in net.tensors:
-            assert torch.equal(net.seen.tensor(name), plain.tensors[name])
+            assert torch.equal(net.parametrized.tensor(name), plain.tensors[name])
 
 
 @pytest.mark.parametrize("kept", ["", "int8", "fp8"])
@@ -88,13 +88,13 @@ def test_what_it_sees_is_what_is_served(scheme: str, kept: str, tmp_path: Path) 
 def test_gradients_pass_straight_through(tmp_path: Path) -> None:
     write(tmp_path, "llama", tie_word_embeddings=False)
     net = net_of(tmp_path, "int4", torch.float32)
-    leaves = tuned(net, ())
+    leaves = trainable_tensors(net, ())
     loss_of(net).backward()
-    dense = SeenNet.of(str(tmp_path))
+    dense = ParametrizedNet.of(str(tmp_path))
     for name in leaves:
-        dense.set(name, net.seen.tensor(name).detach().clone())
+        dense.set(name, net.parametrized.tensor(name).detach().clone())
     dense.ops = net.ops
-    wanted = tuned(dense, ())
+    wanted = trainable_tensors(dense, ())
     loss_of(dense).backward()
     for name, leaf in leaves.items():
         want = wanted[name].grad
@@ -104,7 +104,12 @@ def test_gradients_pass_straight_through(tmp_path: Path) -> None:
 def test_it_learns_under_rounding(tmp_path: Path) -> None:
     write(tmp_path, "llama", tie_word_embeddings=False)
     net = net_of(tmp_path, "int4", torch.bfloat16, "int8")
-    run = Run(NetLearner(net, tuned(net, ()), OfText(), ROWS[:2], 2, 0), Pace(30, 0.01), Plan(30), tmp_path / "s")
+    run = Run(
+        NetLearner(net, trainable_tensors(net, ()), CrossEntropy(), ROWS[:2], 2, 0),
+        Pace(30, 0.01),
+        Plan(30),
+        tmp_path / "s",
+    )
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
 
@@ -112,10 +117,10 @@ def test_it_learns_under_rounding(tmp_path: Path) -> None:
 def test_what_cannot_be_rounded_says_why(tmp_path: Path) -> None:
     write(tmp_path / "m", "llama", intermediate_size=80)
     with pytest.raises(ConfigError, match=r"the 80 columns of model\.layers\.0\.mlp\.down_proj\.weight are not a mult"):
-        FakeQuantized(SeenNet.of(str(tmp_path / "m")), QUANTIZERS["int4"], 32, torch.float32)
+        FakeQuantize(ParametrizedNet.of(str(tmp_path / "m")), QUANTIZERS["int4"], 32, torch.float32)
     write(tmp_path / "t", "t5")
     with pytest.raises(ConfigError, match="layers read what an encoder or other layers made; such models do not train"):
-        SeenNet.of(str(tmp_path / "t"))
+        ParametrizedNet.of(str(tmp_path / "t"))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -127,11 +132,11 @@ def test_what_was_pruned_stays_zero(family: str, tmp_path: Path) -> None:
     for name in pruned:
         tensors[name] = tensors[name] * (torch.rand(tensors[name].shape, generator=made) > 0.5)
     save_file(tensors, path, {"format": "pt"})
-    net = SeenNet.of(str(tmp_path))
-    masks, leaves = Masks(net), tuned(net, ())
+    net = ParametrizedNet.of(str(tmp_path))
+    masks, leaves = PruningMasks(net), trainable_tensors(net, ())
     assert set(masks.masks) == set(pruned)
-    net.seen.values.append(masks.value)
-    run = Run(NetLearner(net, leaves, OfText(), ROWS, 2, 0), Pace(6, 0.01), Plan(6), tmp_path / "s.safetensors")
+    net.parametrized.parametrizations.append(masks.value)
+    run = Run(NetLearner(net, leaves, CrossEntropy(), ROWS, 2, 0), Pace(6, 0.01), Plan(6), tmp_path / "s.safetensors")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0]
     for name in pruned:
@@ -141,9 +146,9 @@ def test_what_was_pruned_stays_zero(family: str, tmp_path: Path) -> None:
 
 def test_some_tensors_are_chosen(tmp_path: Path) -> None:
     write(tmp_path, "llama")
-    net = SeenNet.of(str(tmp_path))
-    assert set(tuned(net, ("*layers.1*norm*",))) == {
+    net = ParametrizedNet.of(str(tmp_path))
+    assert set(trainable_tensors(net, ("*layers.1*norm*",))) == {
         f"model.layers.1.{n}_layernorm.weight" for n in ("input", "post_attention")
     }
     with pytest.raises(ConfigError, match=r"--targets 'model\.nothing' matches no tensor of"):
-        tuned(net, ("model.nothing",))
+        trainable_tensors(net, ("model.nothing",))

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from loaded_folders import load, whole
 from oracle import edit_config, logits, relative_error, write
 from paged_model import prompt
-from quire.compress.net import Net
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint
 

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from often import one_of
-from paths import BENCHMARKS
-from quire.ops.native import load_native
-
-sys.path.insert(0, str(BENCHMARKS))
-from load_memory import measured, write_zeros
-
+from benchmarks.memory.model_loading import measured, write_zeros
 from net_checks import LLAMA, PROCESS, SOURCE
+from often import one_of
+from quire.ops.native import load_native
 
 pytestmark = [
     pytest.mark.skipif(load_native() is None, reason="quire._native is not built"),

@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from paths import BENCHMARKS
+from benchmarks.memory.model_loading import write_zeros
 from quire.ops.native import load_native
-
-sys.path.insert(0, str(BENCHMARKS))
-from load_memory import write_zeros
 
 pytestmark = [
     pytest.mark.skipif(load_native() is None, reason="quire._native is not built"),

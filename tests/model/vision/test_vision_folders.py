@@ -19,7 +19,7 @@ from family_formats import FILES, on_grid
 from often import one_of
 from oracle import BACKENDS, backend, edit_config, relative_error
 from quire.cli import main
-from quire.compress.net import Net
+from quire.compress.checkpoint.net import Net
 from quire.core.config import flat_config
 from quire.core.errors import ModelError
 from quire.model.build import load_model

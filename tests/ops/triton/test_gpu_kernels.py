@@ -14,9 +14,8 @@ import pytest
 from paths import BENCHMARKS, SOURCE
 from triton_ops import needs_triton
 
-SCRIPT, RESULTS = BENCHMARKS / "compile_kernels.py", BENCHMARKS / "results" / "gpu_kernels.json"
+RESULTS = BENCHMARKS / "results" / "gpu_kernels.json"
 CONFIGS = SOURCE / "ops" / "triton" / "configs"
-sys.path.insert(0, str(BENCHMARKS))
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -27,8 +26,8 @@ def recorded() -> Rows:
 
 @needs_triton
 def test_what_is_recorded_is_what_the_launchers_launch(recorded: Rows) -> None:
-    from gpu_launches import all_launches
-    from gpu_variants import CHIPS, variants
+    from benchmarks.gpu.compile_kernels import CHIPS, variants
+    from benchmarks.gpu.launches import all_launches
 
     listed = {(target, v.name): v.key for target in CHIPS for v in variants(target, all_launches)}
     missing = {at for at, key in listed.items() if recorded.get(at, {}).get("key") != key}
@@ -38,8 +37,8 @@ def test_what_is_recorded_is_what_the_launchers_launch(recorded: Rows) -> None:
 
 @needs_triton
 def test_every_row_of_sizes_is_launched() -> None:
-    from gpu_launches import all_launches
-    from gpu_variants import CHIPS, stand_in
+    from benchmarks.gpu.compile_kernels import CHIPS, stand_in
+    from benchmarks.gpu.launches import all_launches
 
     used = set()
     for target in CHIPS:
@@ -52,7 +51,7 @@ def test_every_row_of_sizes_is_launched() -> None:
 
 
 def variants_of(gpu: Any, launches: Any) -> None:
-    from gpu_variants import written_down
+    from benchmarks.gpu.compile_kernels import written_down
 
     for label, launch in launches(gpu):
         written_down(label, launch)
@@ -93,7 +92,7 @@ def test_the_compiler_can_read_every_kernel() -> None:
 
 
 def test_rows_are_as_they_should_be(recorded: Rows) -> None:
-    from compile_kernels import bears
+    from benchmarks.gpu.compile_kernels import bears
 
     assert RESULTS.stat().st_size < 400_000
     assert [(at, row) for at, row in recorded.items() if not bears(row)] == []
@@ -138,7 +137,7 @@ def test_rows_of_any_batch_meet_one_kind_of_matrix_instruction(recorded: Rows) -
 
 
 def test_a_spill_needs_a_reason() -> None:
-    from compile_kernels import EXPLAINED, bears
+    from benchmarks.gpu.compile_kernels import EXPLAINED, bears
 
     assert all(most <= 104 and reason for most, reason in EXPLAINED.values())
     row = {"target": "sm_90", "kernel": "dense: new", "spills": 8}
@@ -150,8 +149,9 @@ def test_a_spill_needs_a_reason() -> None:
 def test_kernels_compile(tmp_path: Path) -> None:
     output = tmp_path / "kernels.json"
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--output", str(output), "--target", "sm_90", "sm_80", "--only", "head 128"],
-        capture_output=True, text=True, check=False, env=os.environ | {"TRITON_INTERPRET": "0"},
+        [sys.executable, "-m", "benchmarks.gpu.compile_kernels", "--output", str(output), "--target", "sm_90",
+         "sm_80", "--only", "head 128"],
+        cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False, env=os.environ | {"TRITON_INTERPRET": "0"},
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     rows = json.loads(output.read_text())["kernels"]

@@ -161,7 +161,7 @@ WORST = {
 
 @pytest.mark.parametrize("path", WORST)
 def test_the_loop_goes_on(server: LiveServer, path: str) -> None:
-    """Figures are benchmarks/event_loop.py's, whose bar is 20 ms; it stood 2 s and more before."""
+    """Figures are benchmarks/serving/event_loop.py's, whose bar is 20 ms; it stood 2 s and more before."""
     server.http.get("/livez")
     with watched(server) as turns:
         reply = server.http.post(path, content=WORST[path].encode(), headers={"content-type": "application/json"})

@@ -176,3 +176,7 @@ RECIPES: dict[str, Recipe] = {
     "transformers": _clients(TORCH[0], "transformers>=5"),
     "autoawq": _tool(f"autoawq=={AUTOAWQ}", *AUTOAWQ_NEEDS),
 }
+
+
+if __name__ == "__main__":  # FOLDER NAME: make one, and print where it is
+    print(environment(Path(sys.argv[1]), sys.argv[2]).folder)

@@ -1,1 +1,1 @@
-"""How matrices lie in files: one file for each layout that other programs read."""
+"""Layouts of quantized matrices in files: one module for each layout that other programs read."""

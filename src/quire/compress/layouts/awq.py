@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.compress.layouts.base import (
-    columns,
-    facts_of,
+    facts_by_matrix,
     group_index,
     group_of,
-    integers,
-    is_plain,
+    integer_bits,
+    is_unquantized,
+    layout_error,
     most_common,
+    ordered_codes,
     pack,
-    plain,
-    unfit,
+    unquantized_tensors,
     with_bias,
 )
 from quire.ops.lazy import torch
@@ -28,36 +28,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Awq:
-    """One group size for the whole file: its config has no place for others."""
+class AwqLayout:
+    """The layout of AutoAWQ. A file has one group size: its config has no place for others."""
 
     name: str = "awq"
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n] in their dtype.
+        """Return qweight int32 [k, n / 8], qzeros int32 [groups, n / 8], scales [groups, n] in their dtype.
 
         `ConfigError` for anything but integers of 4 bits, for act-order and for rows that are not a multiple of 8.
         """
-        if is_plain(weight):
-            return plain(base, weight, bias)
-        integers(self.name, base, weight, (4,))
+        if is_unquantized(weight):
+            return unquantized_tensors(base, weight, bias)
+        integer_bits(self.name, base, weight, (4,))
         n = weight.shape[0]
         if group_index(weight) is not None:
-            raise unfit(self.name, base, "has groups in an order of its own (act-order); quantize without it")
+            raise layout_error(self.name, base, "has groups in an order of its own (act-order); quantize without it")
         if n % 8:
-            raise unfit(self.name, base, f"has {n} rows, needs a multiple of 8")
-        scales, codes = weight.scales, columns(weight)
+            raise layout_error(self.name, base, f"has {n} rows, needs a multiple of 8")
+        scales, codes = weight.scales, ordered_codes(weight)
         assert scales is not None
         zeros = torch.zeros(scales.shape, dtype=torch.int8) if weight.zeros is None else weight.zeros
         return with_bias(base, {"qweight": _words(codes), "qzeros": _words(zeros), "scales": scales.t()}, bias)
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """Bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
-        groups = facts_of(matrices, group_of)
+        """Return bits, group and the names of what is not quantized; `ConfigError` where groups differ."""
+        groups = facts_by_matrix(matrices, group_of)
         group = most_common(self.name, groups)
         for base, own in groups.items():
             if own not in (None, group):
-                raise unfit(self.name, base, f"has groups of {own} columns, others of {group}; a file has one size")
+                raise layout_error(
+                    self.name, base, f"has groups of {own} columns, others of {group}; a file has one size"
+                )
         left = [base for base, own in groups.items() if own is None]
         return {
             "quant_method": "awq",
@@ -70,6 +72,6 @@ class Awq:
 
 
 def _words(codes: Tensor) -> Tensor:
-    """int32 [c, r / 8] of signed codes int8 [r, c], rows interleaved within a word."""
+    """Pack signed codes int8 [r, c] as int32 [c, r / 8], rows interleaved within a word."""
     turned = codes.t().reshape(codes.shape[1], -1, 8)[..., list(ORDER)]
     return pack(turned.flatten(1), 4)

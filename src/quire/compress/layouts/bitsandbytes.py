@@ -1,4 +1,4 @@
-"""bitsandbytes' files: NF4 with double quantization (Dettmers et al. 2023) and LLM.int8() (Dettmers et al. 2022).
+"""Files of bitsandbytes: NF4 with double quantization (Dettmers et al. 2023) and LLM.int8() (Dettmers et al. 2022).
 
 `quire.quant.bitsandbytes` says how tensors lie.
 """
@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quire.compress.layouts.base import columns, facts_of, group_index, integers, is_plain, plain, unfit, with_bias
+from quire.compress.layouts.base import (
+    facts_by_matrix,
+    group_index,
+    integer_bits,
+    is_unquantized,
+    layout_error,
+    ordered_codes,
+    unquantized_tensors,
+    with_bias,
+)
 from quire.core.errors import ConfigError
 from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
@@ -27,11 +36,12 @@ NESTED = 256
 
 
 @dataclass(frozen=True)
-class BitsAndBytes:
-    """`double`: scales of NF4 are quantized again to 8 bits, which takes 0.4 bits a number less in blocks of 64.
+class BitsAndBytesLayout:
+    """The layout of bitsandbytes.
 
-    That rounds a scale by up to 0.7 % (half the widest gap of `dynamic_map`) of the largest distance from the mean that
-    its 256 have: the numbers of the file are those of its reader, not those of the weight. `dtype`: that of unquantized
+    `double`: scales of NF4 are quantized again to 8 bits, which takes 0.4 bits a number less in blocks of 64. That
+    rounds a scale by up to 0.7 % (half the widest gap of `dynamic_map`) of the largest distance from the mean that its
+    256 have: the numbers of the file are those of its reader, not those of the weight. `dtype`: that of unquantized
     numbers, to which bitsandbytes widens; `threshold`: activations beyond it are outliers of LLM.int8().
     """
 
@@ -41,34 +51,37 @@ class BitsAndBytes:
     threshold: float = 6.0
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """NF4: weight uint8 [n * k / 2, 1], absmax, code book and description; int8: weight [n, k] and SCB f32 [n].
+        """Return tensors by kind. NF4: weight uint8 [n * k / 2, 1], absmax, code book and description; int8: weight,
+        SCB f32 [n].
 
         `ConfigError` for other kinds, for int8 whose groups are not whole rows and for act-order.
         """
-        if is_plain(weight):
-            return plain(base, weight, bias)
+        if is_unquantized(weight):
+            return unquantized_tensors(base, weight, bias)
         if group_index(weight) is not None:
-            raise unfit(self.name, base, "has groups in an order of its own (act-order); quantize without it")
+            raise layout_error(self.name, base, "has groups in an order of its own (act-order); quantize without it")
         parts = self._four(base, weight) if weight.kind == "table4" else self._eight(base, weight)
         return with_bias(base, parts, bias)
 
     def _eight(self, base: str, weight: Weight) -> dict[str, Tensor]:
-        integers(self.name, base, weight, (8,))
+        integer_bits(self.name, base, weight, (8,))
         if weight.zeros is not None or weight.group != weight.shape[1]:
-            raise unfit(self.name, base, "has zeros or groups, LLM.int8() has one scale a row; use group_size -1")
+            raise layout_error(
+                self.name, base, "has zeros or groups, LLM.int8() has one scale a row; use group_size -1"
+            )
         assert weight.scales is not None
         scb = _times(weight.scales[:, 0], 127)
-        return {"weight": columns(weight), "SCB": scb, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return {"weight": ordered_codes(weight), "SCB": scb, "weight_format": torch.tensor(0, dtype=torch.uint8)}
 
     def _four(self, base: str, weight: Weight) -> dict[str, Tensor]:
         if weight.table is None or not torch.equal(weight.table, to_torch(NF4.table)):
-            raise unfit(self.name, base, "is in another code book than NF4")
+            raise layout_error(self.name, base, "is in another code book than NF4")
         if weight.group not in BLOCKS:
-            raise unfit(
+            raise layout_error(
                 self.name, base, f"has groups of {weight.group} columns, can have {', '.join(map(str, BLOCKS))}"
             )
         assert weight.scales is not None
-        codes = columns(weight).contiguous().view(torch.uint8).view(-1, 2)
+        codes = ordered_codes(weight).contiguous().view(torch.uint8).view(-1, 2)
         absmax = _times(weight.scales.flatten(), NF4.unit)
         state = {
             "quant_type": "nf4",
@@ -93,8 +106,8 @@ class BitsAndBytes:
         }
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """BitsAndBytesConfig's fields; `ConfigError` where some matrices have 4 bits and others 8."""
-        facts = facts_of(matrices, lambda weight: weight.kind == "table4")
+        """Return the fields of BitsAndBytesConfig; `ConfigError` where some matrices have 4 bits and others 8."""
+        facts = facts_by_matrix(matrices, lambda weight: weight.kind == "table4")
         four = {fact for fact in facts.values() if fact is not None}
         if len(four) != 1:
             reason = "matrices of 4 and of 8 bits are in one file; use one" if four else "no matrix is quantized"
@@ -116,7 +129,7 @@ class BitsAndBytes:
 
 
 def _times(scales: Tensor, unit: int) -> Tensor:
-    """The f32 x of which x / unit is `scales`, or nearest to it: a product rounded once need not be that."""
+    """Find the f32 x of which x / unit is `scales`, or nearest to it: a product rounded once need not be that."""
     scales = scales.float()
     best = scales * unit
     error = (best / unit - scales).abs()
@@ -141,7 +154,8 @@ def dynamic_map() -> Tensor:
 
 
 def _nested(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes uint8 [count], scales f32 [count / 256]) of values f32 [count]: the nearest numbers of `dynamic_map`."""
+    """Round values f32 [count] to the nearest numbers of `dynamic_map`: (codes uint8 [count], scales f32 [count /
+    256])."""
     count = values.numel()
     blocks = torch.nn.functional.pad(values, (0, -count % NESTED)).view(-1, NESTED)
     outer = blocks.abs().amax(1)

@@ -1,4 +1,4 @@
-"""A model folder as one GGUF file: the inverse of `quire.model.disk.gguf`, by that reader's own tables.
+"""GGUF files of model folders: the inverse of `quire.model.disk.gguf`, by that reader's own tables.
 
 What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
 so, and Gemma's norms get the one that is stored less. Before a weight is touched the metadata are read back: a model
@@ -72,11 +72,11 @@ def write_gguf(
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
     instead; vectors and the matrices that choose experts are F32. `kinds` gives matrices formats of their own, by their
     names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `name`: what the
-    file calls the model, "" = the folder's. `weights` takes
-    the place of the folder's matrices, by the same names: codes stay as they are where the format has the same groups.
-    One tensor is in memory at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or
-    a tokenizer that GGUF cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that
-    cannot be read and for nan and inf, with the tensor's name.
+    file calls the model, "" = the folder's. `weights` takes the place of the folder's matrices, by the same names:
+    codes stay as they are where the format has the same groups. One tensor is in memory at a time, and the file is
+    there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown
+    `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and for nan and inf, with the
+    tensor's name.
     """
     weights, kinds = weights or {}, kinds or {}
     for one in (kind, *kinds.values()):
@@ -95,7 +95,7 @@ def write_gguf(
 
 
 def _architecture(opened: Opened) -> tuple[str, Architecture]:
-    """GGUF's name of the family, and how its reader takes it."""
+    """Return GGUF's name of the family, and how its reader takes it."""
     family = opened.spec.family
     for name, found in ARCHITECTURES.items():
         if family in (found.model_type, found.windowed, found.mixture):
@@ -118,7 +118,7 @@ class _Piece:
 
 @dataclass
 class _Writer:
-    """What the model's tensors and facts become."""
+    """A writer of what the model's tensors and facts become."""
 
     opened: Opened
     arch: str
@@ -150,7 +150,7 @@ class _Writer:
         self.pieces = sorted(pieces, key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer)
 
     def metadata(self) -> dict[str, Any]:
-        """The file's metadata, which were read back; `ConfigError` names a fact that would be another."""
+        """Return the file's metadata, which were read back; `ConfigError` names a fact that would be another."""
         spec = self.opened.spec
         found: dict[str, Any] = {"general.architecture": self.arch, "general.name": self.opened.name}
         if self.kind not in PLAIN:
@@ -167,7 +167,7 @@ class _Writer:
         return found
 
     def _facts(self) -> dict[str, Any]:
-        """Values by keys below the architecture's name."""
+        """Return values by keys below the architecture's name."""
         spec, raw = self.opened.spec, self.opened.config.raw
         rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
         own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "num_key_value_heads": spec.kv_heads}
@@ -186,7 +186,7 @@ class _Writer:
         return found | _scaling(rope)
 
     def _difference(self, metadata: dict[str, Any]) -> str:
-        """The first fact that a reader of these metadata would take for another, "" if there is none."""
+        """Name the first fact that a reader of these metadata would take for another, "" if there is none."""
         with tempfile.TemporaryDirectory() as folder:
             path, ropes = Path(folder) / "facts.gguf", self._rope_factors()
             infos = [NewTensor(name, "F32", (len(t),)) for name, t in ropes.items()]
@@ -201,7 +201,7 @@ class _Writer:
         return next(wrong, "" if turned else "rope")
 
     def _rope_factors(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Tensors of factors by which frequencies are divided."""
+        """Return tensors of factors by which frequencies are divided."""
         rope = self.opened.spec.rope[0]
         scaling = rope.scaling
         if isinstance(scaling, LongRope):
@@ -213,12 +213,12 @@ class _Writer:
         return {}
 
     def tensors(self) -> list[NewTensor]:
-        """What the file holds, in order."""
+        """List what the file holds, in order."""
         ropes = [NewTensor(name, "F32", (len(t),)) for name, t in self._rope_factors().items()]
         return ropes + [NewTensor(p.name, self._kind(p), self._shape(p)) for p in self.pieces]
 
     def data(self) -> Iterator[np.ndarray[Any, Any]]:
-        """The bytes of each tensor."""
+        """Yield the bytes of each tensor."""
         yield from self._rope_factors().values()
         for piece in self.pieces:
             kind = self._kind(piece)
@@ -235,7 +235,7 @@ class _Writer:
         return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
 
     def _kind(self, piece: _Piece) -> str:
-        """The format of a tensor."""
+        """Choose the format of a tensor."""
         role = DISK_ROLES[piece.role]
         if piece.part == "bias" or role.kind not in ("linear", "table"):
             return "F32"
@@ -249,7 +249,7 @@ class _Writer:
         return SHORT if k % TYPES[kind][1].numbers else kind
 
     def _bytes(self, piece: _Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
-        """One matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
+        """Encode one matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
         base, parts = piece.bases[at], piece.parts[at]
         given = self.weights.get(base)
         rows = self._rows(piece)
@@ -272,7 +272,7 @@ class _Writer:
         return np.concatenate([encode(values[i : i + step].float().numpy(), kind) for i in range(0, n, step)])
 
     def _values(self, parts: Mapping[str, str], part: str) -> Tensor:
-        """What a folder holds of a role, its codes as numbers."""
+        """Read what a folder holds of a role, its codes as numbers."""
         source, scheme = self.opened.source, matrix_scheme(self.opened.scheme, parts)
         if part == "bias" or scheme is DENSE:
             return to_torch(source.tensor(parts[part]))
@@ -280,7 +280,7 @@ class _Writer:
         return to_torch(load_matrix(scheme, raw, F32, 0).dequantize())
 
     def _rows(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
-        """The order in which rows of queries and keys lie, None for anything else."""
+        """Return the order in which rows of queries and keys lie, None for anything else."""
         spec, layer = self.opened.spec, piece.layer
         if layer is None or piece.role not in ("q", "k") or not self.architecture.interleaved:
             return None
@@ -289,13 +289,13 @@ class _Writer:
 
 
 def _base(parts: Mapping[str, str]) -> str:
-    """The name of a layer, from that of one of its tensors."""
+    """Return the name of a layer, from that of one of its tensors."""
     suffix, name = next(iter(parts.items()))
     return name.removesuffix(f".{suffix}")
 
 
 def _scaling(rope: Rope) -> dict[str, Any]:
-    """Keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
+    """Return keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
 
     YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
     """
@@ -311,7 +311,7 @@ def _scaling(rope: Rope) -> dict[str, Any]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether facts are the same but for the rounding of numbers to 32 bits."""
+    """Tell whether facts are the same but for the rounding of numbers to 32 bits."""
     if is_dataclass(a) and is_dataclass(b):
         return type(a) is type(b) and all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, tuple) and isinstance(b, tuple):
@@ -322,7 +322,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
-    """Whether two ropes turn by the same angles in the model's own context and in that which it extends."""
+    """Tell whether two ropes turn by the same angles in the model's own context and in that which it extends."""
     if a.dim != b.dim or not all(_same(getattr(a.scaling, n), getattr(b.scaling, n)) for n in SAID):
         return False
     lengths = (longest, getattr(a.scaling, "original", longest))
@@ -331,7 +331,7 @@ def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
 
 
 def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
-    """The bytes uint8 [n, bytes of a row] of a weight whose codes and scales Q4_0, Q4_1 or Q8_0 hold; else None."""
+    """Return the bytes uint8 [n, bytes of a row] of a weight that Q4_0, Q4_1 or Q8_0 holds exactly; else None."""
     form = {"Q4_0": ("int4", False), "Q4_1": ("int4", True), "Q8_0": ("int8", False)}.get(kind)
     if (weight.kind, weight.mins is not None) != form or weight.zeros is not None or weight.order is not None:
         return None

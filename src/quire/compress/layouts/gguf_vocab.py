@@ -35,7 +35,8 @@ _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def vocabulary(folder: Path, size: int, bos: int | None, ends: tuple[int, ...]) -> dict[str, Any]:
-    """Metadata of the tokenizer of `folder` for a model of `size` rows; `bos` and `ends`: ids as its config has them.
+    """Return metadata of the tokenizer of `folder` for a model of `size` rows; `bos` and `ends`: ids as its config has
+    them.
 
     `ConfigError` for a tokenizer that GGUF cannot hold, or none.
     """

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.compress.layouts.base import (
-    columns,
-    facts_of,
+    facts_by_matrix,
     group_index,
     group_of,
-    integers,
-    is_plain,
+    integer_bits,
+    is_unquantized,
+    layout_error,
     most_common,
+    ordered_codes,
     pack,
-    plain,
-    unfit,
+    unquantized_tensors,
     with_bias,
 )
 from quire.ops.lazy import torch
@@ -37,41 +37,44 @@ HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
-class Gptq:
-    """`form`: checkpoint format, "gptq" (v1) or "gptq_v2"."""
+class GptqLayout:
+    """The layout of auto-gptq and gptqmodel. `form`: checkpoint format, "gptq" (v1) or "gptq_v2"."""
 
     form: str = "gptq"
 
     @property
     def name(self) -> str:
-        """That of the format."""
+        """The name of the checkpoint format."""
         return self.form
 
     def tensors(self, base: str, weight: Weight, bias: Tensor | None = None) -> dict[str, Tensor]:
-        """qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n], g_idx int32 [k].
+        """Return qweight int32 [k * bits / 32, n], qzeros int32 [groups, n * bits / 32], scales [groups, n], g_idx
+        int32 [k].
 
         Scales keep their dtype. `ConfigError` for anything but integers of 2, 3, 4 or 8 bits, for sizes that do not
         fill whole words, and in v1 for a zero of the lowest code.
         """
-        if is_plain(weight):
-            return plain(base, weight, bias)
-        bits = integers(self.name, base, weight, ALLOWED)
+        if is_unquantized(weight):
+            return unquantized_tensors(base, weight, bias)
+        bits = integer_bits(self.name, base, weight, ALLOWED)
         n, k = weight.shape
         whole = 32 // math.gcd(bits, 32)
         if n % whole or k % whole:
-            raise unfit(self.name, base, f"is {n} x {k}: rows and columns must be multiples of {whole} to fill words")
+            raise layout_error(
+                self.name, base, f"is {n} x {k}: rows and columns must be multiples of {whole} to fill words"
+            )
         assert weight.scales is not None
         scales = weight.scales
         zeros = torch.zeros(scales.shape, dtype=torch.int8) if weight.zeros is None else weight.zeros
         if self.form == "gptq":
             if int(zeros.min()) == -(1 << (bits - 1)):
-                raise unfit(self.name, base, "has a zero of the lowest code, which v1 cannot hold; use gptq_v2")
+                raise layout_error(self.name, base, "has a zero of the lowest code, which v1 cannot hold; use gptq_v2")
             zeros = zeros - 1
         index = group_index(weight)
         if index is None:
             index = torch.arange(k, dtype=torch.int32) // weight.group
         parts = {
-            "qweight": pack(columns(weight), bits).t(),
+            "qweight": pack(ordered_codes(weight), bits).t(),
             "qzeros": pack(zeros.t().contiguous(), bits),
             "scales": scales.t(),
             "g_idx": index,
@@ -79,8 +82,9 @@ class Gptq:
         return with_bias(base, parts, bias)
 
     def config(self, matrices: Mapping[str, Weight]) -> dict[str, Any]:
-        """The commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they are."""
-        facts = facts_of(matrices, _facts)
+        """Return the commonest bits and group; `dynamic` rules of gptqmodel say which matrices differ or stay as they
+        are."""
+        facts = facts_by_matrix(matrices, _facts)
         bits, group, symmetric = most_common(self.name, {base: fact and fact.rule for base, fact in facts.items()})
         config = {
             "quant_method": "gptq",
@@ -103,8 +107,10 @@ class Gptq:
 
 
 class _Facts(NamedTuple):
-    """Of one matrix. `rule`: bits, columns of a group (-1 = a row) and whether there are no zeros; `ordered`: groups do
-    not lie together (act-order)."""
+    """Facts of one matrix. `rule`: bits, columns of a group (-1 = a row) and whether there are no zeros.
+
+    `ordered`: groups do not lie together (act-order).
+    """
 
     rule: tuple[int, int, bool]
     ordered: bool

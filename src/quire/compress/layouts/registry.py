@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from quire.compress.layouts.awq import Awq
+from quire.compress.layouts.awq import AwqLayout
 from quire.compress.layouts.base import Layout
-from quire.compress.layouts.bitsandbytes import BitsAndBytes
-from quire.compress.layouts.compressed import CompressedTensors
-from quire.compress.layouts.gptq import Gptq
+from quire.compress.layouts.bitsandbytes import BitsAndBytesLayout
+from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
+from quire.compress.layouts.gptq import GptqLayout
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout for layout in (CompressedTensors(), Gptq(), Gptq("gptq_v2"), Awq(), BitsAndBytes())
+    layout.name: layout
+    for layout in (CompressedTensorsLayout(), GptqLayout(), GptqLayout("gptq_v2"), AwqLayout(), BitsAndBytesLayout())
 }

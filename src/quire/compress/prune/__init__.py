@@ -1,1 +1,1 @@
-"""Which weights, heads, channels and layers a model can do without, and the model without them."""
+"""Pruning: masks of weights, and checkpoints with heads, channels and layers taken out."""

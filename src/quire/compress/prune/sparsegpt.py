@@ -1,4 +1,4 @@
-"""SparseGPT (Frantar and Alistarh 2023): weights go one column after another, and those behind make up for it.
+"""SparseGPT (Frantar and Alistarh 2023): pruning of one column after another, where those behind make up for it.
 
 What is minimized is the squared error of W x over the calibration rows, whose second moments are `hessian`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from quire.compress.prune.patterns import Pattern, ratio_mask
+from quire.compress.prune.masks import Pattern, ratio_mask
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.lazy import torch
 
@@ -28,7 +28,7 @@ def sparsegpt(
     block: int = 128,
     quantize: Quantize | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(pruned [n, k] f32, mask [n, k] bool, True = stays) of `weight` [n, k].
+    """Prune `weight` [n, k]; returns (pruned [n, k] f32, mask [n, k] bool, True = stays).
 
     `hessian` [k, k]: sums of x x^T over rows of inputs, in any scale; `damping`: share of its mean diagonal that is
     added to it. `target`: the share of zeros, chosen within each `block` of columns over all rows, or N:M of each row.

@@ -1,4 +1,4 @@
-"""Whole layers, heads and MLP channels taken out of a checkpoint, which stays an ordinary one of its family.
+"""Structured pruning: whole layers, heads and MLP channels taken out of a checkpoint, which stays one of its family.
 
 Tensors come and go by their names on disk, beside the content of config.json. What cannot be written as an ordinary
 checkpoint is refused with the reason; the result is read again and claimed before it is handed out.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.compress.prune.onfile import OnFile, checked, refusal
+from quire.compress.prune.prunable import PrunableCheckpoint, check_kept, refusal
 from quire.core.errors import ConfigError
 from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.row import layer_kinds
@@ -22,21 +22,21 @@ from quire.ops.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Made = tuple[dict[str, "Tensor"], dict[str, Any]]
+SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
-BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types", "attention_layers")
+PER_LAYER_FIELDS = ("layer_types", "no_rope_layers", "mlp_layer_types", "attention_layers")
 """Fields of config.json that are lists of one entry per layer."""
 
 
-def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> Made:
-    """The model of the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
+def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> SmallerCheckpoint:
+    """Keep the layers `keep` (ascending, at least one), renumbered (ShortGPT, Men et al. 2024).
 
     Tensors of layers that the model does not run (predictors of further tokens) go as well. `ConfigError` for a `keep`
     that does not fit, `ModelError` where no config.json of the family says which kinds of layers are left.
     """
-    model = OnFile.of(tensors, config)
-    spec, kept = model.spec, checked(keep, model.spec.layers, "layers")
+    model = PrunableCheckpoint.of(tensors, config)
+    spec, kept = model.spec, check_kept(keep, model.spec.layers, "layers")
     moe = replace(spec.moe, sparse=tuple(spec.moe.sparse[i] for i in kept)) if spec.moe.sparse else spec.moe
     want = replace(
         spec,
@@ -55,18 +55,18 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         elif int(found[1]) in new_number:
             made[prefix.format(new_number[int(found[1])]) + name[found.end() :]] = tensor
     raw = model.with_fields(num_hidden_layers=len(kept), **_lists(model, kept), **_sparse_fields(model, kept))
-    return model.made(made, raw, want)
+    return model.verified(made, raw, want)
 
 
 def drop_channels(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
-) -> Made:
-    """The model whose MLPs have the channels `keep_by_layer` alone: as many in every layer, ascending.
+) -> SmallerCheckpoint:
+    """Keep the MLP channels `keep_by_layer`: as many in every layer, ascending.
 
     A channel is a row of up and gate with their biases and a column of down. `ConfigError` for channels that do not
     fit, `ModelError` where there are experts or the family computes the width from others.
     """
-    model = OnFile.of(tensors, config)
+    model = PrunableCheckpoint.of(tensors, config)
     if any(model.spec.moe.sparse):
         raise model.refuse("channels of experts cannot be dropped")
     _has_field(model.spec, "intermediate_size", "the width of its MLPs")
@@ -85,20 +85,20 @@ def drop_channels(
             _take(model, made, "gate_up", layer, torch.cat(halves).sort().values)
         _take(model, made, "down", layer, index, inputs=True)
     want = replace(model.spec, intermediate=len(kept[0]))
-    return model.made(made, model.with_fields(intermediate_size=want.intermediate), want)
+    return model.verified(made, model.with_fields(intermediate_size=want.intermediate), want)
 
 
 def drop_heads(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep_by_layer: Sequence[Iterable[int]]
-) -> Made:
-    """The model with the query heads `keep_by_layer` alone: as many in every layer, ascending.
+) -> SmallerCheckpoint:
+    """Keep the query heads `keep_by_layer`: as many in every layer, ascending.
 
     Key/value heads that no query head reads any more go too; each that stays must keep as many query heads as the
-    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes
-    a field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
+    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes a
+    field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
     heads from their number, or a norm spans all heads.
     """
-    model = OnFile.of(tensors, config)
+    model = PrunableCheckpoint.of(tensors, config)
     spec = model.spec
     check_heads(spec, 1)
     if any(model.config.child(rope).has("short_factor") for rope in ("rope_parameters", "rope_scaling")):
@@ -117,11 +117,11 @@ def drop_heads(
     check_heads(spec, len(kept[0]))
     want = replace(spec, heads=len(kept[0]), kv_heads=len(groups[0]))
     raw = model.with_fields(num_attention_heads=want.heads, num_key_value_heads=want.kv_heads, head_dim=spec.head_dim)
-    return model.made(made, raw, want)
+    return model.verified(made, raw, want)
 
 
 def check_heads(spec: ModelSpec, count: int) -> None:
-    """`ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
+    """Raise `ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
     if not own_heads(spec):
         raise refusal(spec, "heads over latents cannot be dropped")
@@ -136,7 +136,7 @@ def check_heads(spec: ModelSpec, count: int) -> None:
         )
 
 
-def _take_heads(model: OnFile, made: dict[str, Tensor], layer: int, heads: Tensor, pairs: Tensor) -> None:
+def _take_heads(model: PrunableCheckpoint, made: dict[str, Tensor], layer: int, heads: Tensor, pairs: Tensor) -> None:
     """Leave query heads `heads` and key/value heads `pairs` in the tensors of one layer."""
     spec, fused = model.spec, []
     for role, units in (("q", heads), ("k", pairs), ("v", pairs)):
@@ -156,7 +156,9 @@ def _take_heads(model: OnFile, made: dict[str, Tensor], layer: int, heads: Tenso
             made[name] = made[name].index_select(0, units)
 
 
-def _take(model: OnFile, made: dict[str, Tensor], role: str, layer: int, index: Tensor, inputs: bool = False) -> None:
+def _take(
+    model: PrunableCheckpoint, made: dict[str, Tensor], role: str, layer: int, index: Tensor, inputs: bool = False
+) -> None:
     """Leave outputs `index` of a matrix and of its bias, or its `inputs` alone, which no bias has."""
     name, bias = model.name(role, layer), model.name(role, layer, "bias")
     made[name] = made[name].index_select(model.axis(int(inputs)), index)
@@ -169,10 +171,10 @@ def _has_field(spec: ModelSpec, field: str, what: str) -> None:
         raise refusal(spec, f"its code computes {what} from other sizes and takes no other {field}")
 
 
-def _each_layer(model: OnFile, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:
+def _each_layer(model: PrunableCheckpoint, keep: Sequence[Iterable[int]], count: int, what: str) -> list[list[int]]:
     if len(keep) != model.spec.layers:
         raise ConfigError(f"{what} to keep: given for {len(keep)} layers, the model has {model.spec.layers}")
-    kept = [checked(k, count, f"{what} of layer {layer}") for layer, k in enumerate(keep)]
+    kept = [check_kept(k, count, f"{what} of layer {layer}") for layer, k in enumerate(keep)]
     if len({len(k) for k in kept}) > 1:
         raise ConfigError(
             f"{what} to keep: {sorted({len(k) for k in kept})} in different layers; an ordinary checkpoint has as many "
@@ -193,10 +195,10 @@ def _groups(heads: list[int], size: int, layer: int) -> list[int]:
     return sorted(set(left))
 
 
-def _lists(model: OnFile, kept: list[int]) -> dict[str, Any]:
+def _lists(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
     """The lists by layer less the entries that go; kinds of attention are written out where they follow a period."""
     spec, lists = model.spec, dict[str, Any]()
-    for name in BY_LAYER:
+    for name in PER_LAYER_FIELDS:
         value = model.raw.get(name)
         if isinstance(value, list) and len(value) == spec.layers:
             lists[name] = [value[i] for i in kept]
@@ -208,7 +210,7 @@ def _lists(model: OnFile, kept: list[int]) -> dict[str, Any]:
     return lists
 
 
-def _sparse_fields(model: OnFile, kept: list[int]) -> dict[str, Any]:
+def _sparse_fields(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
     """The fields that say which layers have experts, for the layers that stay."""
     plain = [new for new, old in enumerate(kept) if not model.spec.is_sparse(old)]
     sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]

@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2024): columns that matter are made larger before they are rounded, and groups are clipped."""
+"""AWQ (Lin et al. 2024): scaling of columns that matter before they are rounded, and clipping of groups."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.folding import into_columns
-from quire.compress.quantize.grid import Grid, by_outputs, in_groups
-from quire.compress.quantize.rtn import round_to, rtn
+from quire.compress.quantize.int8 import scale_columns
+from quire.compress.quantize.rounding import Grid, in_groups, output_error_measure, round_to, rtn
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 
@@ -20,12 +19,13 @@ LEAST = 1e-4
 
 
 @dataclass(frozen=True)
-class Awq:
-    """Matrices times `scales` [k] f32 by column, rounded; what makes their input is to be divided by these (`folding`).
+class AwqResult:
+    """Matrices times `scales` [k] f32 by column, rounded; what makes their input is to be divided by these
+    (`int8.unscale_*`).
 
-    `clips`: for each matrix [n, g], the fraction of a group's largest magnitude that its grid reaches, or None.
-    `error` and `plain_error`: the mean squared error of outputs on the calibration rows, with these scales and with
-    none, before clips are searched.
+    `clips`: for each matrix [n, g], the fraction of a group's largest magnitude that its grid reaches, or None. `error`
+    and `plain_error`: the mean squared error of outputs on the calibration rows, with these scales and with none,
+    before clips are searched.
     """
 
     scales: Tensor
@@ -44,7 +44,7 @@ def awq(
     mean_abs: Tensor | None = None,
     unclipped: Collection[int] = (),
     scaled: bool = True,
-) -> Awq:
+) -> AwqResult:
     """Search scales and clips of `matrices` [n, k], all that read the same input, on its rows x [T, k].
 
     Scales are mean|x|^r / mean|w|^(1 - r) for the r of 0, 0.05 .. 0.95 with the least error of the outputs; none at all
@@ -64,18 +64,18 @@ def awq(
     inputs = x / scales
     weights, clips = [], []
     for at, w in enumerate(ws):
-        groups = in_groups(into_columns(w, scales), group)
+        groups = in_groups(scale_columns(w, scales), group)
         clipped = grid if at in unclipped else grid.with_clips(grid.searched)
-        fitted = clipped.fit(groups, by_outputs(inputs, groups.shape[-1]))
+        fitted = clipped.fit(groups, output_error_measure(inputs, groups.shape[-1]))
         weights.append(round_to(groups, grid, fitted))
         clips.append(fitted.clip)
-    return Awq(scales, tuple(weights), tuple(clips), error, plain_error)
+    return AwqResult(scales, tuple(weights), tuple(clips), error, plain_error)
 
 
 def _search(
     ws: list[Tensor], x: Tensor, active: Tensor, grid: Grid, group: int, exponents: int
 ) -> tuple[Tensor, float, float]:
-    """(scales [k], their error, the error without)."""
+    """Search the scales; returns (scales [k], their error, the error without)."""
     large = _importance(ws, group)
     best = torch.ones_like(active)
     least = plain = _error(ws, x, best, grid, group)

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2023): columns are rounded one after the other, and those that follow make up for the error."""
+"""GPTQ (Frantar et al. 2023): rounding of columns one after the other; those that follow make up for the error."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.compress.quantize.grid import Grid, Steps, in_groups
-from quire.compress.stats import Inputs
+from quire.compress.calibration.statistics import InputStatistics
+from quire.compress.quantize.rounding import Grid, QuantParams, in_groups
 from quire.core.errors import ModelError
 from quire.ops.weights import CANNOT_ROUND, Weight
 
 BLOCK = 128
 """Columns whose errors reach the columns behind them in one product (the paper's lazy batches)."""
-FEW = 16
+INNER_BLOCK = 16
 """Columns whose errors reach the next ones one by one, which is bound by memory: 512 columns of 8192 rows take 0.46 s
 on a core, with 8 or 32 of them 0.5 s or more, and 0.55 s with a whole batch."""
 
@@ -32,25 +32,25 @@ def gptq(
     act_order: bool = False,
     static_groups: bool = False,
     damping: float = 0.01,
-    steps: Steps | None = None,
+    qparams: QuantParams | None = None,
 ) -> Weight:
-    """w [n, k] rounded to `grid` in groups of `group` columns (-1: whole rows) such that w x hardly changes.
+    """Round w [n, k] to `grid` in groups of `group` columns (-1: whole rows) such that w x hardly changes.
 
-    `hessian` [k, k] f32 or f64 as `Inputs` gives it; the work is done in its dtype. `damping`: what is added to its
-    diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation; groups are
-    then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the steps of groups of
-    neighbours beforehand. `steps` [n, k / group] are static ones that the caller found. Columns that are never active
-    become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian cannot be
-    worked with.
+    `hessian` [k, k] f32 or f64 as `InputStatistics` gives it; the work is done in its dtype. `damping`: what is added
+    to its diagonal, as a fraction of the diagonal's mean. `act_order`: columns in the order of falling activation;
+    groups are then of columns in this order, which the weight's `order` tells, unless `static_groups` finds the qparams
+    of groups of neighbours beforehand. `qparams` [n, k / group] are static ones that the caller found. Columns that are
+    never active become 0. Where a tenth of w is 0 it was pruned, and these stay 0. `ModelError` when w or the Hessian
+    cannot be worked with.
     """
     if hessian.shape != (w.shape[1], w.shape[1]):
         raise ValueError(f"the Hessian is {list(hessian.shape)}, the matrix has {w.shape[1]} columns")
-    return _rounded(w, Factored.of(hessian, damping, act_order), grid, group, static_groups, steps)
+    return _round_matrix(w, FactoredHessian.of(hessian, damping, act_order), grid, group, static_groups, qparams)
 
 
 def gptq_all(
     ws: Iterable[Tensor],
-    inputs: Inputs,
+    inputs: InputStatistics,
     grid: Grid,
     group: int = 128,
     *,
@@ -58,18 +58,18 @@ def gptq_all(
     static_groups: bool = False,
     damping: float = 0.01,
 ) -> Iterator[Weight]:
-    """`gptq` of matrices [n, k] that read the same `inputs`, one after the other.
+    """Round matrices [n, k] that read the same `inputs` by `gptq`, one after the other.
 
     Their Hessian is used up and factored once: at most two matrices of its size are in memory.
     """
-    factored: Factored | None = None
+    factored: FactoredHessian | None = None
     for w in ws:
-        factored = Factored.of(inputs.take_hessian(), damping, act_order) if factored is None else factored
-        yield _rounded(w, factored, grid, group, static_groups)
+        factored = FactoredHessian.of(inputs.take_hessian(), damping, act_order) if factored is None else factored
+        yield _round_matrix(w, factored, grid, group, static_groups)
 
 
 @dataclass(frozen=True)
-class Factored:
+class FactoredHessian:
     """A Hessian as GPTQ wants it, with its columns in the order `order`: V diag(d)^2 V^T.
 
     `factor` [k, k]: V, an upper triangle with ones on its diagonal. The errors e_j = w_j - q_j of the columns before
@@ -82,7 +82,7 @@ class Factored:
     order: Tensor | None
 
     @staticmethod
-    def of(hessian: Tensor, damping: float, act_order: bool) -> Factored:
+    def of(hessian: Tensor, damping: float, act_order: bool) -> FactoredHessian:
         """The same of `hessian` [k, k]. `ModelError` where it is not positive definite with its damping."""
         diagonal = hessian.diagonal()
         dead = diagonal == 0
@@ -100,41 +100,46 @@ class Factored:
             raise ModelError("the Hessian of the calibration rows is not positive definite; raise damping or add rows")
         upper = lower.flip(0, 1).contiguous()
         del lower
-        return Factored(upper.div_(upper.diagonal().clone()), dead, order)
+        return FactoredHessian(upper.div_(upper.diagonal().clone()), dead, order)
 
 
-def _rounded(
-    w: Tensor, factored: Factored, grid: Grid, group: int, static_groups: bool, steps: Steps | None = None
+def _round_matrix(
+    w: Tensor,
+    factored: FactoredHessian,
+    grid: Grid,
+    group: int,
+    static_groups: bool,
+    qparams: QuantParams | None = None,
 ) -> Weight:
-    """One matrix."""
+    """Round one matrix."""
     if not bool(torch.isfinite(w).all()):
         raise ModelError(CANNOT_ROUND)
     k, order = w.shape[1], factored.order
     columns = w.detach().to(factored.factor.dtype).t().contiguous()
     columns[factored.dead] = 0
     width = in_groups(w, group).shape[-1]
-    if steps is None and (static_groups or width == k):
-        steps = grid.fit(in_groups(columns.t().contiguous(), width))
-    by_group: list[Steps | None] = [None] * (k // width)
+    if qparams is None and (static_groups or width == k):
+        qparams = grid.fit(in_groups(columns.t().contiguous(), width))
+    by_group: list[QuantParams | None] = [None] * (k // width)
     group_of = torch.arange(k) // width
-    if steps is not None:
-        turned = Steps.of(lambda t: t.to(columns.dtype).t().contiguous(), steps)
-        by_group = [Steps.of(lambda t, g=g: t[g], turned) for g in range(k // width)]
+    if qparams is not None:
+        turned = QuantParams.of(lambda t: t.to(columns.dtype).t().contiguous(), qparams)
+        by_group = [QuantParams.of(lambda t, g=g: t[g], turned) for g in range(k // width)]
         group_of = group_of if order is None else order // width
     columns = columns if order is None else columns[order]
     gone = columns == 0
     pruned = gone if int(gone.sum()) >= PRUNED * w.numel() else None
-    codes, found = _sweep(columns, factored.factor, grid, group_of.tolist(), by_group, pruned)
-    if order is not None and steps is not None:
+    codes, found = _round_columns(columns, factored.factor, grid, group_of.tolist(), by_group, pruned)
+    if order is not None and qparams is not None:
         codes, order = codes[order.argsort()], None
     return grid.weight(codes.t().contiguous(), found, width, None if order is None else order.int())
 
 
 def _runs(start: int, stop: int, width: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges of up to `size` columns from `start`, where a group of `width` begins or goes on, to `stop`.
+    """Yield ranges of up to `size` columns from `start`, where a group of `width` begins or goes on, to `stop`.
 
-    A range begins with a group or lies within one: when a group's steps are found, all its columns must have what came
-    before them.
+    A range begins with a group or lies within one: when a group's qparams are found, all its columns must have what
+    came before them.
     """
     step = size // width * width or size
     while start < stop:
@@ -143,17 +148,17 @@ def _runs(start: int, stop: int, width: int, size: int) -> Iterator[tuple[int, i
         start = end
 
 
-def _sweep(
+def _round_columns(
     columns: Tensor,
     factor: Tensor,
     grid: Grid,
     group_of: list[int],
-    by_group: list[Steps | None],
+    by_group: list[QuantParams | None],
     pruned: Tensor | None,
-) -> tuple[Tensor, Steps]:
-    """Codes [k, n] and steps [n, g] of `columns` [k, n].
+) -> tuple[Tensor, QuantParams]:
+    """Round `columns` [k, n]; returns codes [k, n] and qparams [n, g].
 
-    Column i has the steps of group `group_of[i]`, which are found when its first column is reached if there are none.
+    Column i has the qparams of group `group_of[i]`, which are found when its first column is reached if there are none.
     `pruned` [k, n]: numbers that become 0 whatever the errors of others would have them be.
     """
     k, n = columns.shape
@@ -161,23 +166,25 @@ def _sweep(
     codes, best = torch.empty((k, n), dtype=grid.code_dtype), columns.clone()
     for start, stop in _runs(0, k, width, BLOCK):
         errors = torch.empty((stop - start, n), dtype=columns.dtype)
-        for first, last in _runs(start, stop, width, FEW):
+        for first, last in _runs(start, stop, width, INNER_BLOCK):
             for i in range(first, last):
-                steps = known[group_of[i]]
-                if steps is None:
+                qparams = known[group_of[i]]
+                if qparams is None:
                     fitted = grid.fit(_free(columns, best, factor, slice(i, i + width)).t().contiguous()[:, None])
-                    known[group_of[i]] = steps = Steps.of(lambda t: t[:, 0], fitted)
-                codes[i], number = grid.snap(best[i] if pruned is None else best[i].masked_fill(pruned[i], 0), steps)
+                    known[group_of[i]] = qparams = QuantParams.of(lambda t: t[:, 0], fitted)
+                codes[i], number = grid.snap(best[i] if pruned is None else best[i].masked_fill(pruned[i], 0), qparams)
                 error = torch.sub(columns[i], number, out=errors[i - start])
                 best[i + 1 : last].addr_(factor[i, i + 1 : last], error)
             best[last:stop].addmm_(factor[first:last, last:stop].t(), errors[first - start : last - start])
         best[stop:].addmm_(factor[start:stop, stop:].t(), errors)
-    return codes, Steps.of(lambda *tensors: torch.stack(tensors, 1), *(s for s in known if s is not None))
+    return codes, QuantParams.of(lambda *tensors: torch.stack(tensors, 1), *(s for s in known if s is not None))
 
 
 def _free(columns: Tensor, best: Tensor, factor: Tensor, group: slice) -> Tensor:
-    """What is best for the columns `group` [width, n] together, none of which is rounded yet: `best` of one counts on
-    those before it, which would have no errors after their own shifts."""
+    """Return what is best for the columns `group` [width, n] together, none of which is rounded yet.
+
+    `best` of one counts on those before it, which would have no errors after their own shifts.
+    """
     shift = best[group] - columns[group]
     before: Tensor = torch.linalg.solve_triangular(factor[group, group].t(), shift, upper=False, unitriangular=True)
     return columns[group] + before

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.compress.net import Net
-from quire.compress.prune.structured import BY_LAYER, drop_layers
-from quire.compress.write import write_folder
+from quire.compress.checkpoint.net import Net
+from quire.compress.checkpoint.writer import write_folder
+from quire.compress.prune.structured import PER_LAYER_FIELDS, drop_layers
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
 from quire.model.disk.opened import Opened
 
-SPREAD = 0.02
+INITIALIZER_RANGE = 0.02
 """Of a new model's matrices, where its config has no `initializer_range`."""
 
 
 def spread_layers(layers: int, kept: int) -> list[int]:
-    """The numbers of `kept` of `layers` layers, evenly spread, the last among them: of half, every other one.
+    """List the numbers of `kept` of `layers` layers, evenly spread, the last among them: of half, every other one.
 
     `ConfigError` where so many cannot be kept.
     """
@@ -32,13 +32,13 @@ def spread_layers(layers: int, kept: int) -> list[int]:
     return [(i + 1) * layers // kept - 1 for i in range(kept)]
 
 
-def fewer_layers(teacher: Net, layers: int, out: Path, dtype: torch.dtype) -> None:
+def write_truncated_student(teacher: Net, layers: int, out: Path, dtype: torch.dtype) -> None:
     """Write the teacher with `layers` of its layers to the folder `out` (as DistilBERT begins, Sanh et al. 2019)."""
     tensors, config = drop_layers(teacher.tensors, teacher.config, spread_layers(teacher.spec.layers, layers))
     write_folder(out, tensors, config, teacher.folder, dtype)
 
 
-def from_scratch(teacher: Net, changes: Mapping[str, Any], seed: int, out: Path, dtype: torch.dtype) -> None:
+def write_random_student(teacher: Net, changes: Mapping[str, Any], seed: int, out: Path, dtype: torch.dtype) -> None:
     """Write a new model of the teacher's family and vocabulary to the folder `out`.
 
     `changes`: fields of config.json in the family's own spelling, such as `num_hidden_layers`. Matrices are normal
@@ -55,22 +55,22 @@ def from_scratch(teacher: Net, changes: Mapping[str, Any], seed: int, out: Path,
             opened = open_model(folder, "dummy")
         except ModelError as error:
             raise ConfigError(f"--student: {error.message.removeprefix(f'{path}: ')}", param="student") from None
-    write_folder(out, _random(opened, seed), config, teacher.folder, dtype)
+    write_folder(out, _random_tensors(opened, seed), config, teacher.folder, dtype)
 
 
 def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of one entry per layer, of the layers that `fewer_layers` would keep."""
+    """Cut lists of one entry per layer to the layers that `write_truncated_student` would keep."""
     layers, count = teacher.spec.layers, changes.get("num_hidden_layers")
     if not isinstance(count, int) or not 1 <= count <= layers:
         return {}
-    lists = {name: teacher.config.get(name) for name in BY_LAYER}
+    lists = {name: teacher.config.get(name) for name in PER_LAYER_FIELDS}
     kept = spread_layers(layers, count)
     return {n: [of[i] for i in kept] for n, of in lists.items() if isinstance(of, list) and len(of) == layers}
 
 
-def _random(opened: Opened, seed: int) -> dict[str, Tensor]:
+def _random_tensors(opened: Opened, seed: int) -> dict[str, Tensor]:
     vectors = {parts["weight"] for (role, _), parts in opened.claim.parts.items() if "norm" in role}
-    spread = float(opened.config.raw.get("initializer_range", SPREAD))
+    spread = float(opened.config.raw.get("initializer_range", INITIALIZER_RANGE))
     made, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, info in opened.source.infos.items():
         if name in vectors:

@@ -1,7 +1,7 @@
 """llama.cpp as a measured process, driven through llama-cpp-python's low-level calls in an environment of its own.
 
-python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES [CONTEXT]]   the protocol, and `logits` of benchmarks/quality.py
-python peer_llama_cpp.py first MODEL.gguf THREADS               load, compute a token, say so: for benchmarks/starts.py
+python peer_llama_cpp.py MODEL.gguf THREADS [SEQUENCES [CONTEXT]]   the protocol, and `logits` of its answers
+python peer_llama_cpp.py first MODEL.gguf THREADS               load, compute a token, say so
 python peer_llama_cpp.py quantize IN.gguf OUT.gguf FORMAT      by llama.cpp's own rules; FORMAT is a key of FORMATS
 """
 

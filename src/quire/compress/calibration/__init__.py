@@ -1,0 +1,1 @@
+"""Calibration data: rows of text, hidden states before each layer, and statistics of what layers read."""

@@ -1,0 +1,1 @@
+"""A checkpoint as a differentiable model, as named tensors and weight matrices, and as a folder that is written."""

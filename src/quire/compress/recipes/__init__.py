@@ -1,0 +1,1 @@
+"""Recipes: which stages a model goes through, read from TOML and checked."""
