@@ -14,15 +14,15 @@ import pytest
 
 from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
-from quire.server.app import ROUTES
 from quire.server.keys import read_keys
 from quire.server.options import ServerOptions
+from quire.server.routes import TABLE
 from test_docs import parse
 
 yaml = pytest.importorskip("yaml")
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-PATHS = {path for _, path, _ in ROUTES}
+PATHS = {route.path for route in TABLE.routes}
 
 
 def options_of(file: Path) -> ServerOptions:

@@ -9,9 +9,9 @@ import msgspec
 from quire.core.params import SamplingParams
 from quire.server.api.meanings import meaning
 from quire.server.api.ollama_bodies import Options
-from quire.server.api.openapi import BODIES
 from quire.server.api.protocol import QuireOptions, StreamOptions
 from quire.server.api.tgi import TgiParameters
+from quire.server.several.routes import SEVERAL_TABLE
 from words import cell, escaped, kind, table
 
 NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)
@@ -23,9 +23,9 @@ PLAIN = {name: value for name, value in msgspec.structs.asdict(SamplingParams())
 def every_body() -> str:
     """A section for each kind of body, under the routes that take it."""
     routes: dict[type[msgspec.Struct], list[str]] = {}
-    for path, kinds in BODIES.items():
-        for found in kinds:
-            routes.setdefault(found, []).append(path)
+    for route in SEVERAL_TABLE.routes:
+        for found in route.body:
+            routes.setdefault(found, []).append(route.path)
     parts = [section(found, paths) for found, paths in routes.items()]
     return "\n".join([*parts, "## Objects within them\n", *(nested(found) for found in NESTED)])
 

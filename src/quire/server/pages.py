@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as PageRoute
 
 import quire
+from quire.server.http.history import Past
 from quire.server.http.middleware import Door
+from quire.server.http.routes import Route
 from quire.server.http.seen import Counts
 from quire.server.service import VERSION, Service
 
@@ -30,7 +32,7 @@ HEADERS = {
 }
 
 
-def pages() -> list[Route]:
+def pages() -> list[PageRoute]:
     """A route for each file: index.html is `/`, the others lie under `/playground/`.
 
     Links in them are relative, so that they hold under any path a proxy shows the server at.
@@ -39,14 +41,14 @@ def pages() -> list[Route]:
     return [page_route(path, "/" if path.name == "index.html" else f"/playground/{path.name}") for path in files]
 
 
-def page_route(path: Path, where: str) -> Route:
+def page_route(path: Path, where: str) -> PageRoute:
     """A file of the package at `where`."""
     body, kind = path.read_bytes(), KINDS[path.suffix]
 
     async def page(_: Request) -> Response:
         return Response(body, headers=HEADERS, media_type=kind)
 
-    return Route(where, page, methods=["GET"], include_in_schema=False)
+    return PageRoute(where, page, methods=["GET"], include_in_schema=False)
 
 
 LIVE = FOLDER.parent / "live"
@@ -104,7 +106,7 @@ class Live(msgspec.Struct, kw_only=True):
     incidents: list[LiveIncident]
 
 
-def live_pages() -> list[Route]:
+def live_pages() -> list[PageRoute]:
     """`/dashboard`, and a route below it for each file of the page: those that it shares with the playground, too."""
     files = [path for folder in (LIVE, UPLOT) for path in sorted(folder.iterdir()) if path.suffix in KINDS]
     return [
@@ -175,3 +177,9 @@ def _model(service: Service) -> LiveModel:
         policy=info.scheduling_policy,
         replicas=parallel.data_parallel_size,
     )
+
+
+ROUTES = (
+    Route("GET", "/dashboard/state", live_state, reply=(Live,)),
+    Route("GET", "/dashboard/history", live_history, reply=(Past,), access="monitoring", per_model=False),
+)

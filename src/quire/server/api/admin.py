@@ -12,6 +12,7 @@ from quire.core.errors import BadRequest
 from quire.server.api.convert import MAX_NAME
 from quire.server.http.body import read_struct
 from quire.server.http.errors import HttpError, ModelNotFound
+from quire.server.http.routes import Route
 from quire.server.service import Service
 
 T = TypeVar("T")
@@ -89,3 +90,11 @@ async def reset_prefix_cache(service: Service, request: Request) -> Response:
         )
     service.engine.reset_prefix_cache()
     return Response(status_code=200)
+
+
+_FLAG = {"type": "boolean", "enum": [False]}
+ROUTES = (
+    Route("POST", "/v1/load_lora_adapter", load_lora_adapter, body=(LoadLora,), text=True, access="admin"),
+    Route("POST", "/v1/unload_lora_adapter", unload_lora_adapter, body=(UnloadLora,), text=True, access="admin"),
+    Route("POST", "/reset_prefix_cache", reset_prefix_cache, access="admin", query={"reset_running_requests": _FLAG}),
+)

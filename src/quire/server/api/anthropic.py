@@ -24,6 +24,7 @@ from quire.server.api.tools import calling_of
 from quire.server.generation import Generated
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import ANTHROPIC
+from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.speech import Speech
 
@@ -170,3 +171,26 @@ def _whole(block: Block) -> dict[str, Any]:
     if block.kind == "call":
         return _empty(block) | {"input": arguments_of(block.text)}
     return _empty(block) | {"thinking" if block.kind == "reasoning" else "text": block.text}
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        create_message,
+        body=(MessagesRequest,),
+        reply=(MessagesReply,),
+        stream=SSE,
+        dialect=ANTHROPIC,
+        generates=True,
+        operation="chat",
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        body=(CountRequest,),
+        reply=(Count,),
+        dialect=ANTHROPIC,
+    ),
+)

@@ -37,6 +37,7 @@ from quire.server.api.writer import Choices, State, Writer
 from quire.server.assistant import Assistant, Message
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.http.body import LARGE, off_loop, off_read
+from quire.server.http.routes import SSE, Route
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
@@ -232,3 +233,18 @@ def message_of(said: Message, reasons: bool) -> ChatMessage:
             for call in said.calls
         ]
     return message
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        create_chat_completion,
+        body=(ChatCompletionRequest,),
+        reply=(ChatCompletion,),
+        stream=SSE,
+        generates=True,
+        operation="chat",
+        batchable=True,
+    ),
+)

@@ -32,6 +32,7 @@ from quire.server.api.shapes import Asked, shape_of
 from quire.server.api.writer import Choices, State, Writer
 from quire.server.generation import Generated, Generation, Piece
 from quire.server.http.body import ID_BYTES, in_turns, off_loop
+from quire.server.http.routes import SSE, Route
 from quire.server.keys import Tenant
 from quire.server.media import Held
 from quire.server.service import Service
@@ -229,3 +230,18 @@ class _Writer(Writer[CompletionRequest]):
         prompt, params = continued(self.service.engine.info, request.prompt), request.params
         skip, spaces = params.skip_special_tokens, params.spaces_between_special_tokens
         return Offsets(detokenizer(self.service.tokenizer, skip, spaces, prompt=prompt), start)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        create_completion,
+        body=(CompletionRequest,),
+        reply=(Completion,),
+        stream=SSE,
+        generates=True,
+        operation="text_completion",
+        batchable=True,
+    ),
+)

@@ -23,6 +23,7 @@ from quire.server.api.replies import Report
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import LLAMA_CPP
+from quire.server.http.routes import SSE, Route
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
 
@@ -317,3 +318,20 @@ async def slots(service: Service, request: Request) -> Response:
     places = service.config.scheduler.max_num_seqs
     found = [Slot(id=i, n_ctx=limit, is_processing=i < busy) for i in range(places)]
     return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/completion",
+        completion,
+        body=(LlamaCppRequest,),
+        reply=(LlamaCppReply,),
+        stream=SSE,
+        dialect=LLAMA_CPP,
+        generates=True,
+        operation="text_completion",
+    ),
+    Route("GET", "/props", props, reply=(Props,), dialect=LLAMA_CPP),
+    Route("GET", "/slots", slots, reply=(Slot,), reply_is_list=True, dialect=LLAMA_CPP),
+)

@@ -33,6 +33,7 @@ from quire.server.api.spoken import Block, Spoken, Step, arguments_of
 from quire.server.generation import Generated
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
+from quire.server.http.routes import JSON_LINES, Route
 from quire.server.service import Service
 from quire.server.speech import Formats, Speech
 
@@ -194,3 +195,29 @@ def _now() -> str:
 def stamp(seconds: float) -> str:
     """A time since 1970 as Ollama writes it (RFC 3339)."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/generate",
+        generate,
+        body=(GenerateRequest,),
+        reply=(OllamaReply,),
+        stream=JSON_LINES,
+        dialect=OLLAMA,
+        generates=True,
+        operation="text_completion",
+    ),
+    Route(
+        "POST",
+        "/api/chat",
+        chat,
+        body=(ChatRequest,),
+        reply=(OllamaReply,),
+        stream=JSON_LINES,
+        dialect=OLLAMA,
+        generates=True,
+        operation="chat",
+    ),
+)

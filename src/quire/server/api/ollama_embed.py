@@ -15,6 +15,8 @@ from quire.server.api.ollama_bodies import EmbeddingsRequest, EmbedRequest
 from quire.server.api.prompts import Prompts, encode_first, listed
 from quire.server.api.vectors import NUMBER_BYTES, Answers, VectorFields, answers, check_embeds
 from quire.server.http.body import off_loop, read_struct
+from quire.server.http.dialects import OLLAMA
+from quire.server.http.routes import Route
 from quire.server.service import Service
 
 NANO = 1_000_000_000
@@ -93,3 +95,27 @@ def _rows(service: Service, found: Answers, params: PoolingParams) -> list[list[
 
 async def _json(numbers: int, reply: msgspec.Struct) -> Response:
     return Response(await off_loop(NUMBER_BYTES * numbers, msgspec.json.encode, reply), media_type="application/json")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/embed",
+        embed,
+        body=(EmbedRequest,),
+        reply=(EmbedReply,),
+        dialect=OLLAMA,
+        generates=True,
+        operation="embeddings",
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        embeddings,
+        body=(EmbeddingsRequest,),
+        reply=(EmbeddingsReply,),
+        dialect=OLLAMA,
+        generates=True,
+        operation="embeddings",
+    ),
+)

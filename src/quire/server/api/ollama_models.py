@@ -16,7 +16,9 @@ from quire.server.api.ollama import stamp
 from quire.server.api.ollama_bodies import Named
 from quire.server.api.replies import Version
 from quire.server.http.body import read_struct
+from quire.server.http.dialects import OLLAMA
 from quire.server.http.middleware import Door
+from quire.server.http.routes import Route
 from quire.server.service import VERSION, Service
 from quire.text.files import read_json
 from quire.text.infill import format_of
@@ -139,3 +141,11 @@ def details_of(folder: str, quantization: str) -> Details:
 
 def _json(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+ROUTES = (
+    Route("POST", "/api/show", show, body=(Named,), reply=(Shown,), dialect=OLLAMA, model_field="name"),
+    Route("GET", "/api/tags", tags, reply=(OllamaModels,), dialect=OLLAMA),
+    Route("GET", "/api/ps", ps, reply=(OllamaModels,), dialect=OLLAMA),
+    Route("GET", "/api/version", version, reply=(Version,), dialect=OLLAMA, per_model=False),
+)

@@ -20,8 +20,10 @@ from quire.server.api.responses_answer import ResponseAnswer, ResponseReply
 from quire.server.api.responses_bodies import RENAMED, Item, ResponsesRequest, chat_of, ignored_of, items_of
 from quire.server.generation import Generated
 from quire.server.http.body import LARGE, off_loop, off_read, read_struct
+from quire.server.http.dialects import RESPONSES
 from quire.server.http.exchange import Exchange
 from quire.server.http.middleware import Door
+from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.speech import Speech
 
@@ -255,3 +257,46 @@ def _unknown(name: str) -> NotFound:
 def _json(value: ResponseReply | Deleted) -> Response:
     data: Any = _encode(value)
     return Response(data, media_type="application/json")
+
+
+_ONE = {404: "No such response", 429: "The queue, or the rate of the key, is full", 503: "Draining, or no engine"}
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        body=(ResponsesRequest,),
+        reply=(ResponseReply,),
+        stream=SSE,
+        dialect=RESPONSES,
+        generates=True,
+        operation="chat",
+    ),
+    Route(
+        "GET",
+        "/v1/responses/{response_id}",
+        read_response,
+        reply=(ResponseReply,),
+        dialect=RESPONSES,
+        per_model=False,
+        errors=_ONE,
+    ),
+    Route(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        delete_response,
+        reply=(Deleted,),
+        dialect=RESPONSES,
+        per_model=False,
+        errors=_ONE,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        cancel_response,
+        reply=(ResponseReply,),
+        dialect=RESPONSES,
+        per_model=False,
+        errors=_ONE,
+    ),
+)

@@ -23,6 +23,7 @@ from quire.server.api.replies import Report
 from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
+from quire.server.http.routes import SSE, Route
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
 
@@ -302,3 +303,45 @@ class _Answer(Answer):
         tokenizer = self.service.tokenizer
         special = tokenizer.is_special(token)
         return TgiToken(id=token, text=tokenizer.id_to_text(token), logprob=max(logprob, -9999.0), special=special)
+
+
+_ADAPTER = "parameters.adapter_id"
+ROUTES = (
+    Route(
+        "POST",
+        "/generate",
+        generate,
+        body=(TgiRequest,),
+        reply=(TgiReply,),
+        dialect=TGI,
+        generates=True,
+        operation="text_completion",
+        model_field=_ADAPTER,
+    ),
+    Route(
+        "POST",
+        "/generate_stream",
+        generate_stream,
+        body=(TgiRequest,),
+        reply=(TgiChunk,),
+        stream=SSE,
+        dialect=TGI,
+        generates=True,
+        operation="text_completion",
+        model_field=_ADAPTER,
+    ),
+    Route(
+        "POST",
+        "/",
+        compat_generate,
+        body=(TgiCompatRequest,),
+        reply=(TgiReply,),
+        reply_is_list=True,
+        stream=SSE,
+        dialect=TGI,
+        generates=True,
+        operation="text_completion",
+        model_field=_ADAPTER,
+    ),
+    Route("GET", "/info", info, reply=(Info,), dialect=TGI),
+)

@@ -15,6 +15,7 @@ from quire.server.api.protocol import DetokenizeRequest, TokenizeChat, TokenizeT
 from quire.server.api.replies import Text, Tokens
 from quire.server.api.tools import check_tools
 from quire.server.http.body import ID_BYTES, off_loop, off_read, read_struct
+from quire.server.http.routes import Route
 from quire.server.service import Service
 
 
@@ -59,3 +60,9 @@ async def detokenize(service: Service, request: Request) -> Response:
         return msgspec.json.encode(Text(prompt=service.tokenizer.decode(ids, False)))
 
     return Response(await off_loop(ID_BYTES * len(ids), decoded), media_type="application/json")
+
+
+ROUTES = (
+    Route("POST", "/tokenize", tokenize, body=(TokenizeText, TokenizeChat), reply=(Tokens,)),
+    Route("POST", "/detokenize", detokenize, body=(DetokenizeRequest,), reply=(Text,)),
+)

@@ -33,6 +33,7 @@ from quire.server.api.protocol import Prompt
 from quire.server.api.replies import CachedTokens, Usage, details
 from quire.server.generation import cancel_on_disconnect
 from quire.server.http.body import ID_BYTES, in_turns, off_loop, read_struct
+from quire.server.http.routes import Handler, Kinds, Route
 from quire.server.keys import Tenant
 from quire.server.service import Service
 
@@ -326,3 +327,17 @@ def _usage(found: Sequence[tuple[Request, Output]]) -> VectorUsage:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+def _routes(paths: tuple[str, ...], handler: Handler, body: Kinds, reply: Kinds, operation: str | None) -> list[Route]:
+    """The same under each of its paths."""
+    return [
+        Route("POST", path, handler, body, reply, generates=True, operation=operation, batchable=True) for path in paths
+    ]
+
+
+ROUTES = (
+    *_routes(("/v1/embeddings",), create_embedding, (EmbeddingRequest,), (Embeddings,), "embeddings"),
+    *_routes(("/v1/score", "/score"), create_score, (ScoreRequest,), (Scores,), None),
+    *_routes(("/v1/rerank", "/rerank"), create_rerank, (RerankRequest,), (Ranking,), None),
+)

@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect, Request
 from quire.core.errors import BadRequest
 from quire.server.api.fields import drop_unknown
 from quire.server.http.bounds import check_counts
-from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
 from quire.server.options import ServerOptions
@@ -122,7 +121,7 @@ def _check_headers(request: Request, limit: int) -> None:
         raise HttpError(415, "content-encoding: bodies must not be compressed", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     # Pages of other sites could send JSON as a plain text, unasked: browsers name them in `Origin`.
-    untyped = dialect_of(route_path(request.scope)).untyped and "origin" not in request.headers
+    untyped = request.state.exchange.dialect.untyped and "origin" not in request.headers
     if kind != "application/json" and not untyped:
         raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
     length = request.headers.get("content-length", "0")

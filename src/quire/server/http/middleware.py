@@ -18,10 +18,11 @@ from quire.core.request import random_id
 from quire.engine.edge.streams import Turns
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
-from quire.server.http.dialects import dialect_of, route_path, with_one_root
+from quire.server.http.dialects import Dialect
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Bodies, Exchange, Part
 from quire.server.http.history import History
+from quire.server.http.routes import RouteTable, route_path, with_one_root
 from quire.server.http.seen import Seen
 from quire.server.keys import NOBODY, Keys
 from quire.server.options import ServerOptions
@@ -68,15 +69,6 @@ class Door(Protocol):
 
 logger = logging.getLogger("quire.server")
 
-PUBLIC = frozenset({"/livez", "/readyz"})
-MEASURED = frozenset({"/health", "/ping", "/metrics", "/dashboard/history"})
-"""Public too, for load balancers and scrapers that hold no key, unless `protect_metrics` is set."""
-GENERATES = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/score",
-     "/score", "/v1/rerank", "/rerank", "/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/completion",
-     "/generate", "/generate_stream", "/"}
-)  # fmt: skip
-"""What a full queue refuses before it reads a body."""
 MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 64
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -92,11 +84,12 @@ class Gateway:
     of the body that mean nothing here: the response's `Warning` header names them.
     """
 
-    def __init__(self, app: ASGIApp, service: Door, pages: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: ASGIApp, service: Door, table: RouteTable, pages: frozenset[str] = frozenset()) -> None:
         """`pages`: further paths that may be read without a key."""
         self._app = app
         self._service = service
-        self._public = PUBLIC | (frozenset() if service.options.protect_metrics else MEASURED)
+        self._table = table
+        self._keyless = {"public"} if service.options.protect_metrics else {"public", "monitoring"}
         self._pages = pages
         self._bodies = Bodies(round(service.options.max_bodies_gb * 1e9))
         hosts = service.options.allowed_hosts
@@ -114,7 +107,10 @@ class Gateway:
             scope = {**scope, "method": "GET"}  # uvicorn, which has the other scope, leaves the body out
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         body = Part(self._bodies)
+        routes = self._table.at(path := route_path(scope))
         exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic(), body=body)
+        exchange.dialect = self._table.dialect(path)
+        exchange.operation = next((route.operation for route in routes if route.method == scope["method"]), None)
         ignored: list[str] = []
 
         async def reply(message: Message) -> None:
@@ -131,7 +127,7 @@ class Gateway:
         counted = scope["method"] == "POST"
         self._service.active += counted
         try:
-            self._check(exchange, scope, headers)
+            self._check(exchange, path, headers)
             if counted:
                 await self._service.engine.turns.mine()
             own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
@@ -141,21 +137,21 @@ class Gateway:
             exchange.status = 499
         except QuireError as error:
             if not exchange.status:
-                await send_error(reply, error, route_path(scope))
+                await send_error(reply, error, exchange.dialect)
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             logger.exception("request %s failed", exchange.request_id)
             if not exchange.status:
                 failed = QuireError(f"internal error in request {exchange.request_id}")
-                await send_error(reply, failed, route_path(scope))
+                await send_error(reply, failed, exchange.dialect)
         finally:
             self._service.active -= counted
             exchange.end()
             self._service.ended(exchange)
             exchange.scope = scope  # that of the application refers to the exchange
 
-    def _check(self, exchange: Exchange, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
         """Find the tenant; raises for a request that must not reach a route, whose body has not been read."""
         size = sum(len(name) + len(value) for name, value in headers)
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
@@ -165,25 +161,25 @@ class Gateway:
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
         keys = self._service.keys
-        path = route_path(scope)
-        opened = path in self._public or (scope["method"] == "GET" and path in self._pages)
+        routes = self._table.at(path)
+        opened = any(r.access in self._keyless for r in routes) or (exchange.method == "GET" and path in self._pages)
         tenant = keys.tenant(headers) if keys.needed and not opened else NOBODY
         if tenant is None:
             raise HttpError(
                 401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
             )
         exchange.tenant = tenant
-        if self._service.draining and scope["method"] == "POST":
+        if self._service.draining and exchange.method == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
-        if scope["method"] == "POST":
+        if exchange.method == "POST":
             keys.spend(tenant)
-            if path in GENERATES:
+            if any(route.generates for route in routes):
                 self._service.engine.check_room()
 
 
-async def send_error(send: Send, error: QuireError, path: str) -> None:
-    """An error as a whole response, in the shape that clients of `path` read."""
-    body = dialect_of(path).error(error)
+async def send_error(send: Send, error: QuireError, dialect: Dialect) -> None:
+    """An error as a whole response, as clients read it who know that dialect."""
+    body = dialect.error(error)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": [*headers, *error_headers(error)]})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -14,17 +14,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError
-from quire.server.api.openapi import BODIES
-from quire.server.app import ROUTES, Handler, assembled, bound
+from quire.server.app import assemble
 from quire.server.generation import cancel_on_disconnect
 from quire.server.http.body import Read, off_loop, read_bytes, shaped
-from quire.server.http.dialects import TGI, dialect_of
 from quire.server.http.parsing import read_json
+from quire.server.http.routes import Route
 from quire.server.several.pool import Pool, Slot
-from quire.server.several.routes import OWN
+from quire.server.several.routes import SEVERAL_TABLE
 from quire.server.several.state import LoadedModel, Several, keep_adapter
-
-LOAD_LORA, UNLOAD_LORA = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +58,12 @@ def make_front(several: Several) -> Starlette:
             loads.cancel()
             await several.pool.close()
 
-    async def hand_on(handler: Handler, request: Request) -> Response:
-        return await _hand_on(several, handler, request)
+    async def call(route: Route, request: Request) -> Response:
+        if route.per_model:
+            return await _call_model(several, route, request)
+        return await route.handler(several, request)
 
-    own = {route[:2] for route in OWN}
-    rest = [route for route in ROUTES if route[:2] not in own]
-    routes = [*bound(OWN, lambda handler, request: handler(several, request)), *bound(rest, hand_on)]
-    app = assembled(several, routes, lifespan)
+    app = assemble(several, SEVERAL_TABLE, call, lifespan)
     app.add_middleware(Holding)
     return app
 
@@ -86,39 +82,34 @@ async def _tried(pool: Pool, name: str) -> None:
         return
 
 
-async def _hand_on(several: Several, handler: Handler, request: Request) -> Response:
+async def _call_model(several: Several, route: Route, request: Request) -> Response:
     """The answer of the model that a request is for."""
-    path, receive = request.scope["route"].path, request.receive
-    said = Naming()
-    if path in BODIES:
+    receive, said = request.receive, Naming()
+    if route.body:
         data = await read_bytes(request, several.options.max_body_bytes, several.options.body_timeout)
         value = await off_loop(len(data), read_json, data)
         said = shaped(value, Naming)
         request.state.read = Read(value, len(data))
-    slot = _slot(several, path, said, request.query_params.get("model"))
+    slot = _slot(several, route, said, request.query_params.get("model"))
     held: AsyncExitStack = request.state.held
     async with cancel_on_disconnect(receive):
         running = await held.enter_async_context(several.pool.use(slot.listed.name))
-    response = await handler(cast(LoadedModel, running).service, request)
-    if path in (LOAD_LORA, UNLOAD_LORA):
-        keep_adapter(slot, said.lora_name, said.lora_path if path == LOAD_LORA else "")
+    response = await route.handler(cast(LoadedModel, running).service, request)
+    if _has_field(route, "lora_name"):
+        keep_adapter(slot, said.lora_name, said.lora_path if _has_field(route, "lora_path") else "")
     return response
 
 
-def _slot(several: Several, path: str, said: Naming, asked: str | None) -> Slot:
+def _slot(several: Several, route: Route, said: Naming, asked: str | None) -> Slot:
     """The model that a body names, or else the address (`asked`), or whose adapter is meant; else the first.
 
     `BadRequest`, `ModelNotFound`.
     """
     if said.model is not None or asked is not None:
         slot = several.slot(asked if said.model is None else said.model)
-    elif dialect_of(path) is TGI and isinstance(said.parameters, dict):
-        slot = several.slot(said.parameters.get("adapter_id"))
-    elif path == "/api/show":
-        slot = several.slot(said.name)
     else:
-        slot = several.slot(None)
-    if path not in (LOAD_LORA, UNLOAD_LORA) or not isinstance(said.lora_name, str):
+        slot = several.slot(_field(said, route.model_field) if route.model_field else None)
+    if not _has_field(route, "lora_name") or not isinstance(said.lora_name, str):
         return slot
     owner, name = several.owner(said.lora_name) or slot, said.lora_name[:200]
     if "=" in name:  # it is kept as name=folder, for the next load of its model
@@ -126,3 +117,15 @@ def _slot(several: Several, path: str, said: Naming, asked: str | None) -> Slot:
     if said.model is not None and owner is not slot:
         raise BadRequest(f"lora_name: {name!r} belongs to model {owner.listed.name!r}", param="lora_name")
     return owner
+
+
+def _has_field(route: Route, name: str) -> bool:
+    """Whether a body of the route has that field."""
+    return any(name in kind.__struct_fields__ for kind in route.body)
+
+
+def _field(said: Naming, path: str) -> Any:
+    """The field of a body at a path as `parameters.adapter_id`; None where it has none."""
+    first, _, inner = path.partition(".")
+    value = getattr(said, first)
+    return value if not inner else value.get(inner) if isinstance(value, dict) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -15,15 +16,18 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server import monitoring, pages
+from quire.server.api import models as one
 from quire.server.api import ollama_models
 from quire.server.api.ollama import stamp
 from quire.server.api.ollama_models import OllamaModel, OllamaModels, details_of, loaded_models
-from quire.server.api.replies import NamedModel, StateCard, StateList, modalities
-from quire.server.api.responses import cancel_response, delete_response, read_response
-from quire.server.app import livez, load, readiness, version
+from quire.server.api.replies import NamedModel, Readiness, StateCard, StateList, modalities
 from quire.server.http.body import read_struct
 from quire.server.http.errors import HttpError
-from quire.server.pages import live_history, state_of
+from quire.server.http.routes import Handler, Kinds, Route, RouteTable
+from quire.server.monitoring import readiness
+from quire.server.pages import Live, state_of
+from quire.server.routes import TABLE
 from quire.server.several.pool import STATES, Slot
 from quire.server.several.state import Several, adapters_of, service_of
 
@@ -52,13 +56,13 @@ def _card(several: Several, slot: Slot, name: str) -> StateCard:
     )
 
 
-async def models(several: Several, request: Request) -> Response:
+async def list_models(several: Several, request: Request) -> Response:
     """Every model with its state, and its adapters."""
     cards = [_card(several, slot, name) for slot in several.pool.slots.values() for name in _names(slot)]
     return _json(StateList(data=cards))
 
 
-async def model(several: Several, request: Request) -> Response:
+async def get_model(several: Several, request: Request) -> Response:
     """One model by name, with its state."""
     name = request.path_params["model"]
     slot = several.slot(name)
@@ -138,28 +142,47 @@ def _names(slot: Slot) -> tuple[str, ...]:
     return (slot.listed.name, *adapters_of(slot))
 
 
-OWN: tuple[tuple[str, str, Callable[[Several, Request], Awaitable[Response]]], ...] = (
-    ("GET", "/v1/models", models),
-    ("GET", "/v1/models/{model:path}", model),
-    ("POST", "/v1/models/load", load_model),
-    ("POST", "/v1/models/unload", unload_model),
-    ("GET", "/v1/responses/{response_id}", read_response),
-    ("DELETE", "/v1/responses/{response_id}", delete_response),
-    ("POST", "/v1/responses/{response_id}/cancel", cancel_response),
-    ("GET", "/api/tags", tags),
-    ("GET", "/api/ps", ps),
-    ("GET", "/api/version", ollama_models.version),
-    ("GET", "/health", health),
-    ("GET", "/ping", health),
-    ("POST", "/ping", health),
-    ("GET", "/livez", livez),
-    ("GET", "/readyz", readyz),
-    ("GET", "/load", load),
-    ("GET", "/version", version),
-    ("GET", "/metrics", metrics),
-    ("GET", "/dashboard/state", live_state),
-    ("GET", "/dashboard/history", live_history),
+_ALL: dict[Handler, tuple[Handler, Kinds]] = {
+    one.list_models: (list_models, (StateList,)),
+    one.get_model: (get_model, (StateCard,)),
+    ollama_models.tags: (tags, (OllamaModels,)),
+    ollama_models.ps: (ps, (OllamaModels,)),
+    monitoring.health: (health, ()),
+    monitoring.readyz: (readyz, (Readiness,)),
+    monitoring.metrics: (metrics, ()),
+    pages.live_state: (live_state, (Live,)),
+}
+"""Handlers of one model, and what answers in their place for all models, with its replies."""
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/models/load",
+        load_model,
+        body=(NamedModel,),
+        reply=(StateCard,),
+        access="admin",
+        per_model=False,
+    ),
+    Route(
+        "POST",
+        "/v1/models/unload",
+        unload_model,
+        body=(NamedModel,),
+        reply=(StateCard,),
+        access="admin",
+        per_model=False,
+    ),
 )
+
+
+def _for_all(route: Route) -> Route:
+    if route.handler not in _ALL:
+        return route
+    handler, reply = _ALL[route.handler]
+    return replace(route, handler=handler, reply=reply, per_model=False)
+
+
+SEVERAL_TABLE = RouteTable((*map(_for_all, TABLE.routes), *ROUTES))
 
 
 def rendered(registries: Iterable[CollectorRegistry], slots: Iterable[Slot]) -> bytes:
