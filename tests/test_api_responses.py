@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from live_server import LiveServer, live, wait_until
-from quire.server.api.responses import ResponseStore, Stored
+from quire.server.apis.openai.responses import ResponseStore, Stored
 from test_tools_server import SAID, saying
 
 TOOLS: Any = [

@@ -17,8 +17,8 @@ import pytest
 from messages import DIFFERS, texts
 from quire.cli.app import app
 from quire.cli.config_file import with_config
-from quire.server.api.meanings import MEANINGS, OWN, meaning
-from quire.server.several.routes import SEVERAL_TABLE
+from quire.server.apis.field_help import MEANINGS, OWN, meaning
+from quire.server.models.routes import MULTI_MODEL_TABLE
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -145,14 +145,14 @@ def test_bodies_of_requests_are_bodies() -> None:
     sent = 0
     for path in PAGES:
         for route, data in re.findall(r"curl \S*localhost:8000(/\S+)[^\n]*\\\n\s*-d '([^']*)'", path.read_text()):
-            (kind,) = SEVERAL_TABLE.at(route)[0].body
+            (kind,) = MULTI_MODEL_TABLE.at(route)[0].body
             msgspec.json.decode(data, type=kind)
             sent += 1
     assert sent >= 5
 
 
 def test_every_field_of_bodies_has_a_meaning() -> None:
-    kinds = {kind.__name__: kind for route in SEVERAL_TABLE.routes for kind in route.body}
+    kinds = {kind.__name__: kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}
     fields = {(name, field) for name, kind in kinds.items() for field in kind.__struct_fields__}
     assert all(meaning(*found) for found in fields)
     assert set(MEANINGS) <= {field for _, field in fields}

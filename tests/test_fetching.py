@@ -19,8 +19,8 @@ import pytest
 
 from live_server import LiveServer
 from quire.core.errors import BadRequest, ConfigError
-from quire.server import fetching
-from quire.server.fetching import Host, Rules, fetch, is_public, read_hosts
+from quire.server.text_generation import fetching
+from quire.server.text_generation.fetching import Host, Rules, fetch, is_public, read_hosts
 from seeing import asked, file_of, image_part, said, seeing
 
 DATA = file_of()

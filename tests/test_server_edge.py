@@ -16,7 +16,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
-from quire.server.api.fields import warning
+from quire.server.http.unknown_fields import warning
 from quire.server.options import ServerOptions
 from quire.server.routes import TABLE
 from stub_engine import StubEngine

@@ -13,7 +13,7 @@ import pytest
 
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
-from quire.server.http.access import watchers
+from quire.server.http.access_log import watchers
 from quire.server.options import ServerOptions
 from stub_engine import StubEngine
 

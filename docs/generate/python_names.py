@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.api.meanings import MEANINGS
+from quire.server.apis.field_help import MEANINGS
 from words import cell, escaped, table
 
 MODULES: dict[str, tuple[str, ...]] = {

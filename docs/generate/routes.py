@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from quire.server.http.dialects import OPENAI, RESPONSES
 from quire.server.http.routes import Route
+from quire.server.models.routes import ROUTES
 from quire.server.routes import TABLE
-from quire.server.several.routes import ROUTES
 from words import table
 
 

@@ -17,12 +17,12 @@ from starlette.routing import Route as Endpoint
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.edge.async_engine import AsyncEngine
-from quire.server.api.openapi import openapi_endpoint
-from quire.server.api.responses import Responses
-from quire.server.http.access import watchers
+from quire.server.apis.openai.responses import Responses
+from quire.server.http.access_log import watchers
 from quire.server.http.errors import HttpError, error_headers
-from quire.server.http.middleware import Door, Gateway
+from quire.server.http.gateway import Gateway, ServerState
 from quire.server.http.routes import Route, RouteTable, route_path
+from quire.server.openapi import openapi_endpoint
 from quire.server.options import ServerOptions
 from quire.server.pages import live_pages, pages
 from quire.server.routes import TABLE
@@ -57,28 +57,31 @@ def create_app(
 
 
 def assemble(
-    door: Door, table: RouteTable, call: Call, lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]]
+    server: ServerState,
+    table: RouteTable,
+    call: Call,
+    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
 ) -> Starlette:
     """An application of the routes of `table` with the gateway and the pages before them.
 
-    `app.state.service` is the `door`.
+    `app.state.service` is the `server`.
     """
-    options = door.options
+    options = server.options
 
     @asynccontextmanager
-    async def heard(app: Starlette) -> AsyncIterator[None]:
-        with door.seen.heard():
+    async def running(app: Starlette) -> AsyncIterator[None]:
+        with server.activity.captured_logs():
             async with lifespan(app):
-                kept = asyncio.create_task(door.history.keep(lambda: door.registries))
+                kept = asyncio.create_task(server.history.keep(lambda: server.registries))
                 try:
                     yield
                 finally:
                     kept.cancel()
 
-    app = Starlette(lifespan=heard)
-    app.state.service, app.state.responses = door, Responses()
+    app = Starlette(lifespan=running)
+    app.state.service, app.state.responses = server, Responses()
     shown = [*live_pages(), *(pages() if options.playground else [])]
-    app.add_middleware(Gateway, service=door, table=table, pages=frozenset(page.path for page in shown))
+    app.add_middleware(Gateway, service=server, table=table, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],

@@ -9,8 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.api.replies import Load, Readiness, Version
-from quire.server.http.middleware import Door
+from quire.server.apis.openai.replies import Load, Readiness, Version
+from quire.server.http.gateway import ServerState
 from quire.server.http.routes import Route
 from quire.server.service import VERSION, Service
 
@@ -22,7 +22,7 @@ async def health(service: Service, request: Request) -> Response:
     return Response(status_code=200) if service.engine.ready else Response(status_code=503, headers=AGAIN)
 
 
-async def livez(door: Door, request: Request) -> Response:
+async def livez(server: ServerState, request: Request) -> Response:
     """200 while the server's event loop turns."""
     return Response(status_code=200)
 
@@ -47,12 +47,12 @@ def readiness(checks: dict[str, bool]) -> Response:
     return reply
 
 
-async def load(door: Door, request: Request) -> Response:
+async def load(server: ServerState, request: Request) -> Response:
     """How many API requests are being served."""
-    return _json(Load(server_load=door.active))
+    return _json(Load(server_load=server.active))
 
 
-async def version(door: Door, request: Request) -> Response:
+async def version(server: ServerState, request: Request) -> Response:
     """The server's version."""
     return _json(Version(version=VERSION))
 

@@ -11,17 +11,16 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
-from quire.server.api.fields import drop_unknown
 from quire.server.http.bounds import check_counts
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
+from quire.server.http.unknown_fields import drop_unknown
 from quire.server.options import ServerOptions
+from quire.server.text_generation.generation import TURN
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-TURN = 32
-"""Prompts that are worked on before other requests have their turn."""
 ID_BYTES = 4
 """Of text, which a token id takes as long as."""
 MAX_COMPLAINT = 512
@@ -131,7 +130,7 @@ def _check_headers(request: Request, limit: int) -> None:
 
 async def _read(request: Request, limit: int) -> bytes:
     data, counted = bytearray(), request.state.exchange.body
-    counted.release()  # of several models the door reads it first, and its model again
+    counted.release()  # of several models the server reads it first, and its model again
     try:
         async for chunk in request.stream():
             if len(data) + len(chunk) > limit:

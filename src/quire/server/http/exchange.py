@@ -12,9 +12,9 @@ from starlette.types import Scope
 from quire.core.errors import Overloaded
 from quire.core.request import Request
 from quire.engine.edge.account import Timings
-from quire.server.api.replies import Usage
 from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.keys import NOBODY, Tenant
+from quire.server.text_generation.reports import Usage
 
 
 class Bodies:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import QuireError
-from quire.server.generation import ClientGone, Generated, Piece, cancel_on_disconnect
 from quire.server.http.dialects import Dialect
-from quire.server.http.pieces import PART, encode
+from quire.server.http.disconnect import ClientGone, cancel_on_disconnect
+from quire.server.http.json_parts import PART, encode
+from quire.server.text_generation.generation import Generated, Piece
 
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _encoder = msgspec.json.Encoder()
