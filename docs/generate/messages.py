@@ -63,6 +63,8 @@ def messages() -> Iterator[tuple[str, str]]:
 
 def flat(node: ast.AST) -> str:
     """A text of the source in one line; "" for anything else."""
+    if isinstance(node, ast.Lambda):
+        return flat(node.body)
     if isinstance(node, ast.JoinedStr):
         parts = [part.value if isinstance(part, ast.Constant) else DIFFERS for part in node.values]
         return " ".join("".join(map(str, parts)).split())

@@ -15,7 +15,7 @@ from quire.server.http.errors import brief
 from quire.server.service import Service
 
 Content = str | list[dict[str, Any]]
-RENAMED = {"stop": "stop_sequences", "user": "metadata.user_id", "response_format": "output_config.format",
+FIELD_NAMES = {"stop": "stop_sequences", "user": "metadata.user_id", "response_format": "output_config.format",
            "reasoning_effort": "output_config.effort"}  # fmt: skip
 """Fields of chat completions by which errors may go, and what they are called here."""
 

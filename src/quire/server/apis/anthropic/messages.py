@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from quire.core.request import TokenLogprob, random_id
 from quire.server.apis.answer import respond
-from quire.server.apis.anthropic.bodies import RENAMED, CountRequest, MessagesRequest, chat_of
+from quire.server.apis.anthropic.bodies import FIELD_NAMES, CountRequest, MessagesRequest, chat_of
 from quire.server.apis.message_answer import Block, BlockChange, MessageAnswer, arguments_of, named_event
 from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.prompts import encode_chat
-from quire.server.apis.openai.sampling_params import check_body, renamed
+from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.apis.openai.tools import calling_of
 from quire.server.apis.unsupported import without_effect
 from quire.server.http.body import off_read, read_struct
@@ -64,7 +64,7 @@ async def create_message(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: MessagesRequest)
     request.state.ignored.extend(without_effect(body, ("service_tier",)))
     chat = await off_read(request, chat_of, service, body)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
         generation, speech = await submit_chat(service, chat, arrival, request.state.tenant)
     answer = _Answer(
@@ -78,7 +78,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
     """How many tokens a conversation has as a prompt."""
     body = await read_struct(request, service.options, lambda _: CountRequest)
     chat = await off_read(request, chat_of, service, body)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
         await off_read(request, calling_of, service, chat)
         with service.media.hold() as held:

@@ -18,7 +18,7 @@ from quire.server.apis.answer import Answer, respond
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.protocol import CompletionRequest
-from quire.server.apis.openai.sampling_params import check_body, renamed
+from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import LLAMA_CPP
 from quire.server.http.routes import SSE, Route
@@ -29,7 +29,7 @@ from quire.server.text_generation.reports import Report
 
 MARK = "<__media__>"
 """Where a picture stands in a prompt."""
-RENAMED = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
+FIELD_NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 """Fields of completions by which errors may go, and what they are called here."""
 _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
          "ignore_eos", "stream")  # fmt: skip
@@ -123,7 +123,7 @@ async def completion(service: Service, request: Request) -> Response:
         text, sources = await off_read(request, _pictured, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
     asked = completion_of(body)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
         generation = await submit_completion(service, asked, arrival, request.state.tenant, most=None, sources=sources)
     return await respond(request, _Answer(service, generation, body))

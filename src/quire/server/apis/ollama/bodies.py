@@ -13,7 +13,7 @@ from quire.server.apis.openai.tools import EFFORTS
 from quire.server.apis.unsupported import refuse_unbuilt, without_effect
 from quire.server.service import Service
 
-RENAMED = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
+FIELD_NAMES = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
            "response_format": "format", "reasoning_effort": "think",
            **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop",
                                                    "presence_penalty", "frequency_penalty")}}  # fmt: skip

@@ -16,7 +16,7 @@ from quire.core.request import TokenLogprob
 from quire.server.apis.answer import respond
 from quire.server.apis.message_answer import Block, BlockChange, MessageAnswer, arguments_of
 from quire.server.apis.ollama.bodies import (
-    RENAMED,
+    FIELD_NAMES,
     Asked,
     ChatRequest,
     GenerateRequest,
@@ -28,7 +28,7 @@ from quire.server.apis.ollama.bodies import (
 from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
-from quire.server.apis.openai.sampling_params import check_body, renamed
+from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.http.routes import JSON_LINES, Route
@@ -78,7 +78,7 @@ async def generate(service: Service, request: Request) -> Response:
         return await _chat(service, request, body, arrival)
     completion = continuation_of(service, body)
     sources = sources_of(body.images, "images")
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, completion)
         generation = await submit_completion(
             service, completion, arrival, request.state.tenant, most=None, sources=sources
@@ -97,7 +97,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 async def _chat(service: Service, request: Request, body: GenerateRequest | ChatRequest, arrival: float) -> Response:
     asked = await off_read(request, chat_of, service, body)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
         generation, speech = await submit_chat(service, asked, arrival, request.state.tenant)
     answer = _Answer(service, generation, speech, body, reasons=asked.include_reasoning is not False)

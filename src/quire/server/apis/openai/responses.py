@@ -16,8 +16,8 @@ from quire.core.errors import BadRequest, NotFound, QuireError
 from quire.server.apis.answer import respond
 from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.responses_answer import ResponseAnswer, ResponseReply
-from quire.server.apis.openai.responses_bodies import RENAMED, Item, ResponsesRequest, chat_of, ignored_of, items_of
-from quire.server.apis.openai.sampling_params import check_body, renamed
+from quire.server.apis.openai.responses_bodies import FIELD_NAMES, Item, ResponsesRequest, chat_of, ignored_of, items_of
+from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import LARGE, off_loop, off_read, read_struct
 from quire.server.http.dialects import RESPONSES
 from quire.server.http.exchange import Exchange
@@ -165,7 +165,7 @@ async def create_response(service: Service, request: Request) -> Response:
     tenant, memory = request.state.tenant, responses_of(request)
     before = memory.before(tenant.name, body.previous_response_id)
     chat = await off_loop(_WALKED if before else request.state.exchange.body.size, chat_of, body, before)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
         generation, speech = await submit_chat(service, chat, arrival, tenant)
     asked = _Asked(memory, tenant.name, [*before, *items_of(body)], store)

@@ -15,7 +15,7 @@ from quire.server.apis.unsupported import refuse_unbuilt, without_effect
 from quire.server.http.errors import brief
 
 Item = dict[str, Any]
-RENAMED = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format",
+FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format",
            "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}  # fmt: skip
 """Fields of chat completions by which errors may go, and what they are called here."""
 LOGPROBS = "message.output_text.logprobs"

@@ -54,7 +54,7 @@ def check_body(service: Service, body: SamplingFields, built: frozenset[str] = f
 
 
 @contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
+def mapped_fields(names: Mapping[str, str]) -> Iterator[None]:
     """Errors about a field of the request that was made of another API's body name the field of that."""
     try:
         yield
@@ -64,8 +64,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         if field is None:
             raise
         own = names[field] + param.removeprefix(field)
-        message = error.message.replace(param, own).replace(f" {field} ", f" {names[field]} ")
-        raise type(error)(message, param=own) from None
+        raise type(error)(error.about(own), param=own) from None
 
 
 def token_limit(
@@ -80,9 +79,12 @@ def token_limit(
         return left if fallback is None else min(fallback, left)
     if asked > left:
         limit = info.max_model_len
+        total = limit - left + asked
         raise ContextTooLong(
-            f"{field}: {prompt_len} prompt tokens and {field} {asked} make {limit - left + asked}, "
-            f"but the context holds {limit} tokens; at most {left} can follow",
+            lambda name: (
+                f"{name}: {prompt_len} prompt tokens and {name} {asked} make {total}, "
+                f"but the context holds {limit} tokens; at most {left} can follow"
+            ),
             param=field,
         )
     return asked

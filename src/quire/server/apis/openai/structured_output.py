@@ -109,8 +109,7 @@ def named(body: SamplingFields, param: str = "") -> Iterator[None]:
             raise
         else:
             own = param or _own_name(body, told.removeprefix("structured_outputs").lstrip("."))
-        message = error.message.removeprefix(told).lstrip(": ")
-        raise BadRequest(f"{own}: {message}", param=own) from None
+        raise BadRequest(error.about(own), param=own) from None
 
 
 def _own_name(body: SamplingFields, kind: str) -> str:
@@ -144,7 +143,7 @@ async def _with_grammar(
             if not asked.frame or error.param == "max_tokens":
                 raise
             await _read(service, request, "", end)  # where the shape is not at fault, what stands around it is: tools
-            raise BadRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from None
+            raise BadRequest(error.about("tools"), param="tools") from None
 
 
 async def _read(service: Service, request: Request, frame: str, end: float) -> Request:

@@ -18,7 +18,7 @@ from quire.engine.sources import Source
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.protocol import CompletionRequest
-from quire.server.apis.openai.sampling_params import check_body, renamed
+from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
 from quire.server.http.routes import SSE, Route
@@ -31,7 +31,7 @@ MAX_NEW_TOKENS = 100
 _IMAGE = re.compile(r"!\[\]\(([^)\s]*)\)")
 """A picture in a text, as TGI reads it of models that take some (Markdown's)."""
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
-RENAMED = {"prompt_logprobs": "parameters.decoder_input_details",
+FIELD_NAMES = {"prompt_logprobs": "parameters.decoder_input_details",
            "max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
            "truncate_prompt_tokens": "parameters.truncate", "logprobs": "parameters.top_n_tokens",
            "model": "parameters.adapter_id", **{name: f"parameters.{name}" for name in _SAMPLING}}  # fmt: skip
@@ -172,7 +172,7 @@ async def _generate(
         text, sources = await off_read(request, _pictured, service, body.inputs)
         body = msgspec.structs.replace(body, inputs=text)
     asked = completion_of(body)
-    with renamed(RENAMED):
+    with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
         generation = await submit_completion(service, asked, arrival, request.state.tenant, each=True, sources=sources)
     answer = _Answer(service, generation, body, stream=stream, listed=listed and not stream)
