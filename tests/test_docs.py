@@ -17,7 +17,9 @@ import pytest
 from messages import DIFFERS, texts
 from quire.cli.app import app
 from quire.cli.config_file import with_config
-from quire.server.apis.field_help import MEANINGS, OWN, meaning
+from quire.server.apis.field_help import help_of
+from quire.server.apis.openai.protocol import ChatCompletionRequest
+from quire.server.apis.unsupported import UNBUILT
 from quire.server.models.routes import MULTI_MODEL_TABLE
 
 ROOT = Path(__file__).parent.parent
@@ -152,11 +154,10 @@ def test_bodies_of_requests_are_bodies() -> None:
 
 
 def test_every_field_of_bodies_has_a_meaning() -> None:
-    kinds = {kind.__name__: kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}
-    fields = {(name, field) for name, kind in kinds.items() for field in kind.__struct_fields__}
-    assert all(meaning(*found) for found in fields)
-    assert set(MEANINGS) <= {field for _, field in fields}
-    assert {(name, field) for name, own in OWN.items() for field in own} <= fields
+    kinds = {kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}
+    for kind in kinds:
+        assert list(help_of(kind)) == list(kind.__struct_fields__) and all(help_of(kind).values())
+    assert help_of(ChatCompletionRequest)["echo"] == f"Refused: {UNBUILT['echo'][1]}."
 
 
 @pytest.mark.parametrize("path", names([p for p in PAGES if p.parent.name == "techniques" and p.name not in HEADS]))

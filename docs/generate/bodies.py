@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from quire.core.params import SamplingParams
-from quire.server.apis.field_help import meaning
+from quire.server.apis.field_help import help_of
 from quire.server.apis.ollama.bodies import Options
 from quire.server.apis.openai.protocol import QuireOptions, StreamOptions
 from quire.server.apis.tgi.generate import TgiParameters
@@ -34,7 +34,7 @@ def section(found: type[msgspec.Struct], paths: list[str]) -> str:
     """A body's fields."""
     head = " and ".join(f"`POST {path}`" for path in paths)
     fields = msgspec.structs.fields(found)
-    rows = [(f"`{f.name}`", kind(f.type), default(f), escaped(meaning(found.__name__, f.name))) for f in fields]
+    rows = [(f"`{f.name}`", kind(f.type), default(f), escaped(help_of(found)[f.name])) for f in fields]
     which = " (with messages)" if found.__name__ == "TokenizeChat" else ""
     return f"## {head}{which}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
 

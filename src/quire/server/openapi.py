@@ -71,7 +71,7 @@ def _schemas(routes: Sequence[Route], strict: bool) -> dict[str, Any]:
     for schema in schemas.values() if not strict else ():
         schema.pop("additionalProperties", None)
     for kind in bodies:
-        describe_fields(schemas[kind.__name__], kind.__name__, kind.__struct_fields__)
+        describe_fields(schemas[kind.__name__], kind)
     return schemas
 
 

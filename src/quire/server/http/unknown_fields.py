@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec.inspect import Field, ListType, StructType, Type, UnionType, type_info
+from msgspec.inspect import Field, ListType, Metadata, StructType, Type, UnionType, type_info
 
 MAX_NAMED = 10
 MAX_NAME = 100
@@ -28,6 +28,7 @@ def warning(names: list[str]) -> bytes:
 
 def _dropped(value: Any, kind: Type, path: str, found: list[str]) -> Any:
     """`value`, or a copy without what is unknown. What is of another type than `kind` stays, to be refused later."""
+    kind = _plain(kind)
     if isinstance(kind, UnionType):
         parts = [part for part in kind.types if isinstance(part, (StructType, ListType))]
         wanted = ListType if isinstance(value, list) else StructType
@@ -57,6 +58,11 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
     info = _type(kind)
     assert isinstance(info, StructType)
     return {field.encode_name: field for field in info.fields}
+
+
+def _plain(kind: Type) -> Type:
+    """A type without the help that stands beside it."""
+    return kind.type if isinstance(kind, Metadata) else kind
 
 
 def _holds_structs(kind: Type) -> bool:

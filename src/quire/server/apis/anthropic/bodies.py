@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.engine.sources import Base64, Source
+from quire.server.apis.fields import RequiredModelField, StreamField, TemperatureField, ToolsField, TopKField, TopPField
 from quire.server.apis.openai.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.apis.unsupported import refuse_unbuilt
 from quire.server.http.errors import brief
@@ -36,14 +38,25 @@ class AnthropicMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens. Prefixes are cached always, so `cache_control` asks for nothing."""
 
-    model: str
-    messages: list[AnthropicMessage]
-    system: Content | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
-    cache_control: Any = None
+    model: RequiredModelField
+    messages: Annotated[
+        list[AnthropicMessage],
+        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+    ]
+    system: Annotated[Content | None, about("A system message.")] = None
+    tools: ToolsField = None
+    tool_choice: Annotated[
+        dict[str, Any] | None,
+        about("auto, none, required, or a function that must be called; what must be is had by grammar."),
+    ] = None
+    thinking: Annotated[
+        dict[str, Any] | None,
+        about("type enabled or disabled, and budget_tokens, as far as the chat template knows of them."),
+    ] = None
+    output_config: Annotated[
+        dict[str, Any] | None, about("format: a JSON schema; effort: as reasoning_effort of chat completions.")
+    ] = None
+    cache_control: Annotated[Any, about("Prefixes are cached always: asks for nothing.")] = None
     mcp_servers: Any = None
     context_management: Any = None
 
@@ -51,13 +64,13 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class MessagesRequest(CountRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages."""
 
-    max_tokens: int
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    metadata: Metadata | None = None
+    max_tokens: Annotated[int, about("Tokens to write at most.")]
+    stop_sequences: Annotated[list[str] | None, about("Texts that end the answer.")] = None
+    stream: StreamField = None
+    temperature: TemperatureField = None
+    top_k: TopKField = None
+    top_p: TopPField = None
+    metadata: Annotated[Metadata | None, about("user_id: who asks, where keys tell nobody apart.")] = None
     service_tier: Any = None
     container: Any = None
 

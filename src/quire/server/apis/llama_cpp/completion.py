@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,10 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.core.params import SamplingParams
 from quire.core.request import TokenLogprob, random_id
 from quire.engine.sources import Base64, Source
 from quire.server.apis.answer import Answer, respond
+from quire.server.apis.fields import (
+    FrequencyPenaltyField,
+    IgnoreEosField,
+    MinPField,
+    ModelField,
+    PresencePenaltyField,
+    SeedField,
+    StreamField,
+    TemperatureField,
+    TopKField,
+    TopPField,
+)
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.protocol import CompletionRequest
@@ -45,26 +58,31 @@ class Pictured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /completion. `n_predict` and `seed` of -1 are none; `cache_prompt` false: nothing cached is used."""
 
-    prompt: str | list[int] | Pictured
-    model: str | None = None
-    n_predict: int | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: list[str] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    logit_bias: list[list[Any]] | dict[int, float] | None = None
-    n_probs: int | None = None
-    cache_prompt: bool | None = None
-    return_tokens: bool | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
+    prompt: Annotated[
+        str | list[int] | Pictured, about("Text to continue, token ids, or a list of either: a choice for each.")
+    ]
+    model: ModelField = None
+    n_predict: Annotated[int | None, about("Tokens to write at most; -1 = no limit but the context.")] = None
+    stream: StreamField = None
+    temperature: TemperatureField = None
+    top_k: TopKField = None
+    top_p: TopPField = None
+    min_p: MinPField = None
+    repeat_penalty: Annotated[float | None, about("As repetition_penalty of completions.")] = None
+    presence_penalty: PresencePenaltyField = None
+    frequency_penalty: FrequencyPenaltyField = None
+    stop: Annotated[list[str] | None, about("Texts that end the answer; they are not part of it.")] = None
+    seed: SeedField = None
+    ignore_eos: IgnoreEosField = None
+    logit_bias: Annotated[
+        list[list[Any]] | dict[int, float] | None,
+        about("Added to logits, by token id: -100 forbids a token, 100 forces it."),
+    ] = None
+    n_probs: Annotated[int | None, about("Log-probabilities of so many likeliest tokens.")] = None
+    cache_prompt: Annotated[bool | None, about("false: nothing that the prefix cache has is used.")] = None
+    return_tokens: Annotated[bool | None, about("The reply has token ids.")] = None
+    grammar: Annotated[str | None, about("GBNF or Lark that the answer follows.")] = None
+    json_schema: Annotated[dict[str, Any] | None, about("A JSON schema that the answer follows.")] = None
 
 
 class LlamaCppTimings(msgspec.Struct, kw_only=True):

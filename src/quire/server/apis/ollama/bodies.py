@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.engine.sources import Base64, Source
+from quire.server.apis.fields import (
+    DimensionsField,
+    KeepAliveField,
+    ModelField,
+    OptionsField,
+    RequiredModelField,
+    StreamField,
+    SuffixField,
+    ToolsField,
+    TopLogprobsField,
+)
 from quire.server.apis.openai.protocol import ChatCompletionRequest, CompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.apis.openai.tools import EFFORTS
 from quire.server.apis.unsupported import refuse_unbuilt, without_effect
@@ -38,54 +50,61 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show; `name` is what `model` was called before."""
 
-    model: str | None = None
-    name: str | None = None
-    verbose: Any = None
+    model: ModelField = None
+    name: Annotated[str | None, about("What model was called before.")] = None
+    verbose: Annotated[Any, about("Asks for nothing here.")] = None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What /api/generate and /api/chat have in common. They stream unless told otherwise."""
 
-    model: str
-    stream: bool | None = None
-    format: Any = None
-    options: Options | None = None
-    think: bool | str | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    keep_alive: Any = None
+    model: RequiredModelField
+    stream: StreamField = None
+    format: Annotated[Any, about("json, or a JSON schema.")] = None
+    options: Annotated[
+        Options | None,
+        about("Ollama's: num_predict, temperature, top_k, top_p, min_p, seed, stop, repeat_penalty and others."),
+    ] = None
+    think: Annotated[bool | str | None, about("true, false or an effort: whether the model reasons.")] = None
+    logprobs: Annotated[
+        bool | None, about("Log-probabilities of the tokens; in completions a number: of so many likeliest ones, too.")
+    ] = None
+    top_logprobs: TopLogprobsField = None
+    keep_alive: KeepAliveField = None
 
 
 class GenerateRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/generate."""
 
-    prompt: str | None = None
-    system: str | None = None
-    raw: bool | None = None
-    suffix: str | None = None
+    prompt: Annotated[str | None, about("The text to answer, through the chat template unless raw.")] = None
+    system: Annotated[str | None, about("A system message.")] = None
+    raw: Annotated[bool | None, about("The prompt is continued as it is, without the chat template.")] = None
+    suffix: SuffixField = None
     template: Any = None
     context: Any = None
-    images: list[str] | None = None
+    images: Annotated[
+        list[str] | None, about("Pictures in base64, before what is said: for models that take them.")
+    ] = None
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/embed. `dimensions`: 0 = all."""
 
-    model: str
-    input: str | list[str] | None = None
-    truncate: bool | None = None
-    dimensions: int | None = None
-    options: Any = None
-    keep_alive: Any = None
+    model: RequiredModelField
+    input: Annotated[str | list[str] | None, about("A text, token ids, or a list of either: a vector for each.")] = None
+    truncate: Annotated[bool | None, about("Whether an input that is too long is cut; else it is refused.")] = None
+    dimensions: DimensionsField = None
+    options: OptionsField = None
+    keep_alive: KeepAliveField = None
 
 
 class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/embeddings."""
 
-    model: str
-    prompt: str | None = None
-    options: Any = None
-    keep_alive: Any = None
+    model: RequiredModelField
+    prompt: Annotated[str | None, about("The text.")] = None
+    options: OptionsField = None
+    keep_alive: KeepAliveField = None
 
 
 class OllamaFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,8 +138,11 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ChatRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/chat."""
 
-    messages: list[OllamaMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[
+        list[OllamaMessage] | None,
+        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+    ] = None
+    tools: ToolsField = None
 
 
 def ignored_of(body: Asked) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
+from quire.server.apis.fields import LoraNameField, ModelField
 from quire.server.apis.openai.sampling_params import MAX_NAME
 from quire.server.http.body import read_struct
 from quire.server.http.errors import HttpError, ModelNotFound
@@ -24,18 +26,18 @@ class LoadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `model`: the one that it is for, where there are several.
     """
 
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-    model: str | None = None
+    lora_name: LoraNameField
+    lora_path: Annotated[str, about("Its folder on the server's disk.")]
+    load_inplace: Annotated[bool, about("Whether it takes the place of one of the same name.")] = False
+    model: ModelField = None
 
 
 class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`lora_int_id` is what vLLM's clients may send; adapters are told apart by name here."""
 
-    lora_name: str
-    lora_int_id: int | None = None
-    model: str | None = None
+    lora_name: LoraNameField
+    lora_int_id: Annotated[int | None, about("vLLM's number of the adapter; adapters go by name here.")] = None
+    model: ModelField = None
 
 
 async def load_lora_adapter(service: Service, request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
 from quire.engine.edge.account import Timings, timings
@@ -27,6 +28,15 @@ from quire.engine.pooled import (
     pooled_request,
     relevance,
     vector_of,
+)
+from quire.server.apis.fields import (
+    AddSpecialTokensField,
+    CacheSaltField,
+    DimensionsField,
+    ModelField,
+    PriorityField,
+    TruncatePromptTokensField,
+    UserField,
 )
 from quire.server.apis.openai.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.apis.openai.protocol import Prompt
@@ -47,37 +57,39 @@ ROW_BYTES = 256
 class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the three have in common."""
 
-    model: str | None = None
-    user: Any = None
-    truncate_prompt_tokens: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    model: ModelField = None
+    user: UserField = None
+    truncate_prompt_tokens: TruncatePromptTokensField = None
+    priority: PriorityField = None
+    cache_salt: CacheSaltField = None
 
 
 class EmbeddingRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings."""
 
-    input: Prompt
-    encoding_format: str | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
-    add_special_tokens: bool | None = None
+    input: Annotated[Prompt, about("A text, token ids, or a list of either: a vector for each.")]
+    encoding_format: Annotated[str | None, about("float, or base64 of little-endian f32.")] = None
+    dimensions: DimensionsField = None
+    normalize: Annotated[
+        bool | None, about("Whether a vector is divided by its length; as the model's files say if not given.")
+    ] = None
+    add_special_tokens: AddSpecialTokensField = None
 
 
 class ScoreRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/score: one text and many, or as many of each."""
 
-    text_1: Texts
-    text_2: Texts
+    text_1: Annotated[Texts, about("A text, or a list as long as text_2.")]
+    text_2: Annotated[Texts, about("A text, or a list.")]
 
 
 class RerankRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/rerank."""
 
-    query: str
-    documents: list[str]
-    top_n: int | None = None
-    return_documents: bool | None = None
+    query: Annotated[str, about("What documents are ranked by.")]
+    documents: Annotated[list[str], about("Texts that are ranked.")]
+    top_n: Annotated[int | None, about("So many best documents are returned; all if not given.")] = None
+    return_documents: Annotated[bool | None, about("Whether texts come back with their scores.")] = None
 
 
 class VectorUsage(msgspec.Struct, kw_only=True):

@@ -8,9 +8,41 @@ metadata).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from quire.core.option import about
+from quire.server.apis.fields import (
+    AddGenerationPromptField,
+    AddSpecialTokensField,
+    CacheSaltField,
+    ChatTemplateKwargsField,
+    ContinueFinalMessageField,
+    FrequencyPenaltyField,
+    IgnoreEosField,
+    IncludeStopStrInOutputField,
+    LogitBiasField,
+    MinPField,
+    ModelField,
+    PresencePenaltyField,
+    PriorityField,
+    RepetitionPenaltyField,
+    ReturnTokenStrsField,
+    SeedField,
+    SkipSpecialTokensField,
+    StreamField,
+    StructuredOutputsField,
+    SuffixField,
+    TemperatureField,
+    ToolChoiceField,
+    ToolsField,
+    TopKField,
+    TopLogprobsField,
+    TopPField,
+    TruncatePromptTokensField,
+    UserField,
+)
 
 Prompt = str | list[str | int | list[int]]
 Stop = str | list[str] | None
@@ -36,60 +68,83 @@ class QuireOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat completions have in common; vLLM's extras come after OpenAI's fields, then ours."""
 
-    model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
-    stop: Stop = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    model: ModelField = None
+    max_tokens: Annotated[
+        int | None, about("Tokens to write at most; completions write 16 if not given, chat until the context is full.")
+    ] = None
+    n: Annotated[int | None, about("Answers to each prompt; they share the prompt's keys and values.")] = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    presence_penalty: PresencePenaltyField = None
+    frequency_penalty: FrequencyPenaltyField = None
+    logit_bias: LogitBiasField = None
+    seed: SeedField = None
+    stop: Annotated[Stop, about("Texts that end the answer; they are not part of it.")] = None
+    stream: StreamField = None
+    stream_options: Annotated[
+        StreamOptions | None, about("include_usage: a last event with usage; continuous_usage_stats: usage in each.")
+    ] = None
 
-    user: Any = None
+    user: UserField = None
     metadata: Any = None
-    store: Any = None
+    store: Annotated[Any, about("Whether the response can be read and gone on from later.")] = None
     service_tier: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: Annotated[Any, about("Whether one answer may have several calls.")] = None
     prompt_cache_key: Any = None
     safety_identifier: Any = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    quire: QuireOptions | None = None
+    top_k: TopKField = None
+    min_p: MinPField = None
+    repetition_penalty: RepetitionPenaltyField = None
+    min_tokens: Annotated[
+        int | None, about("Tokens to write before an end token or a stop string may end the answer.")
+    ] = None
+    ignore_eos: IgnoreEosField = None
+    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the answer.")] = None
+    allowed_token_ids: Annotated[list[int] | None, about("Only these tokens may be drawn.")] = None
+    bad_words: Annotated[list[str] | None, about("Words that the answer must not have.")] = None
+    skip_special_tokens: SkipSpecialTokensField = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, about("Special tokens that are shown have spaces around them.")
+    ] = None
+    include_stop_str_in_output: IncludeStopStrInOutputField = None
+    prompt_logprobs: Annotated[
+        int | None, about("Log-probabilities of the prompt's tokens, and of so many likeliest ones.")
+    ] = None
+    truncate_prompt_tokens: TruncatePromptTokensField = None
+    add_special_tokens: AddSpecialTokensField = None
+    priority: PriorityField = None
+    cache_salt: CacheSaltField = None
+    request_id: Annotated[str | None, about("The client's own id, in X-Request-Id and the logs.")] = None
+    return_token_ids: Annotated[bool | None, about("The reply has the ids of prompt and answer.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, about("Tokens in log-probabilities are written token_id:N.")] = (
+        None
+    )
+    quire: Annotated[
+        QuireOptions | None,
+        about('timings: where the time went; cache: what the prefix cache had (see "Seeing what happened").'),
+    ] = None
 
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
-    best_of: int | None = None
+    response_format: Annotated[Any, about("json_object, json_schema or structural_tag: the shape of the answer.")] = (
+        None
+    )
+    structured_outputs: StructuredOutputsField = None
+    guided_json: Annotated[Any, about("A JSON schema; an older name of structured_outputs.")] = None
+    guided_regex: Annotated[Any, about("A regular expression; an older name of structured_outputs.")] = None
+    guided_choice: Annotated[Any, about("A list of texts; an older name of structured_outputs.")] = None
+    guided_grammar: Annotated[Any, about("A grammar (Lark or GBNF); an older name of structured_outputs.")] = None
+    guided_decoding_backend: Annotated[Any, about("Who reads grammars: guidance, and no other.")] = None
+    guided_whitespace_pattern: Annotated[Any, about("Spaces between tokens of JSON, as a regular expression.")] = None
+    use_beam_search: Annotated[
+        bool | None, about("The n likeliest answers by beam search in the place of drawing.")
+    ] = None
+    length_penalty: Annotated[
+        float | None, about("Exponent of the length by which beams' log-probabilities are divided.")
+    ] = None
+    early_stopping: Annotated[bool | str | None, about("Whether beam search ends with the first n finished beams.")] = (
+        None
+    )
+    best_of: Annotated[int | None, about("Answers that are made, of which the n likeliest are returned.")] = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -98,10 +153,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions."""
 
-    prompt: Prompt
-    echo: bool | None = None
-    logprobs: int | None = None
-    suffix: str | None = None
+    prompt: Annotated[Prompt, about("Text to continue, token ids, or a list of either: a choice for each.")]
+    echo: Annotated[bool | None, about("The prompt is part of the answer, and of its log-probabilities.")] = None
+    logprobs: Annotated[
+        int | None, about("Log-probabilities of the tokens; in completions a number: of so many likeliest ones, too.")
+    ] = None
+    suffix: SuffixField = None
     prompt_embeds: Any = None
     multi_modal_data: Any = None
 
@@ -140,23 +197,31 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Annotated[
+        list[Message],
+        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+    ]
+    add_generation_prompt: AddGenerationPromptField = None
+    continue_final_message: ContinueFinalMessageField = None
+    chat_template_kwargs: ChatTemplateKwargsField = None
     chat_template: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ToolsField = None
     documents: Any = None
 
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    max_completion_tokens: Annotated[
+        int | None, about("As max_tokens, reasoning counted in; the name that OpenAI prefers in chat.")
+    ] = None
+    logprobs: Annotated[bool | None, about("Log-probabilities of the answer's tokens.")] = None
+    top_logprobs: TopLogprobsField = None
 
-    tool_choice: Any = None
+    tool_choice: ToolChoiceField = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: str | None = None
-    include_reasoning: bool | None = None
+    reasoning_effort: Annotated[
+        str | None,
+        about("How long to think, where the chat template knows it: none, minimal, low, medium, high, xhigh."),
+    ] = None
+    include_reasoning: Annotated[bool | None, about("Whether reasoning is returned, in reasoning_content.")] = None
     verbosity: Any = None
     modalities: Any = None
     audio: Any = None
@@ -169,25 +234,28 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
 class TokenizeText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize with a text."""
 
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    prompt: Annotated[str, about("The text.")]
+    model: ModelField = None
+    add_special_tokens: AddSpecialTokensField = None
+    return_token_strs: ReturnTokenStrsField = None
 
 
 class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize with chat messages: the same fields make the same prompt."""
 
-    messages: list[Message]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Annotated[
+        list[Message],
+        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+    ]
+    add_generation_prompt: AddGenerationPromptField = None
+    continue_final_message: ContinueFinalMessageField = None
+    chat_template_kwargs: ChatTemplateKwargsField = None
     chat_template: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ToolsField = None
     documents: Any = None
-    model: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    model: ModelField = None
+    add_special_tokens: AddSpecialTokensField = None
+    return_token_strs: ReturnTokenStrsField = None
 
 
 ChatBody = ChatCompletionRequest | TokenizeChat
@@ -197,5 +265,5 @@ ChatBody = ChatCompletionRequest | TokenizeChat
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[list[int], about("Token ids.")]
+    model: ModelField = None

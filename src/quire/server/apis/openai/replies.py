@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.core.option import about
 from quire.server.http.json_parts import Parts
 from quire.server.text_generation.reports import Report, Usage
 
@@ -223,7 +224,7 @@ class Tokens(msgspec.Struct, kw_only=True):
 class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/models/load and /v1/models/unload."""
 
-    model: str
+    model: Annotated[str, about("Name of the model to load or unload.")]
 
 
 class StateCard(ModelCard, kw_only=True):

@@ -4,12 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.engine.sources import DETAILS, Source
+from quire.server.apis.fields import (
+    CacheSaltField,
+    ChatTemplateKwargsField,
+    FrequencyPenaltyField,
+    IgnoreEosField,
+    IncludeStopStrInOutputField,
+    LogitBiasField,
+    MinPField,
+    ModelField,
+    PresencePenaltyField,
+    PriorityField,
+    RepetitionPenaltyField,
+    SeedField,
+    SkipSpecialTokensField,
+    StreamField,
+    StructuredOutputsField,
+    TemperatureField,
+    ToolChoiceField,
+    TopKField,
+    TopLogprobsField,
+    TopPField,
+    UserField,
+)
 from quire.server.apis.openai.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.apis.unsupported import refuse_unbuilt, without_effect
 from quire.server.http.errors import brief
@@ -51,50 +75,61 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_un
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses; what vLLM adds comes after OpenAI's fields."""
 
-    input: str | list[Item]
-    model: str | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None
-    user: Any = None
-    truncation: str | None = None
+    input: Annotated[str | list[Item], about("A text, or a list of items: messages, calls and their results.")]
+    model: ModelField = None
+    instructions: Annotated[str | None, about("A system message before the input.")] = None
+    max_output_tokens: Annotated[int | None, about("Tokens to write at most, reasoning counted in.")] = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    top_logprobs: TopLogprobsField = None
+    include: Annotated[list[str] | None, about("What else the reply has: message.output_text.logprobs.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, about("Functions that the model may call; the server itself calls none.")
+    ] = None
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: Annotated[bool | None, about("Whether one answer may have several calls.")] = None
+    text: Annotated[
+        TextOptions | None, about("format: the shape of the answer, as response_format of chat completions.")
+    ] = None
+    reasoning: Annotated[ReasoningOptions | None, about("effort: as reasoning_effort of chat completions.")] = None
+    previous_response_id: Annotated[str | None, about("A stored response that this one goes on from.")] = None
+    store: Annotated[bool | None, about("Whether the response can be read and gone on from later.")] = None
+    background: Annotated[bool | None, about("Answer at once with an id; GET /v1/responses/{id} says what came.")] = (
+        None
+    )
+    stream: StreamField = None
+    stream_options: Annotated[
+        ResponseStreamOptions | None,
+        about("include_usage: a last event with usage; continuous_usage_stats: usage in each."),
+    ] = None
+    metadata: Annotated[dict[str, str] | None, about("Up to 16 texts by name, which come back with the response.")] = (
+        None
+    )
+    user: UserField = None
+    truncation: Annotated[str | None, about("disabled: what is too long is refused.")] = None
     service_tier: Any = None
     prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
+    prompt_cache_retention: Annotated[Any, about("Cannot change an answer here; the Warning header names it.")] = None
     safety_identifier: Any = None
     conversation: Any = None
-    prompt: Any = None
+    prompt: Annotated[Any, about("Refused: prompts are not kept; send instructions and input.")] = None
     max_tool_calls: Any = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    structured_outputs: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    logit_bias: dict[int, float] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    top_k: TopKField = None
+    min_p: MinPField = None
+    seed: SeedField = None
+    stop: Annotated[str | list[str] | None, about("Texts that end the answer; they are not part of it.")] = None
+    presence_penalty: PresencePenaltyField = None
+    frequency_penalty: FrequencyPenaltyField = None
+    repetition_penalty: RepetitionPenaltyField = None
+    priority: PriorityField = None
+    cache_salt: CacheSaltField = None
+    structured_outputs: StructuredOutputsField = None
+    chat_template_kwargs: ChatTemplateKwargsField = None
+    logit_bias: LogitBiasField = None
+    ignore_eos: IgnoreEosField = None
+    skip_special_tokens: SkipSpecialTokensField = None
+    include_stop_str_in_output: IncludeStopStrInOutputField = None
 
 
 def ignored_of(body: ResponsesRequest) -> list[str]:

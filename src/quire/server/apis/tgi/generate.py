@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.option import about
 from quire.core.params import MAX_STOP_STRINGS
 from quire.core.request import TokenLogprob, longest_prompt
 from quire.engine.sources import Source
 from quire.server.apis.answer import Answer, respond
+from quire.server.apis.fields import StreamField
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
@@ -66,14 +68,17 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class TgiRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /generate and /generate_stream."""
 
-    inputs: str
-    parameters: TgiParameters | None = None
+    inputs: Annotated[str, about("The text to continue.")]
+    parameters: Annotated[
+        TgiParameters | None,
+        about("TGI's: max_new_tokens, do_sample, temperature, top_k, top_p, seed, stop, grammar and others."),
+    ] = None
 
 
 class TgiCompatRequest(TgiRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /: one of the two, as `stream` says."""
 
-    stream: bool | None = None
+    stream: StreamField = None
 
 
 class TgiToken(msgspec.Struct, kw_only=True):
