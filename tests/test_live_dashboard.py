@@ -21,7 +21,7 @@ from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats
 from quire.server.http.activity import MAX_INCIDENTS, Activity
 from quire.server.http.exchange import Exchange
-from quire.server.http.history import KEPT as MOMENTS
+from quire.server.http.history import MAX_MOMENTS as MOMENTS
 from quire.server.keys import Tenant
 from quire.server.options import ServerOptions
 from quire.server.pages import HEADERS, LIVE

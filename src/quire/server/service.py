@@ -25,7 +25,7 @@ from quire.server.http.metrics import HttpMetrics
 from quire.server.keys import Keys
 from quire.server.options import ServerOptions
 from quire.server.text_generation.media import Media
-from quire.server.text_generation.speech import Formats, formats_of
+from quire.server.text_generation.output_parsing import Formats, formats_of
 from quire.text.files import read_json
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer

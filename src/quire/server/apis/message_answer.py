@@ -15,7 +15,7 @@ from quire.server.http.body import off_loop
 from quire.server.service import Service
 from quire.server.text_generation.assistant import Assistant
 from quire.server.text_generation.generation import Generated, Piece
-from quire.server.text_generation.speech import Speech
+from quire.server.text_generation.output_parsing import OutputParsing
 from quire.text.messages.source import Delta
 
 
@@ -88,15 +88,15 @@ class MessageAnswer(Answer):
         self,
         service: Service,
         generation: Generated,
-        speech: Speech,
+        parsing: OutputParsing,
         *,
         model: str,
         stream: bool,
         reasons: bool = True,
     ) -> None:
         super().__init__(service, generation, model, stream)
-        self._assistant = Assistant(speech)
-        self._counts = speech.formats.reasoning is not None
+        self._assistant = Assistant(parsing)
+        self._counts = parsing.formats.reasoning is not None
         self._reasons = reasons
         self._begun = False
         self.blocks = Blocks()

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from quire.core.request import TokenLogprob
 from quire.server.text_generation.generation import Piece
-from quire.server.text_generation.speech import Speech
+from quire.server.text_generation.output_parsing import OutputParsing
 from quire.text.messages.source import Delta
 
 
 @dataclass(slots=True)
-class Said:
+class MessageDelta:
     """What a message gains: deltas, the log-probabilities of its content's tokens, why it ended."""
 
     deltas: list[Delta] = field(default_factory=list)
@@ -44,20 +44,20 @@ class Assistant:
     A token belongs to what its text became. While that is open it waits, with its log-probabilities.
     """
 
-    def __init__(self, speech: Speech) -> None:
-        self._parser = speech.parser()
-        self._parallel, self._named = speech.parallel, bool(speech.choice)
+    def __init__(self, parsing: OutputParsing) -> None:
+        self._parser = parsing.parser()
+        self._parallel, self._named = parsing.parallel, bool(parsing.choice)
         self._pending: list[TokenLogprob] = []
         self._tokens = 0
         self._last = ""
         self.reasoning_tokens = 0
         self.message = Message()
 
-    def push(self, piece: Piece) -> Said:
+    def push(self, piece: Piece) -> MessageDelta:
         """What `piece` adds; `message` collects it."""
         reason = piece.finish_reason
         if self._parser is None:
-            said = Said([Delta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
+            said = MessageDelta([Delta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
         else:
             deltas = self._parser.push(piece.text)
             if reason is not None:
@@ -65,7 +65,7 @@ class Assistant:
             logprobs = self._credit(piece, deltas)
             if not self._parallel:
                 deltas = [delta for delta in deltas if delta.index == 0]
-            said = Said(deltas, logprobs, reason)
+            said = MessageDelta(deltas, logprobs, reason)
         self._collect(said)
         said.finish_reason = self.ended(reason)
         return said
@@ -94,7 +94,7 @@ class Assistant:
         entries, self._pending, self._tokens = self._pending, [], 0
         return entries if self._last in ("", "content") else []
 
-    def _collect(self, said: Said) -> None:
+    def _collect(self, said: MessageDelta) -> None:
         message = self.message
         message.logprobs += said.logprobs
         for delta in said.deltas:

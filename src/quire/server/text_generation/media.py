@@ -29,7 +29,7 @@ _PREPARING = ThreadPoolExecutor(2, "quire-pictures")
 _FETCHING = ThreadPoolExecutor(FETCHES, "quire-fetch")
 
 
-class Held:
+class ImageBytes:
     """Bytes of the pictures of a request that the engine does not have yet."""
 
     def __init__(self, media: Media) -> None:
@@ -69,9 +69,9 @@ class Media:
         self._preparer.admit(sources)
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[Held]:
+    def hold(self) -> Iterator[ImageBytes]:
         """What a request's pictures are counted by until it is the engine's."""
-        held = Held(self)
+        held = ImageBytes(self)
         try:
             yield held
         finally:
@@ -86,7 +86,7 @@ class Media:
                 f"(--max-images-gb {self._most / 1e9:g})"
             )
 
-    async def prepared(self, sources: Sequence[Source], held: Held) -> list[Prepared]:
+    async def prepared(self, sources: Sequence[Source], held: ImageBytes) -> list[Prepared]:
         """The pictures of one request: fetched at once, and made ready one after the other, so that no request has all
         threads. The first that is refused ends what others are fetched for."""
         found: list[Prepared] = []
@@ -107,7 +107,7 @@ class Media:
         source: Source,
         alone: bool,
         order: tuple[asyncio.Semaphore, asyncio.Task[None] | None],
-        held: Held,
+        held: ImageBytes,
     ) -> None:
         """Add a picture to those `found`, once the one before it was. `order`: turns of fetching, which come in the
         order of pictures, so that none that has one waits for one that has none, and who adds the one before."""

@@ -25,8 +25,8 @@ from quire.server.http.dialects import ANTHROPIC
 from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
+from quire.server.text_generation.output_parsing import OutputParsing
 from quire.server.text_generation.reports import Report
-from quire.server.text_generation.speech import Speech
 
 
 class AnthropicUsage(msgspec.Struct, kw_only=True):
@@ -66,9 +66,9 @@ async def create_message(service: Service, request: Request) -> Response:
     chat = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
-        generation, speech = await submit_chat(service, chat, arrival, request.state.tenant)
+        generation, parsing = await submit_chat(service, chat, arrival, request.state.tenant)
     answer = _Answer(
-        service, generation, speech,
+        service, generation, parsing,
         model=service.answering(body.model), stream=bool(body.stream), reasons=chat.include_reasoning is not False,
     )  # fmt: skip
     return await respond(request, answer)
@@ -91,8 +91,8 @@ class _Answer(MessageAnswer):
 
     dialect = ANTHROPIC
 
-    def __init__(self, service: Service, generation: Generated, speech: Speech, **facts: Any) -> None:
-        super().__init__(service, generation, speech, **facts)
+    def __init__(self, service: Service, generation: Generated, parsing: OutputParsing, **facts: Any) -> None:
+        super().__init__(service, generation, parsing, **facts)
         self._id = f"msg_{random_id()}"
 
     def opening(self) -> bytes:

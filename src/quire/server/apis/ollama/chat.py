@@ -34,12 +34,12 @@ from quire.server.http.dialects import OLLAMA
 from quire.server.http.routes import JSON_LINES, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
+from quire.server.text_generation.output_parsing import Formats, OutputParsing
 from quire.server.text_generation.reports import Report
-from quire.server.text_generation.speech import Formats, Speech
 
 _encode = msgspec.json.encode
 _NANO = 1_000_000_000
-PLAIN = Speech(Formats(None, None))
+PLAIN = OutputParsing(Formats(None, None))
 """How a text is read that is nothing but text."""
 
 
@@ -99,8 +99,8 @@ async def _chat(service: Service, request: Request, body: GenerateRequest | Chat
     asked = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
-        generation, speech = await submit_chat(service, asked, arrival, request.state.tenant)
-    answer = _Answer(service, generation, speech, body, reasons=asked.include_reasoning is not False)
+        generation, parsing = await submit_chat(service, asked, arrival, request.state.tenant)
+    answer = _Answer(service, generation, parsing, body, reasons=asked.include_reasoning is not False)
     return await respond(request, answer)
 
 
@@ -119,10 +119,10 @@ class _Answer(MessageAnswer):
     dialect = OLLAMA
 
     def __init__(
-        self, service: Service, generation: Generated, speech: Speech, body: Asked, reasons: bool = True
+        self, service: Service, generation: Generated, parsing: OutputParsing, body: Asked, reasons: bool = True
     ) -> None:
         super().__init__(
-            service, generation, speech, model=body.model, stream=body.stream is not False, reasons=reasons
+            service, generation, parsing, model=body.model, stream=body.stream is not False, reasons=reasons
         )
         self._chats = isinstance(body, ChatRequest)
         self._top = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None

@@ -45,8 +45,8 @@ from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.text_generation.assistant import Assistant, Message
 from quire.server.text_generation.generation import Generated, Generation, Piece
+from quire.server.text_generation.output_parsing import OutputParsing, inside_reasoning
 from quire.server.text_generation.reports import CompletionTokens, Usage
-from quire.server.text_generation.speech import Speech, inside_reasoning
 from quire.text.messages.source import Delta
 
 _WALKED = LARGE + 1
@@ -58,8 +58,8 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
     request.state.ignored.extend(await off_read(request, details_of, body.messages))
-    generation, speech = await submit_chat(service, body, arrival, request.state.tenant)
-    return await respond(request, _Answer(service, body, generation, speech))
+    generation, parsing = await submit_chat(service, body, arrival, request.state.tenant)
+    return await respond(request, _Answer(service, body, generation, parsing))
 
 
 def _check(body: ChatCompletionRequest) -> None:
@@ -75,7 +75,7 @@ def _check(body: ChatCompletionRequest) -> None:
 
 async def submit_chat(
     service: Service, body: ChatCompletionRequest, arrival: float, tenant: Tenant
-) -> tuple[Generated, Speech]:
+) -> tuple[Generated, OutputParsing]:
     """Start the answers to `body`, however it was asked. `BadRequest` naming its field."""
     _check(body)
     calling = await off_loop(_WALKED if body.tools else 0, calling_of, service, body)
@@ -85,19 +85,19 @@ async def submit_chat(
         prompt = cut(found, body.truncate_prompt_tokens, service.engine.info.max_model_len)
         inside = inside_reasoning(service.formats, service.tokenizer, prompt.ids)
         formats = service.formats.forcing(calling.choice is not None)
-        speech = Speech(formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
-        shape = await off_loop(_WALKED if body.tools else 0, asked_of, service, body, speech)
+        parsing = OutputParsing(formats, calling.schemas, body.parallel_tool_calls is not False, inside, calling.choice)
+        shape = await off_loop(_WALKED if body.tools else 0, asked_of, service, body, parsing)
         requests = await _requests(service, body, prompt, shape, arrival, tenant)
-    if body.use_beam_search and speech.reads:
+    if body.use_beam_search and parsing.reads:
         raise BadRequest(
             "use_beam_search: this model's answers are read token by token for reasoning; use /v1/completions",
             param="use_beam_search",
         )
     if body.use_beam_search:
-        return beams_of(service, body, requests), speech
-    shown = service.formats.shown if speech.reads else frozenset[int]()
-    made = Generation(service.engine, service.tokenizer, requests, speech.reads, shown, shape.checks)
-    return made, speech
+        return beams_of(service, body, requests), parsing
+    shown = service.formats.shown if parsing.reads else frozenset[int]()
+    made = Generation(service.engine, service.tokenizer, requests, parsing.reads, shown, shape.checks)
+    return made, parsing
 
 
 async def _requests(
@@ -128,11 +128,13 @@ class _Answer(ChoicesAnswer[ChatCompletionRequest]):
 
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatCompletionRequest, generation: Generated, speech: Speech) -> None:
+    def __init__(
+        self, service: Service, body: ChatCompletionRequest, generation: Generated, parsing: OutputParsing
+    ) -> None:
         super().__init__(service, body, generation, scored=bool(body.logprobs))
-        self._assistants = [Assistant(speech) for _ in range(generation.count)]
-        self.per_token |= speech.reads  # a token without text may be a marker
-        self._counts = speech.formats.reasoning is not None
+        self._assistants = [Assistant(parsing) for _ in range(generation.count)]
+        self.per_token |= parsing.reads  # a token without text may be a marker
+        self._counts = parsing.formats.reasoning is not None
         self._reasons = body.include_reasoning is not False
         self._prompt_ids: list[int] | UnsetType = list(self.prompt(0)) if self.with_ids else UNSET
 

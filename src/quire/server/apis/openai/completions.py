@@ -35,7 +35,7 @@ from quire.server.http.routes import SSE, Route
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated, Generation, Piece
-from quire.server.text_generation.media import Held
+from quire.server.text_generation.media import ImageBytes
 from quire.server.text_generation.reports import Usage
 from quire.text.detokenizer import Offsets, detokenizer, prompt_text
 from quire.text.infill import ends_of, format_of, infill
@@ -108,7 +108,7 @@ async def _requests(
 
 
 async def _prompts(
-    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[Source], held: Held
+    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[Source], held: ImageBytes
 ) -> tuple[list[Encoded], tuple[int, ...]]:
     """Token ids of the prompts, with what comes behind the gap if that is given; tokens that end what fills it."""
     special, field = body.add_special_tokens is not False, "prompt" if body.truncate_prompt_tokens is None else None

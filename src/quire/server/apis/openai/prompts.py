@@ -21,7 +21,7 @@ from quire.server.apis.unsupported import refuse_unbuilt
 from quire.server.http.body import LARGE, off_loop
 from quire.server.http.errors import brief
 from quire.server.service import Service
-from quire.server.text_generation.media import Held
+from quire.server.text_generation.media import ImageBytes
 from quire.text.messages.ids import shorten
 from quire.text.render import PROCESSES
 from quire.text.template import PICTURE, RESERVED
@@ -133,7 +133,7 @@ def cut(prompt: Encoded, keep: int | None, limit: int) -> Encoded:
 
 
 async def encode_pictured(
-    service: Service, text: str, sources: Sequence[Source], held: Held, param: str | None, special: bool = False
+    service: Service, text: str, sources: Sequence[Source], held: ImageBytes, param: str | None, special: bool = False
 ) -> Encoded:
     """Token ids of a text that has a mark for each picture. `special`: with what the tokenizer puts around texts."""
     service.media.check_marks(text, len(sources), param or "messages")
@@ -142,7 +142,7 @@ async def encode_pictured(
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)
 
 
-async def encode_chat(service: Service, body: ChatBody, param: str | None, held: Held) -> Encoded:
+async def encode_chat(service: Service, body: ChatBody, param: str | None, held: ImageBytes) -> Encoded:
     """Messages through the model's template; strings in them can never become special tokens.
 
     `param`: as for `encode_texts`. `held` counts the pictures in them.

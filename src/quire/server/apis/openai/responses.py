@@ -25,7 +25,7 @@ from quire.server.http.gateway import ServerState
 from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
-from quire.server.text_generation.speech import Speech
+from quire.server.text_generation.output_parsing import OutputParsing
 
 MAX_COUNT = 1000
 MAX_TENANT_BYTES = 16 << 20
@@ -121,9 +121,9 @@ class _Answer(ResponseAnswer):
     """Remembered when it ends, if its request allows that."""
 
     def __init__(
-        self, service: Service, generation: Generated, speech: Speech, body: ResponsesRequest, asked: _Asked
+        self, service: Service, generation: Generated, parsing: OutputParsing, body: ResponsesRequest, asked: _Asked
     ) -> None:
-        super().__init__(service, generation, speech, body, store=asked.store)
+        super().__init__(service, generation, parsing, body, store=asked.store)
         self._asked = asked
 
     def finish(self) -> None:
@@ -167,9 +167,9 @@ async def create_response(service: Service, request: Request) -> Response:
     chat = await off_loop(_WALKED if before else request.state.exchange.body.size, chat_of, body, before)
     with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
-        generation, speech = await submit_chat(service, chat, arrival, tenant)
+        generation, parsing = await submit_chat(service, chat, arrival, tenant)
     asked = _Asked(memory, tenant.name, [*before, *items_of(body)], store)
-    answer = _Answer(service, generation, speech, body, asked)
+    answer = _Answer(service, generation, parsing, body, asked)
     if not body.background:
         return await respond(request, answer)
     answer.request_id = request.state.exchange.request_id

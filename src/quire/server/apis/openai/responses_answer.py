@@ -17,8 +17,8 @@ from quire.server.apis.openai.responses_bodies import Item, ResponsesRequest
 from quire.server.http.dialects import RESPONSES
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
+from quire.server.text_generation.output_parsing import OutputParsing
 from quire.server.text_generation.reports import Report
-from quire.server.text_generation.speech import Speech
 
 _PREFIXES = {"content": "msg", "reasoning": "rs", "call": "fc"}
 
@@ -59,9 +59,9 @@ class ResponseAnswer(MessageAnswer):
     dialect = RESPONSES
 
     def __init__(
-        self, service: Service, generation: Generated, speech: Speech, body: ResponsesRequest, store: bool
+        self, service: Service, generation: Generated, parsing: OutputParsing, body: ResponsesRequest, store: bool
     ) -> None:
-        super().__init__(service, generation, speech, model=service.answering(body.model), stream=bool(body.stream))
+        super().__init__(service, generation, parsing, model=service.answering(body.model), stream=bool(body.stream))
         self.id = f"resp_{random_id()}"
         self.status = "in_progress"
         self.error: QuireError | None = None

@@ -14,7 +14,7 @@ from quire.core.structured import StructuredOutputsParams, renamed_reference
 from quire.server.apis.openai.protocol import ChatCompletionRequest, Message
 from quire.server.apis.openai.structured_output import OutputShape, shape_of
 from quire.server.service import Service
-from quire.server.text_generation.speech import Speech
+from quire.server.text_generation.output_parsing import OutputParsing
 from quire.text.messages.written import Written
 from quire.text.structured.checks import Checks, checks_of
 
@@ -90,29 +90,29 @@ def _choice(body: ChatCompletionRequest, schemas: Schemas) -> str | None:
     return name or ""
 
 
-def asked_of(service: Service, body: ChatCompletionRequest, speech: Speech) -> OutputShape:
+def asked_of(service: Service, body: ChatCompletionRequest, parsing: OutputParsing) -> OutputShape:
     """The shape of an answer: calls that must be made, else what a field asks for, in whose place calls may come.
 
     Arguments of calls that may be made are as their schemas say if a tool is `strict`.
     """
-    formats, shape, tools = speech.formats, shape_of(body), body.tools if speech.schemas is not None else None
-    written = Written(formats.tools, formats.reasoning, speech.inside, frozenset(service.tokenizer.special))
-    if speech.choice is not None and tools:
+    formats, shape, tools = parsing.formats, shape_of(body), body.tools if parsing.schemas is not None else None
+    written = Written(formats.tools, formats.reasoning, parsing.inside, frozenset(service.tokenizer.special))
+    if parsing.choice is not None and tools:
         if shape is not None and body.response_format is None:
             raise BadRequest("tool_choice: another shape is asked for already; give one", param="tool_choice")
-        return _lark(written.forced(tools, speech.choice or None, speech.parallel), _arguments_of(speech))
+        return _lark(written.forced(tools, parsing.choice or None, parsing.parallel), _arguments_of(parsing))
     if shape is None:
         strict = any(tool["function"].get("strict") for tool in tools or ())
         if not strict:
             return OutputShape()
-        return _lark(written.free(tools or (), speech.parallel), _arguments_of(speech))
-    checks = replace(checks_of(shape), calls=_arguments_of(speech))
-    return OutputShape(shape, written.around(tools or (), speech.parallel), checks=checks)
+        return _lark(written.free(tools or (), parsing.parallel), _arguments_of(parsing))
+    checks = replace(checks_of(shape), calls=_arguments_of(parsing))
+    return OutputShape(shape, written.around(tools or (), parsing.parallel), checks=checks)
 
 
-def _arguments_of(speech: Speech) -> Schemas:
+def _arguments_of(parsing: OutputParsing) -> Schemas:
     """Schemas of calls' arguments, which are objects."""
-    return {name: {"type": "object", **schema} for name, schema in (speech.schemas or {}).items()}
+    return {name: {"type": "object", **schema} for name, schema in (parsing.schemas or {}).items()}
 
 
 def _lark(grammar: str, calls: Schemas) -> OutputShape:

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 
-export class Pictures {
+export class Images {
   /** `root`: where they are shown. `told(text)`: called with what could not be added. */
   constructor(root, told) {
     this.root = root;

@@ -50,7 +50,7 @@ def formats_of(options: ServerOptions, template: ChatTemplate | None, tokenizer:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class OutputParsing:
     """How the answers to one request are read. `schemas`: parameters by functions, None = calls are not read.
 
     `inside`: see `inside_reasoning`. `choice`: the function that must be called, "" = any, None = none must.
