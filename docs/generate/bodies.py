@@ -7,11 +7,11 @@ import json
 import msgspec
 
 from quire.core.params import SamplingParams
-from quire.server.api.meanings import meaning
-from quire.server.api.ollama_bodies import Options
-from quire.server.api.openapi import BODIES
-from quire.server.api.protocol import QuireOptions, StreamOptions
-from quire.server.api.tgi import TgiParameters
+from quire.server.apis.field_help import help_of
+from quire.server.apis.ollama.bodies import Options
+from quire.server.apis.openai.protocol import QuireOptions, StreamOptions
+from quire.server.apis.tgi.generate import TgiParameters
+from quire.server.models.routes import MULTI_MODEL_TABLE
 from words import cell, escaped, kind, table
 
 NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)
@@ -23,9 +23,9 @@ PLAIN = {name: value for name, value in msgspec.structs.asdict(SamplingParams())
 def every_body() -> str:
     """A section for each kind of body, under the routes that take it."""
     routes: dict[type[msgspec.Struct], list[str]] = {}
-    for path, kinds in BODIES.items():
-        for found in kinds:
-            routes.setdefault(found, []).append(path)
+    for route in MULTI_MODEL_TABLE.routes:
+        for found in route.body:
+            routes.setdefault(found, []).append(route.path)
     parts = [section(found, paths) for found, paths in routes.items()]
     return "\n".join([*parts, "## Objects within them\n", *(nested(found) for found in NESTED)])
 
@@ -34,7 +34,7 @@ def section(found: type[msgspec.Struct], paths: list[str]) -> str:
     """A body's fields."""
     head = " and ".join(f"`POST {path}`" for path in paths)
     fields = msgspec.structs.fields(found)
-    rows = [(f"`{f.name}`", kind(f.type), default(f), escaped(meaning(found.__name__, f.name))) for f in fields]
+    rows = [(f"`{f.name}`", kind(f.type), default(f), escaped(help_of(found)[f.name])) for f in fields]
     which = " (with messages)" if found.__name__ == "TokenizeChat" else ""
     return f"## {head}{which}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
 

@@ -74,6 +74,8 @@ def of_option(call: ast.Call) -> bool:
 
 def flat(node: ast.AST) -> str:
     """A text of the source in one line; "" for anything else."""
+    if isinstance(node, ast.Lambda):
+        return flat(node.body)
     if isinstance(node, ast.JoinedStr):
         parts = [part.value if isinstance(part, ast.Constant) else differing(part) for part in node.values]
         return " ".join("".join(map(str, parts)).split())

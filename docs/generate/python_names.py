@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from quire.server.api.meanings import MEANINGS
+from quire.server.apis.field_help import help_of
+from quire.server.apis.openai.protocol import CompletionRequest
 from words import cell, escaped, table
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -80,7 +81,7 @@ def fields_of(found: type) -> list[tuple[str, str, str, str]]:
         fields, missing = dataclasses.fields(found), dataclasses.MISSING
     else:
         return []
-    meanings = MEANINGS | OWN if found.__name__ == "SamplingParams" else {}
+    meanings = help_of(CompletionRequest) | OWN if found.__name__ == "SamplingParams" else {}
     return [(f"`{f.name}`", f"`{spelled(f.type)}`", default(f, missing), meanings.get(f.name, "")) for f in fields]
 
 

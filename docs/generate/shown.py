@@ -12,8 +12,8 @@ from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
 from quire.figures.rows import fields
-from quire.server.http.seen import HttpMetrics
-from quire.server.several.routes import _States
+from quire.server.http.metrics import HttpMetrics
+from quire.server.models.routes import _States
 from words import escaped, table
 
 PROCESS = "process_"

@@ -27,7 +27,7 @@ Body = dict[str, Any]
 Say = Callable[[Body], list[Body]]
 
 
-class Spoken:
+class MessageAnswer:
     """A server that keeps connections, and says of a completion what `say` returns, an event each."""
 
     def __init__(self, say: Say, keep: int = 1 << 30, wait: float = 0.0) -> None:
@@ -78,7 +78,7 @@ class Spoken:
                 writer.close()
 
 
-def measured(server: Spoken, **options: Any) -> serving.Measured:
+def measured(server: MessageAnswer, **options: Any) -> serving.Measured:
     async def run() -> serving.Measured:
         async with server.at() as url:
             return await serving.measure(ServeLoad(base_url=url, **options))
@@ -92,7 +92,7 @@ def words(body: Body) -> list[Body]:
 
 
 def test_connections_are_kept_and_a_bare_server_is_enough() -> None:
-    server = Spoken(words)
+    server = MessageAnswer(words)
     found = measured(server, num_prompts=12, max_concurrency=3, output_len="2:5", input_len="4", warmup=2)
     assert 3 <= server.connections <= 4 and len(server.bodies) == 14
     assert [r.error for r in found.records] == [None] * 12
@@ -104,13 +104,13 @@ def test_connections_are_kept_and_a_bare_server_is_enough() -> None:
 
 
 def test_a_connection_that_the_server_closes_is_made_again() -> None:
-    server = Spoken(words, keep=2)
+    server = MessageAnswer(words, keep=2)
     found = measured(server, num_prompts=9, max_concurrency=1, output_len="1", warmup=0)
     assert [r.error for r in found.records] == [None] * 9 and server.connections >= 5
 
 
 def test_only_so_many_are_in_flight_and_nothing_is_sent_early() -> None:
-    server = Spoken(words, wait=0.01)
+    server = MessageAnswer(words, wait=0.01)
     found = measured(server, num_prompts=8, max_concurrency=2, request_rate=400.0, output_len="2")
     assert server.most == 2
     for record in found.records:
@@ -127,7 +127,7 @@ def test_a_turn_contains_what_was_answered_before() -> None:
         ids = [7000 + i for i in range(body["max_tokens"])]
         return [{"choices": [{"token_ids": [i]}]} for i in ids] + [{"choices": [], "usage": usage}]
 
-    server = Spoken(say)
+    server = MessageAnswer(say)
     found = measured(server, num_prompts=3, turns="3", input_len="5", output_len="2", max_concurrency=1, warmup=0)
     for first, second, third in (server.bodies[i : i + 3] for i in (0, 3, 6)):
         a, b, c = (body["prompt"] for body in (first, second, third))
@@ -139,21 +139,21 @@ def test_a_turn_contains_what_was_answered_before() -> None:
 
 
 def test_answers_without_ids_are_stood_in_for_and_a_failed_turn_ends_its_conversation() -> None:
-    found = measured(Spoken(words), num_prompts=2, turns="2", input_len="5", output_len="3")
+    found = measured(MessageAnswer(words), num_prompts=2, turns="2", input_len="5", output_len="3")
     assert found.records[-1].input_tokens == 5 + 3 + 5
     assert "2 answers" in found.notes[0] or "4 answers" in found.notes[0]
 
     def say(body: Body) -> list[Body]:
         return [{"error": {"message": "no more"}}]
 
-    failed = measured(Spoken(say), num_prompts=2, turns="3", warmup=0)
+    failed = measured(MessageAnswer(say), num_prompts=2, turns="3", warmup=0)
     assert [r.error for r in failed.records] == ["HttpFailure: no more"] * 2
     assert failed.results()["errors"] == ["HttpFailure: no more"] and failed.metrics()["failed"] == 2
 
 
 @pytest.mark.parametrize("event", [{"choices": 3}, {"choices": [], "usage": {"prompt_tokens": "many"}}])
 def test_events_that_make_no_sense_fail_their_request_alone(event: Body) -> None:
-    found = measured(Spoken(lambda body: [event]), num_prompts=2)
+    found = measured(MessageAnswer(lambda body: [event]), num_prompts=2)
     assert all("is malformed" in (r.error or "") for r in found.records)
 
 

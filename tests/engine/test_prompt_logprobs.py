@@ -25,9 +25,9 @@ from quire.core.sequence import Sequence
 from quire.engine.local import LocalEngine
 from quire.run.builder import wanted_rows
 from quire.sample.sampler import Sampler
-from quire.server.api.logprobs import LogprobWriter
-from quire.server.api.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
-from quire.server.http import pieces
+from quire.server.apis.openai.logprobs import LogprobWriter
+from quire.server.apis.openai.replies import ChatLogprobs, Completion, CompletionChoice, CompletionLogprobs
+from quire.server.http import json_parts
 from stub_engine import StubEngine, stub_info
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -95,11 +95,11 @@ def test_json_in_pieces_is_the_same_json(count: int) -> None:
     choices = [CompletionChoice(index=i, text="x" * 99, logprobs=logprobs if i else None) for i in range(count)]
     reply = Completion(id="a", created=1, model="m", system_fingerprint="f", choices=choices)
     for value in (reply, ChatLogprobs(content=[]), replace(reply, usage=None), rows, 5):
-        assert b"".join(pieces.encode(value)) == msgspec.json.encode(value)
+        assert b"".join(json_parts.encode(value)) == msgspec.json.encode(value)
     made = CompletionChoice(index=0, text="", prompt_logprobs=iter(rows))
-    assert b"".join(pieces.encode(made)) == msgspec.json.encode(replace(made, prompt_logprobs=rows))  # type: ignore[arg-type]
+    assert b"".join(json_parts.encode(made)) == msgspec.json.encode(replace(made, prompt_logprobs=rows))  # type: ignore[arg-type]
     assert msgspec.json.decode(msgspec.json.encode(replace(made, prompt_logprobs=UNSET)))["text"] == ""
-    assert len(pieces.encode("x" * pieces.PART)) == 1 and sum(map(len, pieces.encode(rows))) > 5
+    assert len(json_parts.encode("x" * json_parts.PART)) == 1 and sum(map(len, json_parts.encode(rows))) > 5
 
 
 def test_more_than_the_server_gives_is_refused_by_name() -> None:

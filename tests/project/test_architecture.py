@@ -186,6 +186,44 @@ def test_folders_of_model_are_apart(folder: str) -> None:
     assert not [w for w in wrong if not w.endswith(" quire.model.load.roles")], wrong
 
 
+SERVER_LAYERS = (
+    {"server_options"},
+    {"keys", "text_generation"},
+    {"http"},
+    {"service"},
+    {"apis"},
+    {"apis.openai"},
+    {"apis.anthropic", "apis.llama_cpp", "apis.ollama", "apis.tgi"},
+    {"monitoring", "pages"},
+    {"routes"},
+    {"openapi", "batch"},
+    {"app"},
+    {"draining"},
+    {"run"},
+    {"models"},
+)
+"""Modules and folders of server/: each imports from those above it alone, and from itself."""
+
+
+def server_part(module: str) -> str:
+    """The module or folder of server/ that a module is of; of apis/ a folder, or what all of them share."""
+    parts = module.split(".")[2:]
+    return ".".join(parts[:2]) if parts[0] == "apis" and len(parts) > 2 else parts[0]
+
+
+def test_imports_of_the_server_point_down() -> None:
+    order = {name: i for i, names in enumerate(SERVER_LAYERS) for name in names}
+    paths = {name: path for name, path in modules().items() if name.startswith("quire.server.")}
+    folders = {f"quire.server.apis.{path.name}" for path in (SOURCE / "server" / "apis").iterdir() if path.is_dir()}
+    wrong = []
+    for module, path in paths.items():
+        for needed in needs(path, frozenset(paths)) - folders:
+            ours, theirs = server_part(module), server_part(needed)
+            if ours != theirs and order[theirs] >= order[ours]:
+                wrong.append(f"{module} imports {needed}")
+    assert not wrong, "\n".join(wrong)
+
+
 SLOW = {"torch", "transformers", "triton", "starlette"}
 
 

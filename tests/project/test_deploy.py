@@ -16,14 +16,14 @@ from command_line import parse
 from paths import ROOT
 from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
-from quire.server.app import ROUTES
 from quire.server.keys import read_keys
+from quire.server.routes import TABLE
 from quire.server.server_options import ServerOptions
 
 yaml = pytest.importorskip("yaml")
 
 DEPLOY = ROOT / "deploy"
-PATHS = {path for _, path, _ in ROUTES}
+PATHS = {route.path for route in TABLE.routes}
 
 
 def options_of(file: Path) -> ServerOptions:

@@ -19,8 +19,10 @@ from messages import DIFFERS, texts
 from paths import ROOT
 from quire.cli.app import app
 from quire.cli.config_file import with_config
-from quire.server.api.meanings import MEANINGS, OWN, meaning
-from quire.server.api.openapi import BODIES
+from quire.server.apis.field_help import help_of
+from quire.server.apis.openai.protocol import ChatCompletionRequest
+from quire.server.apis.unsupported import UNBUILT
+from quire.server.models.routes import MULTI_MODEL_TABLE
 
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "README_NEW.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "training/README.md")
@@ -133,18 +135,17 @@ def test_bodies_of_requests_are_bodies() -> None:
     sent = 0
     for path in PAGES:
         for route, data in re.findall(r"curl \S*localhost:8000(/\S+)[^\n]*\\\n\s*-d '([^']*)'", path.read_text()):
-            (kind,) = BODIES[route]
+            (kind,) = MULTI_MODEL_TABLE.at(route)[0].body
             msgspec.json.decode(data, type=kind)
             sent += 1
     assert sent >= 5
 
 
 def test_every_field_of_bodies_has_a_meaning() -> None:
-    kinds = {kind.__name__: kind for group in BODIES.values() for kind in group}
-    fields = {(name, field) for name, kind in kinds.items() for field in kind.__struct_fields__}
-    assert all(meaning(*found) for found in fields)
-    assert set(MEANINGS) <= {field for _, field in fields}
-    assert {(name, field) for name, own in OWN.items() for field in own} <= fields
+    kinds = {kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}
+    for kind in kinds:
+        assert list(help_of(kind)) == list(kind.__struct_fields__) and all(help_of(kind).values())
+    assert help_of(ChatCompletionRequest)["echo"] == f"Refused: {UNBUILT['echo'][1]}."
 
 
 @pytest.mark.parametrize("path", names([p for p in PAGES if p.parent.name == "techniques" and p.name not in HEADS]))

@@ -23,8 +23,8 @@ from picture_hosts import (
     rules,
 )
 from quire.core.errors import BadRequest, ConfigError
-from quire.server import fetching
-from quire.server.fetching import Host, fetch, is_public, read_hosts
+from quire.server.text_generation import fetching
+from quire.server.text_generation.fetching import Host, fetch, is_public, read_hosts
 from seeing import asked, image_part, said, seeing
 
 

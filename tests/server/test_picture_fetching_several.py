@@ -13,8 +13,8 @@ import pytest
 from live_server import LiveServer, wait_until
 from picture_hosts import ANSWERS, answer, host, rules
 from quire.core.errors import BadRequest
-from quire.server.fetching import Wanted, fetch
-from quire.server.media import AT_ONCE, FETCHES
+from quire.server.text_generation.fetching import Wanted, fetch
+from quire.server.text_generation.media import AT_ONCE, FETCHES
 from seeing import asked, file_of, image_part, said, seeing, url_of
 
 WAIT = 10.0

@@ -16,8 +16,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine_options import engine_config
 from quire.engine.local import LocalEngine
-from quire.server.api.fields import warning
-from quire.server.http.dialects import dialect_of
+from quire.server.http.unknown_fields import warning
+from quire.server.routes import TABLE
 from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine
 from tiny_model import OPTIONS, write_tiny
@@ -157,7 +157,7 @@ def test_openapi_documents_parameters_and_every_reply(server: LiveServer) -> Non
             replies = operation["responses"]
             assert {"200", "400", "401", "421", "431", "500"} <= set(replies), path
             assert replies["400"]["content"]["application/json"]["schema"] == {
-                "$ref": f"#/components/schemas/{dialect_of(path).shape.__name__}"
+                "$ref": f"#/components/schemas/{TABLE.dialect(path).shape.__name__}"
             }
             assert ("requestBody" in operation) == ("413" in replies)
     chat = found["paths"]["/v1/chat/completions"]["post"]["responses"]

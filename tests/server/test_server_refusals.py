@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from live_server import LiveServer, live
-from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
+from quire.server.apis.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
 from quire.server.pages import live_pages, pages
 from shaped import SHAPELESS
 

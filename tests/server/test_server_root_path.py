@@ -8,13 +8,12 @@ import pytest
 
 from live_server import LiveServer, live
 from quire.core.errors import ConfigError
-from quire.server.app import ROUTES
-from quire.server.http.dialects import dialect_of
+from quire.server.routes import TABLE
 from quire.server.server_options import ServerOptions
 
 ROOT = "/some/where"
-POSTS = sorted({path for method, path, _ in ROUTES if method == "POST" and "{" not in path})
-GETS = sorted({path for method, path, _ in ROUTES if method == "GET" and "{" not in path})
+POSTS = sorted({route.path for route in TABLE.routes if route.method == "POST" and "{" not in route.path})
+GETS = sorted({route.path for route in TABLE.routes if route.method == "GET" and "{" not in route.path})
 
 
 @pytest.fixture(scope="module", params=[ROOT, "/x"])
@@ -41,7 +40,7 @@ def test_every_route_answers_errors_as_without_it(below: tuple[LiveServer, str],
             reply = server.http.post(prefix + path, content=content, headers=headers)
             assert (reply.status_code, reply.content) == (expected.status_code, expected.content), prefix
             if reply.status_code >= 400:
-                assert set(reply.json()) <= set(dialect_of(path).shape.__struct_fields__)
+                assert set(reply.json()) <= set(TABLE.dialect(path).shape.__struct_fields__)
 
 
 @pytest.mark.parametrize("path", GETS)

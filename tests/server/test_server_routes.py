@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from live_server import LiveServer, live
-from quire.server.app import ROUTES
-from quire.server.http.dialects import dialect_of
+from quire.server.routes import TABLE
 
-PATHS = sorted({path for _, path, _ in ROUTES})
+PATHS = sorted({route.path for route in TABLE.routes})
 JSON = {"content-type": "application/json"}
 
 
@@ -24,7 +23,7 @@ def server() -> Iterator[LiveServer]:
 
 def methods_of(path: str) -> set[str]:
     """Those that a path is offered to."""
-    found = {method for method, each, _ in ROUTES if each == path} | ({"GET"} if path == "/" else set())
+    found = {route.method for route in TABLE.at(path)} | ({"GET"} if path == "/" else set())
     return found | ({"HEAD"} if "GET" in found else set())
 
 
@@ -44,7 +43,7 @@ def test_methods_that_a_path_is_not_offered_to(server: LiveServer, path: str) ->
         assert set(reply.headers["allow"].split(", ")) == offered, method
         assert reply.headers["content-type"] == "application/json"
         if method != "HEAD":
-            shape = dialect_of(path).shape.__struct_fields__
+            shape = TABLE.dialect(path).shape.__struct_fields__
             assert set(reply.json()) <= set(shape) and f"{method} is not offered here" in reply.text
 
 
@@ -69,19 +68,19 @@ def test_a_slash_behind_a_path_is_sent_to_the_path(server: LiveServer, path: str
     assert reply.status_code == 307 and reply.headers["location"] == f"{server.url}{path}?a=b"
 
 
-@pytest.mark.parametrize("path", [path for method, path, _ in ROUTES if method == "GET" and path != "/metrics"])
+@pytest.mark.parametrize("path", [r.path for r in TABLE.routes if r.method == "GET" and r.path != "/metrics"])
 def test_head_is_get_without_its_body(server: LiveServer, path: str) -> None:
     head, get = server.http.head(url_of(path)), server.http.get(url_of(path))
     assert head.status_code == get.status_code and head.content == b""
     assert head.headers.get("content-type") == get.headers.get("content-type")
 
 
-@pytest.mark.parametrize("path", sorted({path for method, path, _ in ROUTES if method == "POST"}))
+@pytest.mark.parametrize("path", sorted({route.path for route in TABLE.routes if route.method == "POST"}))
 def test_bodies_that_are_none(server: LiveServer, path: str) -> None:
     described = server.http.get("/openapi.json").json()["paths"][path.replace(":path", "")]["post"]
     if "requestBody" not in described:
         return
-    error = dialect_of(path)
+    error = TABLE.dialect(path)
     for content in (b"{", b"[1]", b"", b"nonsense"):
         reply = server.http.post(path, content=content, headers=JSON)
         assert reply.status_code in (400, 403), content  # 403: adapters may not be changed here
@@ -96,10 +95,10 @@ def test_every_route_is_described(server: LiveServer) -> None:
     found = reply.json()
     assert list(found) == ["openapi", "info", "paths", "components"] and found["info"]["title"] == "quire"
     described = {(verb.upper(), path) for path, verbs in found["paths"].items() for verb in verbs}
-    assert described == {(method, path.replace(":path", "")) for method, path, _ in ROUTES}
-    for method, path, handler in ROUTES:
-        operation = found["paths"][path.replace(":path", "")][method.lower()]
-        assert operation["summary"] == (handler.__doc__ or "").splitlines()[0]
+    assert described == {(route.method, route.shown_path) for route in TABLE.routes}
+    for route in TABLE.routes:
+        operation = found["paths"][route.shown_path][route.method.lower()]
+        assert operation["summary"] == (route.handler.__doc__ or "").splitlines()[0]
     names = [operation["operationId"] for verbs in found["paths"].values() for operation in verbs.values()]
     assert len(set(names)) == len(names) and {"get_v1_models_model", "post_v1_chat_completions", "post_"} <= set(names)
     refs = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(found)))

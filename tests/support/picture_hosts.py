@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from quire.server.fetching import Rules, read_hosts
+from quire.server.text_generation.fetching import Rules, read_hosts
 from seeing import file_of
 
 DATA = file_of()

@@ -21,10 +21,10 @@ from quire.core.pooling import Pooling
 from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepReport
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
+from quire.server.models.pool import Listed
+from quire.server.models.run import StartEngine, make_multi_model_server
+from quire.server.models.state import MultiModelServer
 from quire.server.server_options import ServerOptions
-from quire.server.several.pool import Listed
-from quire.server.several.run import StartEngine, make_several
-from quire.server.several.state import Several
 from stub_engine import StubEngine, stub_info
 from tiny_model import OPTIONS
 
@@ -118,8 +118,8 @@ class Server:
     """One that runs."""
 
     def __init__(self, models: Sequence[Listed], start: StartEngine, options: ServerOptions) -> None:
-        self.state: Several
-        self.state, app = make_several(models, options, start)
+        self.state: MultiModelServer
+        self.state, app = make_multi_model_server(models, options, start)
         self._socket = bind(options)
         self.server = DrainingServer(uvicorn_config(app, options), self.state)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)

@@ -17,7 +17,7 @@ from bombs import constrained, pattern, schema, template
 from chat_templates import BOMBS, BROKEN, FAILING, LARGE, LONG, make
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import BadRequest, ModelError
-from quire.server.api import shapes
+from quire.server.apis.openai import structured_output
 from quire.text import render
 from quire.text.structured import reader
 from quire.text.template import ChatTemplate
@@ -136,7 +136,7 @@ def shaped_reply(server: LiveServer, user: str, order: list[str], **shape: Any) 
 def test_twenty_bombs_of_a_tenant_are_not_before_a_schema_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "SECONDS", 0.2)
     monkeypatch.setattr(reader, "FIRST_SECONDS", 0.05, raising=False)
-    monkeypatch.setattr(shapes, "PATIENCE", 120.0, raising=False)
+    monkeypatch.setattr(structured_output, "PATIENCE", 120.0, raising=False)
     order: list[str] = []
     slow = [f"(.{{0,300}}x){{{300 + i}}}" for i in range(20)]
     with live() as server, ThreadPoolExecutor(20) as clients:

@@ -18,9 +18,7 @@ from live_server import LiveServer, live, wait_until
 from quire.core.request import Output
 from quire.engine.client import Abort, ChangeAdapter, ResetPrefixCache, Submit
 from quire.engine.life.worker import Worker
-from quire.server.api.openapi import REPLIES
-from quire.server.api.others import LISTS, OTHERS
-from quire.server.http.dialects import dialect_of
+from quire.server.routes import TABLE
 from raw_client import ask, request
 from reliability_requests import FULL, MIB, ODD, malformed
 from stub_engine import stub_info
@@ -81,9 +79,10 @@ def check_reply(path: str, told: dict[str, Any], reply: Any) -> None:
     kind = reply.headers.get("content-type", "").split(";")[0]
     assert not reply.content or kind in told["responses"][str(reply.status_code)]["content"], (path, kind)
     if reply.status_code != 200:
-        assert msgspec.json.decode(reply.content, type=dialect_of(path).shape)
+        assert msgspec.json.decode(reply.content, type=TABLE.dialect(path).shape)
     elif kind == "application/json":
-        shape: Any = list[REPLIES[path][0]] if path in LISTS else REPLIES[path][0]  # type: ignore[misc]
+        route = TABLE.at(path)[0]
+        shape: Any = list[route.reply[0]] if route.reply_is_list else route.reply[0]  # type: ignore[misc]
         msgspec.json.decode(reply.content, type=shape, dec_hook=lambda _, items: iter(items))
 
 
@@ -93,7 +92,7 @@ def test_bodies_made_from_the_schemas_get_what_is_documented(server: LiveServer)
     made = Schemas(told["components"]["schemas"], seed=5)
     routes = {path: methods.get("post", {}) for path, methods in told["paths"].items()}
     posts = {path: operation for path, operation in routes.items() if "requestBody" in operation}
-    assert len(posts) == 12 + sum(other.body is not None for other in OTHERS)
+    assert set(posts) == {route.path for route in TABLE.routes if route.body} and len(posts) == 23
     for path, operation in posts.items():
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         for case in range(20_000 if FULL else 60):

@@ -20,11 +20,11 @@ from stub_engine import StubEngine
 from stub_server import StubServer
 
 WALL_CLOCK = {
-    "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",
-    "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
-    "cache/disk.py", "engine/loop/adapting.py", "engine/start.py", "server/api/vectors.py", "server/api/ollama.py",
-    "server/api/responses_answer.py", "server/several/state.py",
-    "server/http/seen.py",  # when an incident was, as a page shows it
+    "model/load/packed_folder.py", "server/service.py", "server/apis/openai/choices.py", "text/sandbox.py",
+    "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/gateway.py", "cache/store_folder.py",
+    "cache/disk.py", "engine/loop/adapting.py", "engine/start.py", "server/apis/openai/embeddings.py",
+    "server/apis/ollama/chat.py", "server/apis/openai/responses_answer.py", "server/models/state.py",
+    "server/http/activity.py",  # when an incident was, as a page shows it
     "compress/evaluation/measure.py",  # the date of a passport
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was

@@ -24,7 +24,7 @@ from quire.server.server_options import OF_MODELS, ServerOptions
 
 if TYPE_CHECKING:
     from quire.plan.needs import Needs
-    from quire.server.several.pool import Listed
+    from quire.server.models.pool import Listed
 
 Entry = dict[str, Any]
 OWN = (*KNOWN, *UNBUILT, *OF_MODELS, "pinned")
@@ -101,7 +101,7 @@ def _listed(model: _Named, room: int | None) -> Listed:
     """`room`: bytes that its weights and KV cache may take; None where there is no bound."""
     from quire.plan.needs import needs
     from quire.run.budget import plan_kv
-    from quire.server.several.pool import Listed
+    from quire.server.models.pool import Listed
     from quire.text.files import read_json
 
     config = model.config

@@ -63,9 +63,9 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
         raise click.exceptions.Exit(_serve_planned(plan_file, options, server))
     if listed := listed_models(options):
         drop_waiting()  # who knows when a model is loaded
-        from quire.server.several.run import serve_several
+        from quire.server.models.run import serve_models
 
-        raise click.exceptions.Exit(serve_several(listed, server, partial(start_engines, server)))
+        raise click.exceptions.Exit(serve_models(listed, server, partial(start_engines, server)))
     config = to_engine(options)
     if config.cluster.node_rank or config.cluster.by_ray:
         drop_waiting()  # engines start elsewhere, or later

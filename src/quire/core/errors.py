@@ -5,6 +5,8 @@ The server maps `status` to HTTP, the command line `exit_code` to its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class QuireError(Exception):
     """Base of all expected errors: printed as one message, never as a traceback."""
@@ -13,10 +15,23 @@ class QuireError(Exception):
     kind = "internal_error"
     exit_code = 1
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: str | Callable[[str], str], *, param: str | None = None) -> None:
+        """`param`: the field to blame, with which and a colon `message` begins then. A message that speaks of the field
+        again is a template: a function of the field's name."""
+        text = message if isinstance(message, str) else message(param or "")
+        super().__init__(text)
+        self.message = text
         self.param = param
+        self._template = None if isinstance(message, str) else message
+
+    @property
+    def reason(self) -> str:
+        """The message without the field that it begins with."""
+        return self.message if self.param is None else self.message.removeprefix(f"{self.param}: ")
+
+    def about(self, field: str) -> str:
+        """The message as it is where the client calls the field `field`: each API has its own names."""
+        return f"{field}: {self.reason}" if self._template is None else self._template(field)
 
 
 def is_panic(error: BaseException) -> bool:

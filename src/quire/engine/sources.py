@@ -1,6 +1,7 @@
 """Where pictures of prompts come from: URLs that hold them, files of an allowed folder, and objects of the caller's.
 
-Nothing here fetches anything over a network; `quire.server.fetching` does, where it was told which hosts it may ask.
+Nothing here fetches anything over a network; `quire.server.text_generation.fetching` does, where it was told which
+hosts it may ask.
 """
 
 from __future__ import annotations

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.request import random_id
 from quire.server.http.parsing import read_json
+from quire.server.routes import TABLE
 
-URLS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank"}
-)
+URLS = frozenset(route.path for route in TABLE.routes if route.batchable)
 TOGETHER = 256
 """Requests that are under way at one time at most: more than the steps hold are only in the queue."""
 MAX_ID = 512

@@ -25,7 +25,7 @@ from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.server.app import create_app
 from quire.server.http.address import BACKLOG
 from quire.server.http.connection import LimitedProtocol
-from quire.server.http.middleware import Door
+from quire.server.http.gateway import ServerState
 from quire.server.server_options import ServerOptions
 from quire.text.render import RENDERER
 from quire.text.template import ChatTemplate
@@ -94,7 +94,7 @@ class DrainingServer(uvicorn.Server):
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Door) -> None:
+    def __init__(self, config: uvicorn.Config, service: ServerState) -> None:
         super().__init__(config)
         self.service = service
         self._deadline = 0.0
@@ -171,7 +171,7 @@ def uvicorn_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
         loop="uvloop",
         lifespan="on",
         log_config=None,
-        access_log=False,  # ours is told more (quire.server.http.access)
+        access_log=False,  # ours is told more (quire.server.http.access_log)
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,

@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route as PageRoute
 
 import quire
-from quire.server.http.middleware import Door
-from quire.server.http.seen import Counts
+from quire.server.http.activity import Counts
+from quire.server.http.gateway import ServerState
+from quire.server.http.history import Past
+from quire.server.http.routes import Route
 from quire.server.service import VERSION, Service
 
 FOLDER = Path(__file__).parent / "web"
@@ -30,7 +32,7 @@ HEADERS = {
 }
 
 
-def pages() -> list[Route]:
+def pages() -> list[PageRoute]:
     """A route for each file: index.html is `/`, the others lie under `/playground/`.
 
     Links in them are relative, so that they hold under any path a proxy shows the server at.
@@ -39,14 +41,14 @@ def pages() -> list[Route]:
     return [page_route(path, "/" if path.name == "index.html" else f"/playground/{path.name}") for path in files]
 
 
-def page_route(path: Path, where: str) -> Route:
+def page_route(path: Path, where: str) -> PageRoute:
     """A file of the package at `where`."""
     body, kind = path.read_bytes(), KINDS[path.suffix]
 
     async def page(_: Request) -> Response:
         return Response(body, headers=HEADERS, media_type=kind)
 
-    return Route(where, page, methods=["GET"], include_in_schema=False)
+    return PageRoute(where, page, methods=["GET"], include_in_schema=False)
 
 
 LIVE = FOLDER.parent / "live"
@@ -104,7 +106,7 @@ class Live(msgspec.Struct, kw_only=True):
     incidents: list[LiveIncident]
 
 
-def live_pages() -> list[Route]:
+def live_pages() -> list[PageRoute]:
     """`/dashboard`, and a route below it for each file of the page: those that it shares with the playground, too."""
     files = [path for folder in (LIVE, UPLOT) for path in sorted(folder.iterdir()) if path.suffix in KINDS]
     return [
@@ -118,30 +120,30 @@ async def live_state(service: Service, request: Request) -> Response:
     return state_of(service, [service], request)
 
 
-async def live_history(door: Door, request: Request) -> Response:
+async def live_history(server: ServerState, request: Request) -> Response:
     """What the live page's charts are made of, over the last quarter of an hour; public where /metrics is."""
-    found = door.history.told(time.monotonic())
+    found = server.history.told(time.monotonic())
     return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def state_of(door: Door, services: Sequence[Service], request: Request) -> Response:
+def state_of(server: ServerState, services: Sequence[Service], request: Request) -> Response:
     """Of the models that are loaded. Whoever has a key that is no administrator's sees what is its own."""
     tenant = request.state.tenant
-    whole = tenant.admin or not door.keys.needed
+    whole = tenant.admin or not server.keys.needed
     held: Counter[str] = Counter()
     for service in services:
         held.update(service.engine.admission.held)
-    names = sorted({*door.seen.tenants, *held}) if whole else [tenant.name]
+    names = sorted({*server.activity.tenants, *held}) if whole else [tenant.name]
     found = Live(
         version=VERSION,
-        started=door.created,
-        draining=door.draining,
+        started=server.created,
+        draining=server.draining,
         whole=whole,
         models=[_model(service) for service in services],
-        tenants=[_tenant(name, held[name], door.seen.tenants.get(name, Counts())) for name in names],
+        tenants=[_tenant(name, held[name], server.activity.tenants.get(name, Counts())) for name in names],
         incidents=[
             LiveIncident(first=i.first, last=i.last, level=i.level, message=i.message, count=i.count)
-            for i in reversed(list(door.seen.incidents))
+            for i in reversed(list(server.activity.incidents))
             if whole or i.tenant == tenant.name != ""
         ],
     )
@@ -175,3 +177,9 @@ def _model(service: Service) -> LiveModel:
         policy=info.scheduling_policy,
         replicas=parallel.data_parallel_size,
     )
+
+
+ROUTES = (
+    Route("GET", "/dashboard/state", live_state, reply=(Live,)),
+    Route("GET", "/dashboard/history", live_history, reply=(Past,), access="monitoring", per_model=False),
+)

@@ -18,7 +18,7 @@ from quire.core.machine import raise_file_limit, share_heaps, uncollected
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
-from quire.server.http.access import watchers
+from quire.server.http.access_log import watchers
 from quire.server.http.address import bind, leave, listen, where
 from quire.server.keys import Keys
 from quire.server.server_options import ServerOptions

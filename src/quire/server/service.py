@@ -17,14 +17,15 @@ import quire
 from quire.core.config import EngineConfig
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
+from quire.server.http.activity import Activity
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange, Watcher
 from quire.server.http.history import History
-from quire.server.http.seen import HttpMetrics, Seen
+from quire.server.http.metrics import HttpMetrics
 from quire.server.keys import Keys
-from quire.server.media import Media
 from quire.server.server_options import ServerOptions
-from quire.server.speech import Formats, formats_of
+from quire.server.text_generation.media import Media
+from quire.server.text_generation.output_parsing import Formats, formats_of
 from quire.text.files import read_json
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ class Service:
     def __post_init__(self) -> None:
         self.options = self.options.sized(self.engine.info.pictures)
         self.keys = Keys(self.options)
-        self.seen, self.history = Seen(), History()
+        self.activity, self.history = Activity(), History()
         self.http = HttpMetrics(self.engine.metrics.registry)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
@@ -84,7 +85,7 @@ class Service:
 
     def ended(self, exchange: Exchange) -> None:
         """Count an exchange and show it to those who watch."""
-        tell(exchange, self.http, (self.seen, *self.watchers))
+        tell(exchange, self.http, (self.activity, *self.watchers))
 
     def close(self) -> None:
         """Let those who watch finish."""

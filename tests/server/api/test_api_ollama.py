@@ -84,8 +84,8 @@ def test_a_prompt(server: LiveServer, client: Any) -> None:
 
 def test_a_gap_is_filled_without_the_template(server: LiveServer, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gap = Format(("<|user|>", BEFORE, "<|assistant|>", BEHIND))
-    monkeypatch.setattr("quire.server.api.completions.format_of", lambda _: gap)
-    monkeypatch.setattr("quire.server.api.ollama_models.format_of", lambda _: gap)
+    monkeypatch.setattr("quire.server.apis.openai.completions.format_of", lambda _: gap)
+    monkeypatch.setattr("quire.server.apis.ollama.models.format_of", lambda _: gap)
     client.generate(model="stub", prompt="one", suffix="two", options={"num_predict": 1})
     assert list(server.stub.submitted[-1].prompt) == infill(server.tokenizer, gap, "one", "two")
     assert "insert" in client.show("stub").capabilities

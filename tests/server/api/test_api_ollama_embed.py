@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from live_server import LiveServer
-from quire.server.api.prompts import encode_first
+from quire.server.apis.openai.prompts import encode_first
 from real_server import real
 
 ollama = pytest.importorskip("ollama", reason="the extra 'clients' is not installed")

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from live_server import LiveServer, live, wait_until
-from quire.server.api.responses import ResponseStore, Stored
+from quire.server.apis.openai.responses import ResponseStore, Stored
 from tool_replies import SAID, saying
 
 TOOLS: Any = [

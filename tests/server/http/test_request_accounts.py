@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from live_server import LiveServer, live, wait_until
-from quire.server.http.access import AccessLog
-from quire.server.http.seen import Counts
+from quire.server.http.access_log import AccessLog
+from quire.server.http.activity import Counts
 from real_server import real
 
 BACKGROUND = {"model": "stub", "input": "hi", "max_output_tokens": 5, "background": True}
@@ -39,7 +39,7 @@ def lines(capsys: pytest.CaptureFixture[str], count: int) -> list[dict[str, Any]
 
 
 def counts(server: LiveServer, tenant: str = "") -> Counts:
-    return server.service.seen.tenants.get(tenant, Counts())
+    return server.service.activity.tenants.get(tenant, Counts())
 
 
 def test_vectors_are_counted_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +88,8 @@ def test_beams_are_counted() -> None:
     with live() as server:
         body = {"prompt": [9, 9, 9], "max_tokens": 3, "use_beam_search": True, "n": 2, "ignore_eos": True}
         seen: list[Any] = []
-        see: Callable[[Any], None] = server.service.seen.see
-        server.service.seen.see = lambda exchange: (seen.append(exchange.generation), see(exchange))[1]  # type: ignore
+        see: Callable[[Any], None] = server.service.activity.see
+        server.service.activity.see = lambda exchange: (seen.append(exchange.generation), see(exchange))[1]  # type: ignore
         assert server.post("/v1/completions", body).status_code == 200
         wait_until(lambda: counts(server).output_tokens == 6)
         assert seen[0].timings().generated_tokens >= 5 == 1 + 2 * 2, "tokens that were drawn for it"

@@ -12,7 +12,7 @@ import pytest
 
 from live_server import live, wait_until
 from quire.core.errors import ConfigError
-from quire.server.http.access import watchers
+from quire.server.http.access_log import watchers
 from quire.server.server_options import ServerOptions
 from span_collector import ended_spans, spans_of
 from stub_engine import StubEngine

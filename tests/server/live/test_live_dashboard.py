@@ -19,9 +19,9 @@ from live_server import LiveServer, live, wait_until
 from proxy import shown_below
 from quire.engine.edge.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats
+from quire.server.http.activity import MAX_INCIDENTS, Activity
 from quire.server.http.exchange import Exchange
-from quire.server.http.history import KEPT as MOMENTS
-from quire.server.http.seen import KEPT, Seen
+from quire.server.http.history import MAX_MOMENTS as MOMENTS
 from quire.server.keys import Tenant
 from quire.server.pages import HEADERS, LIVE
 from quire.server.server_options import ServerOptions
@@ -113,7 +113,7 @@ def test_tenants_and_incidents_are_counted_and_shown_to_whom_they_concern(tmp_pa
         assert [each["message"] for each in own["incidents"]] == ["POST /v1/completions: 429"]
         assert whole["models"][0]["name"] == "stub" and whole["started"] <= time.time()
     logging.getLogger("quire.engine").error("nobody hears this")
-    assert len(server.service.seen.incidents) == 2
+    assert len(server.service.activity.incidents) == 2
 
 
 def test_sequences_in_flight_and_answers_that_fail() -> None:
@@ -133,17 +133,18 @@ def test_sequences_in_flight_and_answers_that_fail() -> None:
 
 
 def test_what_happens_again_is_one_incident_and_few_are_kept() -> None:
-    seen = Seen()
+    activity = Activity()
     for i in range(3):
         for tenant in ("a", "b"):
             exchange = Exchange(str(i), {"type": "http", "method": "POST", "path": "/x"}, 0.0, 0.0, Tenant(tenant), 429)
-            seen.see(exchange)
-    assert [(each.tenant, each.count) for each in seen.incidents] == [("a", 3), ("b", 3)]
-    for i in range(2 * KEPT):
-        seen.note("error", f"number {i}")
-    assert len(seen.incidents) == KEPT and seen.incidents[-1].message == f"number {2 * KEPT - 1}"
-    seen.see(Exchange("x", {"type": "http", "method": "GET", "path": "/x"}, 0.0, 0.0, Tenant("c"), 401))
-    assert "c" not in seen.tenants and seen.incidents[-1].level == "error"
+            activity.see(exchange)
+    assert [(each.tenant, each.count) for each in activity.incidents] == [("a", 3), ("b", 3)]
+    for i in range(2 * MAX_INCIDENTS):
+        activity.note("error", f"number {i}")
+    assert len(activity.incidents) == MAX_INCIDENTS
+    assert activity.incidents[-1].message == f"number {2 * MAX_INCIDENTS - 1}"
+    activity.see(Exchange("x", {"type": "http", "method": "GET", "path": "/x"}, 0.0, 0.0, Tenant("c"), 401))
+    assert "c" not in activity.tenants and activity.incidents[-1].level == "error"
 
 
 def test_replicas_are_metrics_of_their_own() -> None:

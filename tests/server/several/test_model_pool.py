@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, EngineFailure, ModelError, Overloaded, QuireError, Unavailable
-from quire.server.several.pool import Listed, Pool
+from quire.server.models.pool import Listed, Pool
 from several_models import listed
 
 
@@ -135,7 +135,7 @@ async def test_a_model_that_cannot_load_says_why_and_is_tried_again_later() -> N
 
     pool = Pool([listed("a")], twice)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.server.several.pool.FIRST_PAUSE", 100.0)
+        patch.setattr("quire.server.models.pool.FIRST_PAUSE", 100.0)
         for _ in range(3):
             with pytest.raises(Unavailable, match=r"'a' could not be loaded: config\.json: gone; .* in \d+ s") as told:
                 await used(pool, "a")

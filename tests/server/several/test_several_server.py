@@ -18,7 +18,7 @@ import pytest
 from live_server import wait_until
 from quire.cli.models import listed_models
 from quire.core.errors import ConfigError
-from quire.server.several.pool import Listed
+from quire.server.models.pool import Listed
 from several_models import Server, Stubs, list_of, serving
 from tiny_model import OPTIONS, write_tiny
 
@@ -223,7 +223,7 @@ def test_keys_of_administrators_load_and_unload(folder: Path, tmp_path: Path) ->
 
 
 def test_what_cannot_load_or_dies_harms_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.server.several.pool.FIRST_PAUSE", 100.0)
+    monkeypatch.setattr("quire.server.models.pool.FIRST_PAUSE", 100.0)
     stubs = Stubs(broken={"b"})
     with serving(list_of(folder, "ab"), stubs) as server:
         for path in ("/v1/completions", "/v1/messages"):

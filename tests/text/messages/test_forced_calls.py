@@ -19,7 +19,7 @@ from oracle import BACKENDS
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
 from quire.server.server_options import ServerOptions
-from quire.server.speech import formats_of
+from quire.server.text_generation.output_parsing import formats_of
 from quire.text.messages.parser import Parser
 from quire.text.messages.source import Delta, Reading
 from quire.text.messages.table import REASONING, TOOLS

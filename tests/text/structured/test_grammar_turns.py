@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import BadRequest, Overloaded
 from quire.core.structured import StructuredOutputsParams
-from quire.server.api import shapes
+from quire.server.apis.openai import structured_output
 from quire.text.bounded import JobProcess
 from quire.text.structured import reader, turns
 from quire.text.structured.reader import Reader
@@ -62,7 +62,7 @@ def reply(server: LiveServer, user: str, order: list[str], **shape: Any) -> http
 def test_more_grammars_of_a_tenant_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "OF_A_TENANT", 2)
     monkeypatch.setattr(reader, "SECONDS", 0.5)
-    monkeypatch.setattr(shapes, "PATIENCE", 2.0)
+    monkeypatch.setattr(structured_output, "PATIENCE", 2.0)
     with live() as server, ThreadPoolExecutor(12) as clients:
         found = [clients.submit(reply, server, "bomber", [], regex=bomb(100 + i)) for i in range(12)]
         replies = [each.result() for each in found]

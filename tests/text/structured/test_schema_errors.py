@@ -15,7 +15,7 @@ from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.server.server_options import ServerOptions
-from quire.server.speech import formats_of
+from quire.server.text_generation.output_parsing import formats_of
 from real_server import real
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

@@ -11,18 +11,16 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.core.errors import BadRequest
-from quire.server.api.fields import drop_unknown
 from quire.server.http.bounds import check_counts
-from quire.server.http.dialects import dialect_of, route_path
 from quire.server.http.errors import HttpError
 from quire.server.http.parsing import read_json
+from quire.server.http.unknown_fields import drop_unknown
 from quire.server.server_options import ServerOptions
+from quire.server.text_generation.generation import TURN
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-TURN = 32
-"""Prompts that are worked on before other requests have their turn."""
 ID_BYTES = 4
 """Of text, which a token id takes as long as."""
 MAX_COMPLAINT = 512
@@ -122,7 +120,7 @@ def _check_headers(request: Request, limit: int) -> None:
         raise HttpError(415, "content-encoding: bodies must not be compressed", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     # Pages of other sites could send JSON as a plain text, unasked: browsers name them in `Origin`.
-    untyped = dialect_of(route_path(request.scope)).untyped and "origin" not in request.headers
+    untyped = request.state.exchange.dialect.untyped and "origin" not in request.headers
     if kind != "application/json" and not untyped:
         raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
     length = request.headers.get("content-length", "0")
@@ -132,7 +130,7 @@ def _check_headers(request: Request, limit: int) -> None:
 
 async def _read(request: Request, limit: int) -> bytes:
     data, counted = bytearray(), request.state.exchange.body
-    counted.release()  # of several models the door reads it first, and its model again
+    counted.release()  # of several models the server reads it first, and its model again
     try:
         async for chunk in request.stream():
             if len(data) + len(chunk) > limit:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.core.errors import BadRequest
 from quire.server.http.errors import HttpError, encode_error
-from quire.server.http.middleware import MAX_HEADER_BYTES, MAX_HEADERS
+from quire.server.http.gateway import MAX_HEADER_BYTES, MAX_HEADERS
 
 MAX_UNREAD_BODY = 64 << 20  # bytes thrown away after an early refusal before the connection is cut
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -1,4 +1,4 @@
-"""How each API says errors and how its streams lie on the wire; the path of a route, and whose API it is of."""
+"""How each API says errors, and how its streams lie on the wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from starlette.types import Scope
 
 from quire.core.errors import QuireError
 from quire.server.http.errors import ErrorReply, encode_error
@@ -21,7 +20,7 @@ class Dialect:
     """`error`: the body of a response that is one, a `shape`. In a stream it stands between `lead` and `trail`.
 
     `ping`: what clients skip in a stream. `done`: ends one that went well. `untyped`: clients leave out, or get wrong,
-    that bodies are JSON.
+    that bodies are JSON. `prefix`: paths below it are answered in the dialect although no route has them.
     """
 
     error: Callable[[QuireError], bytes]
@@ -32,6 +31,7 @@ class Dialect:
     lead: bytes = b"event: error\ndata: "
     trail: bytes = b"\n\n"
     untyped: bool = False
+    prefix: str = ""
 
     def event(self, error: QuireError) -> bytes:
         """The end of a stream that failed."""
@@ -101,50 +101,8 @@ OPENAI = Dialect(encode_error, ErrorReply, done=b"data: [DONE]\n\n")
 RESPONSES = Dialect(encode_error, ErrorReply)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n')
 # A space before a line is no part of its JSON; clients take an empty line for broken JSON.
-OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n", untyped=True)
+OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n", untyped=True,
+                 prefix="/api/")  # fmt: skip
 LLAMA_CPP = Dialect(_llama_cpp, LlamaCppError, lead=b"data: ")
 TGI = Dialect(_tgi, TgiError, lead=b"data: ")
-
-_PATHS = {
-    "/v1/messages": ANTHROPIC,
-    "/v1/messages/count_tokens": ANTHROPIC,
-    "/completion": LLAMA_CPP,
-    "/props": LLAMA_CPP,
-    "/slots": LLAMA_CPP,
-    "/": TGI,
-    "/generate": TGI,
-    "/generate_stream": TGI,
-    "/info": TGI,
-}
-
-
-def dialect_of(path: str) -> Dialect:
-    """That of the API which has `path`; OpenAI's where none is known."""
-    return OLLAMA if path.startswith("/api/") else _PATHS.get(path, OPENAI)
-
-
-def route_path(scope: Scope) -> str:
-    """The path as routes are registered, without `--root-path`: the one name by which anything about a route is kept.
-
-    uvicorn puts the root path before the path, as ASGI says.
-    """
-    return _below(scope["path"], scope.get("root_path", ""))
-
-
-def with_one_root(scope: Scope) -> Scope:
-    """The scope of a request as a proxy would have sent it that takes the root path away.
-
-    Where one does not, or where clients come past it, the root path is there twice: theirs and uvicorn's.
-    """
-    root = scope.get("root_path", "")
-    path = route_path(scope)
-    if not root or _below(path, root) == path:
-        return scope
-    raw: bytes | None = scope.get("raw_path")
-    return {**scope, "path": path, "raw_path": None if raw is None else raw.removeprefix(root.encode())}
-
-
-def _below(path: str, root: str) -> str:
-    if not root or not (path == root or path.startswith(f"{root}/")):
-        return path
-    return path[len(root) :] or "/"
+DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_CPP, TGI)

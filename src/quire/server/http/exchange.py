@@ -12,8 +12,9 @@ from starlette.types import Scope
 from quire.core.errors import Overloaded
 from quire.core.request import Request
 from quire.engine.edge.account import Timings
-from quire.server.api.replies import Usage
+from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.keys import NOBODY, Tenant
+from quire.server.text_generation.reports import Usage
 
 
 class Bodies:
@@ -74,7 +75,8 @@ class Exchange:
 
     `status` 0: nothing was answered yet; 499: the client left. `generation` and the name of the `model` are set once
     the engine has the request. `body`: what of it is in memory. `background`: this is the work that an exchange left
-    behind that was answered before; it is no request over HTTP of its own.
+    behind that was answered before; it is no request over HTTP of its own. `dialect`: how errors are said to its
+    client; `operation`: what traces call it.
     """
 
     request_id: str
@@ -88,6 +90,8 @@ class Exchange:
     model: str = ""
     body: Part = field(default_factory=lambda: Part(Bodies(0)))
     background: bool = False
+    dialect: Dialect = OPENAI
+    operation: str | None = None
 
     def end(self) -> None:
         """The last byte was sent, or the client left."""

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 EVERY_SECONDS = 5.0
-KEPT = 180
+MAX_MOMENTS = 180
 """Moments: a quarter of an hour."""
 MOST_SERIES = 4096
 NAMES = frozenset({
@@ -54,7 +54,7 @@ class History:
     """Kept whether or not somebody looks; names and labels once, numbers for each moment."""
 
     series: dict[Key, int] = field(default_factory=dict)
-    moments: deque[tuple[float, list[float | None]]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    moments: deque[tuple[float, list[float | None]]] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
     def note(self, registries: Iterable[CollectorRegistry], now: float) -> None:
         """Keep what the registries say at `now`, a monotonic time."""

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.core.errors import QuireError
-from quire.server.generation import ClientGone, Generated, Piece, cancel_on_disconnect
 from quire.server.http.dialects import Dialect
-from quire.server.http.pieces import PART, encode
+from quire.server.http.disconnect import ClientGone, cancel_on_disconnect
+from quire.server.http.json_parts import PART, encode
+from quire.server.text_generation.generation import Generated, Piece
 
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 _encoder = msgspec.json.Encoder()
@@ -64,7 +65,7 @@ class PartsResponse(Response):
 
 
 class EventStream(Response):
-    """Streams a generation as its `told` says.
+    """Streams a generation as its `answer` says.
 
     The headers wait for the first tokens, so that a failure before them has its own status; one after them is an
     `error` event and the end of the stream without [DONE]. Where nothing is to be said for `ping` seconds, headers and
@@ -72,47 +73,47 @@ class EventStream(Response):
     vanished. A client that leaves aborts its requests.
     """
 
-    def __init__(self, told: StreamedReply, ping: float) -> None:
+    def __init__(self, answer: StreamedReply, ping: float) -> None:
         """`ping` 0: never."""
         super().__init__(status_code=200)
-        self._told = told
+        self._answer = answer
         self._ping = ping
         self._started, self._silent = False, True
         self._whole = asyncio.Lock()  # a comment within an event would end it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream (ASGI)."""
-        told = self._told
+        answer = self._answer
         try:
             async with cancel_on_disconnect(receive), self._pings(send):
-                async for pieces in told.generation.pieces():
-                    data = await told.events(pieces)
+                async for pieces in answer.generation.pieces():
+                    data = await answer.events(pieces)
                     if not data:
                         continue
                     self._silent = False
                     await self._send(send, data)
-                await told.check()
-            end = told.tail() + told.dialect.done
+                await answer.check()
+            end = answer.tail() + answer.dialect.done
         except ClientGone:
             return
         except QuireError as error:
             if not self._started:
                 raise
-            end = told.failed(error)
+            end = answer.failed(error)
         except Exception:
             if self._started:
-                end = told.failed(QuireError("internal error; the request id is in the x-request-id header"))
+                end = answer.failed(QuireError("internal error; the request id is in the x-request-id header"))
                 await send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         finally:
-            told.generation.close()
+            answer.generation.close()
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
         async with self._whole:
             if not self._started:
                 self._started = True
-                kind = (b"content-type", self._told.dialect.media_type)
+                kind = (b"content-type", self._answer.dialect.media_type)
                 await send({"type": "http.response.start", "status": 200, "headers": [kind, *_HEADERS]})
             for at in range(0, len(data), PART):
                 await send({"type": "http.response.body", "body": data[at : at + PART], "more_body": True})
@@ -125,7 +126,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(self._ping)
                 if self._silent:
-                    await self._send(send, self._told.dialect.ping)
+                    await self._send(send, self._answer.dialect.ping)
                 self._silent = True
 
         if not self._ping:

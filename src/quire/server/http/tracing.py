@@ -23,12 +23,6 @@ from quire.server.http.exchange import Exchange, Work
 
 EXPORT_SECONDS = 3.0
 """That sending a batch may take; as long, the end of the server waits for a collector that does not answer."""
-OPERATIONS = {
-    **dict.fromkeys(("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"), "chat"),
-    **dict.fromkeys(("/v1/completions", "/completion", "/api/generate"), "text_completion"),
-    **dict.fromkeys(("/generate", "/generate_stream", "/"), "text_completion"),
-    **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
-}
 
 
 class Tracer:
@@ -73,7 +67,7 @@ def attributes(exchange: Exchange, generation: Work, request: Request) -> dict[s
     params, times = request.params, generation.timings(request)
     reasons = generation.finish_reasons_of(request)
     found = {
-        "gen_ai.operation.name": OPERATIONS.get(exchange.route),
+        "gen_ai.operation.name": exchange.operation,
         "gen_ai.request.model": exchange.model,
         "gen_ai.response.model": exchange.model,
         "gen_ai.request.id": request.id,

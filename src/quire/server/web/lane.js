@@ -3,7 +3,7 @@
 import { Answer } from "./answer.js";
 import { ask, events } from "./api.js";
 import { el } from "./dom.js";
-import { contentOf, thumbnail } from "./pictures.js";
+import { contentOf, thumbnail } from "./images.js";
 import { Settings } from "./settings.js";
 
 const ALTERNATIVES = 5;

@@ -4,7 +4,7 @@ import { ask, getKey, setKey } from "./api.js";
 import { byId } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Lane } from "./lane.js";
-import { Pictures } from "./pictures.js";
+import { Images } from "./images.js";
 import { Mistake } from "./settings.js";
 
 const NARROW = matchMedia("(max-width: 60rem)");
@@ -12,7 +12,7 @@ const NARROW = matchMedia("(max-width: 60rem)");
 const view = { probabilities: false, compare: false, regenerate, refused };
 const lanes = ["A", "B"].map((name) => new Lane(name, view, changed));
 const figures = new Figures(byId("figures"));
-const pictures = new Pictures(byId("pictures"), notice);
+const pictures = new Images(byId("pictures"), notice);
 const shown = () => (view.compare ? lanes : lanes.slice(0, 1));
 
 function notice(text) {

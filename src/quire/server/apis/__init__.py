@@ -1,0 +1,1 @@
+"""The APIs that clients may speak, a folder for each."""

@@ -1,0 +1,151 @@
+"""What Ollama's clients ask of models: /api/tags, /api/ps, /api/show, /api/version."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import BadRequest
+from quire.server.apis.ollama.bodies import Named
+from quire.server.apis.ollama.chat import stamp
+from quire.server.apis.openai.replies import Version
+from quire.server.http.body import read_struct
+from quire.server.http.dialects import OLLAMA
+from quire.server.http.gateway import ServerState
+from quire.server.http.routes import Route
+from quire.server.service import VERSION, Service
+from quire.text.files import read_json
+from quire.text.infill import format_of
+
+
+class Details(msgspec.Struct, kw_only=True):
+    """Of a model's files."""
+
+    parent_model: str = ""
+    format: str
+    family: str
+    families: list[str]
+    quantization_level: str
+
+
+class OllamaModel(msgspec.Struct, kw_only=True):
+    """A name that requests may give. `digest`: changes when answers may; `size`: bytes of weights, of several models
+    with their KV caches."""
+
+    name: str
+    model: str
+    modified_at: str | UnsetType = UNSET
+    size: int
+    digest: str
+    details: Details
+    size_vram: int | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+
+
+class OllamaModels(msgspec.Struct, kw_only=True):
+    """Response of /api/tags and /api/ps: all that is served is loaded."""
+
+    models: list[OllamaModel]
+
+
+class Shown(msgspec.Struct, kw_only=True):
+    """Response of /api/show. `parameters`: sampling defaults, a line each."""
+
+    modelfile: str = ""
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """The names of what is served, as Ollama lists what it has."""
+    when = stamp(service.created)
+    return _json(OllamaModels(models=[_model(service, name, modified_at=when) for name in _names(service)]))
+
+
+async def ps(service: Service, request: Request) -> Response:
+    """What is loaded, as Ollama lists what runs: all that is served."""
+    return _json(OllamaModels(models=loaded_models(service)))
+
+
+def loaded_models(service: Service) -> list[OllamaModel]:
+    """The names of a model that is loaded."""
+    info = service.engine.info
+    memory = info.weight_bytes if service.config.device.device == "cuda" else 0
+    return [_model(service, name, size_vram=memory, context_length=info.max_model_len) for name in _names(service)]
+
+
+async def show(service: Service, request: Request) -> Response:
+    """What is known of a model, as Ollama shows it."""
+    body = await read_struct(request, service.options, lambda _: Named)
+    name = body.model or body.name
+    if name is None:
+        raise BadRequest("model: required, and missing", param="model")
+    service.check_model(name)
+    info, formats = service.engine.info, service.formats
+    details = details_of(info.folder, info.quantization)
+    pooling = info.pooling
+    capabilities = ["completion"] if pooling.generates else []
+    capabilities += ["embedding"] if not pooling.refused and not pooling.labels else []
+    capabilities += ["insert"] if format_of(service.tokenizer) is not None else []
+    capabilities += ["vision"] if info.pictures else []
+    capabilities += ["tools"] if formats.tools is not None else []
+    capabilities += ["thinking"] if formats.reasoning is not None else []
+    family = details.family
+    facts = {"general.architecture": family, f"{family}.context_length": info.max_model_len,
+             f"{family}.vocab_size": info.vocab_size}  # fmt: skip
+    return _json(
+        Shown(
+            parameters="\n".join(f"{field} {value}" for field, value in service.defaults.items()),
+            template="" if service.template is None else service.template.source,
+            details=details,
+            model_info=facts,
+            capabilities=capabilities,
+            modified_at=stamp(service.created),
+        )
+    )
+
+
+async def version(server: ServerState, request: Request) -> Response:
+    """The server's version, where Ollama's clients ask for it."""
+    return _json(Version(version=VERSION))
+
+
+def _names(service: Service) -> tuple[str, ...]:
+    return (*service.names, *service.engine.info.adapters)
+
+
+def _model(service: Service, name: str, **more: Any) -> OllamaModel:
+    info = service.engine.info
+    digest = hashlib.sha256(f"{info.model}\0{info.weights}\0{name}\0{service.fingerprint}".encode()).hexdigest()
+    details = details_of(info.folder, info.quantization)
+    return OllamaModel(name=name, model=name, size=info.weight_bytes, digest=digest, details=details, **more)
+
+
+def details_of(folder: str, quantization: str) -> Details:
+    """Of the files of a model."""
+    path = Path(folder)
+    family = str(read_json(path / "config.json").get("model_type", "unknown")) if folder else "unknown"
+    kind = "gguf" if path.suffix == ".gguf" else "safetensors"
+    return Details(format=kind, family=family, families=[family], quantization_level=quantization)
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+ROUTES = (
+    Route("POST", "/api/show", show, body=(Named,), reply=(Shown,), dialect=OLLAMA, model_field="name"),
+    Route("GET", "/api/tags", tags, reply=(OllamaModels,), dialect=OLLAMA),
+    Route("GET", "/api/ps", ps, reply=(OllamaModels,), dialect=OLLAMA),
+    Route("GET", "/api/version", version, reply=(Version,), dialect=OLLAMA, per_model=False),
+)

@@ -1,0 +1,1 @@
+"""The APIs of OpenAI and vLLM, on which the others are built."""

@@ -1,0 +1,113 @@
+"""/openapi.json: every route, with the schemas of bodies and replies, which msgspec knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Endpoint
+
+from quire.server.apis.field_help import describe as describe_fields
+from quire.server.http.routes import Kinds, Route
+
+ANY = {400: "Not HTTP, or a bad field", 401: "No valid key", 421: "A Host this server does not answer to",
+       431: "Headers too large", 500: "Internal error"}  # fmt: skip
+WITH_BODY = {408: "The body was too slow", 413: "The body is too large", 415: "Not JSON, or compressed"}
+GENERATES = {404: "No such model", 429: "The queue, or the rate of the key, is full", 503: "Draining, or no engine"}
+_REFS = "#/components/schemas/{name}"
+
+
+def openapi_endpoint(version: str, routes: Sequence[Route], strict: bool) -> Endpoint:
+    """The endpoint of the document that describes `routes`, which is made when first asked for. There are no pages that
+    show it: those that exist load scripts from elsewhere."""
+    made = cache(lambda: document(version, routes, strict))
+
+    async def openapi(request: Request) -> Response:
+        root = request.scope.get("root_path", "")
+        found = made() | ({"servers": [{"url": root}]} if root else {})
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return Endpoint("/openapi.json", openapi, methods=["GET"])
+
+
+def document(version: str, routes: Sequence[Route], strict: bool) -> dict[str, Any]:
+    """A description as OpenAPI 3.1 has it. Bodies may have other fields unless the server is `strict`."""
+    paths: dict[str, Any] = {}
+    for route in routes:
+        path, verb = route.shown_path, route.method.lower()
+        name = f"{verb}{re.sub('[{}]', '', path).replace('/', '_')}"
+        paths.setdefault(path, {})[verb] = {"summary": route.summary, "operationId": name} | _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "quire", "version": version},
+        "paths": paths,
+        "components": {"schemas": _schemas(routes, strict)},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    """The parameters, the body and the responses of a route."""
+    found: dict[str, Any] = {}
+    named = re.search(r"{(\w+)", route.path)
+    if named is not None:
+        found["parameters"] = [{"name": named[1], "in": "path", "required": True, "schema": {"type": "string"}}]
+    if route.query:
+        found["parameters"] = [{"name": name, "in": "query", "schema": kind} for name, kind in route.query.items()]
+    if route.body:
+        found["requestBody"] = {"content": {"application/json": {"schema": _schema(route.body)}}, "required": True}
+    return found | {"responses": _responses(route)}
+
+
+def _schemas(routes: Sequence[Route], strict: bool) -> dict[str, Any]:
+    bodies = [kind for route in routes for kind in route.body]
+    errors = {route.dialect.shape for route in routes}
+    replies = [*errors, *(kind for route in routes for kind in route.reply)]
+    _, schemas = msgspec.json.schema_components([*bodies, *replies], schema_hook=_lazy, ref_template=_REFS)
+    for schema in schemas.values() if not strict else ():
+        schema.pop("additionalProperties", None)
+    for kind in bodies:
+        describe_fields(schemas[kind.__name__], kind)
+    return schemas
+
+
+def _lazy(kind: type) -> dict[str, Any]:
+    """Lists whose items are made as they are written."""
+    if kind is Iterator:
+        return {"type": "array"}
+    raise NotImplementedError(kind)  # so msgspec wants it of a hook that does not know a type
+
+
+def _responses(route: Route) -> dict[str, Any]:
+    errors = dict(ANY)
+    if route.body:
+        errors |= WITH_BODY | GENERATES
+    if route.access == "admin":
+        errors |= GENERATES | {403: "Neither this key nor this server has leave to do this"}
+    errors |= route.errors
+    error = {"application/json": {"schema": _schema((route.dialect.shape,))}}
+    content = _content(route)
+    found: dict[str, Any] = {"200": {"description": "As asked", "content": content}}
+    found |= {str(status): {"description": text, "content": error} for status, text in errors.items()}
+    if route.unavailable:
+        found["503"] = {"description": route.unavailable} | ({"content": content} if content else {})
+    return found
+
+
+def _content(route: Route) -> dict[str, Any]:
+    """The media types of a good reply and their schemas."""
+    found: dict[str, Any] = {}
+    if route.reply:
+        schema = _schema(route.reply)
+        found["application/json"] = {"schema": {"type": "array", "items": schema} if route.reply_is_list else schema}
+    text = {"schema": {"type": "string"}}
+    return found | ({route.stream: text} if route.stream else {}) | ({"text/plain": text} if route.text else {})
+
+
+def _schema(kinds: Kinds) -> dict[str, Any]:
+    refs = [{"$ref": _REFS.format(name=kind.__name__)} for kind in kinds]
+    return refs[0] if len(refs) == 1 else {"anyOf": refs}
