@@ -30,7 +30,14 @@ FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAID = list(texts())
 OTHERS_FLAGS = {"--include-dashboard", "--cpus", "--help", "--tune"}
 """Flags of other programs."""
-PARTS = ("**What.**", "**When it pays.**", "**Measured here.**", "**Switch.**", "**Limits.**", "**Paper.**")
+PARTS = (
+    "**What it is.**",
+    "**When to use it.**",
+    "**Measured.**",
+    "**How to turn it on.**",
+    "**Limits.**",
+    "**Paper.**",
+)
 HEADS = ("index.md", "parallel-pairs.md")
 """Pages of techniques that describe none."""
 
