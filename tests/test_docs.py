@@ -118,10 +118,9 @@ def test_links_of_documents_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", names(PAGES))
 def test_flags_files_and_code_exist(path: Path) -> None:
     text = written(path)
-    if path.name != "compression.md":  # names flags of other tools
-        known = {flag for command in every_command(app) for flag in flags_of(command)}
-        for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", text):
-            assert flag in known | OTHERS_FLAGS, f"no command has {flag}"
+    known = {flag for command in every_command(app) for flag in flags_of(command)}
+    for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", without_other_tools(text)):
+        assert flag in known | OTHERS_FLAGS, f"no command has {flag}"
     for name in re.findall(r"`((?:src|tests|benchmarks|csrc|docs|deploy|examples)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), name
     for block in blocks(text):
@@ -131,6 +130,26 @@ def test_flags_files_and_code_exist(path: Path) -> None:
             json.loads(block.text)
         elif block.language == "toml":
             tomllib.loads(block.text)
+
+
+def without_other_tools(text: str) -> str:
+    """The page without the columns of tables that list commands and flags of other tools beside a column "quire"."""
+    lines, kept = [], None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else []
+        if cells and kept is None:
+            kept = {at for at, cell in enumerate(cells) if cell in ("quire", "notes") or "quire" not in cells}
+        elif not cells:
+            kept = None
+        lines.append(
+            " ".join(cell for at, cell in enumerate(cells) if at in kept) if cells and kept is not None else line
+        )
+    return "\n".join(lines)
+
+
+def test_columns_of_other_tools_are_left_out() -> None:
+    table = "| vLLM | quire | notes |\n|---|---|---|\n| `--theirs` | `--ours` | `--ours-too` |\n\n`--text`\n| a |\n|---|\n| `--plain` |"
+    assert re.findall(r"--[a-z-]*[a-z]", without_other_tools(table)) == ["--ours", "--ours-too", "--text", "--plain"]
 
 
 def every_command(command: click.Command) -> Iterator[click.Command]:
