@@ -171,12 +171,8 @@ def serves(words: list[str], path: str) -> None:
     server = subprocess.Popen(words, env={**os.environ, "PATH": path}, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     try:
-        said = []
-        for line in server.stderr:
-            said.append(line)
-            if "serving" in line:
-                break
-        assert any("serving" in line for line in said), said
+        found = next(filter(None, (re.search(r"serving \S+ on (http://\S+)", line) for line in server.stderr)))
+        assert httpx.get(f"{found[1]}/v1/models", timeout=60).status_code == 200
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)

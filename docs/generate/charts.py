@@ -116,7 +116,7 @@ def kv_quality() -> str:
 
 
 def speculation() -> str:
-    """Speed of each draft method beside plain decoding."""
+    """Speed of each draft method compared with plain decoding."""
     found = results("speculation.json")
     heads = found["heads eagle3"]
     shown = (
@@ -131,7 +131,7 @@ def speculation() -> str:
     )
     bars = [Bar(label, ratio, f"{ratio:.2f} x ({steps:.1f} tokens a step)", True) for label, ratio, steps in shown]
     return chart(
-        "Speed beside plain decoding, one sequence", "speculation.json", [Bar("plain decoding", 1, "1 x"), *bars]
+        "Speed compared with plain decoding, one sequence", "speculation.json", [Bar("plain decoding", 1, "1 x"), *bars]
     )
 
 
@@ -150,14 +150,16 @@ def quantization() -> str:
 
 
 def pruning() -> str:
-    """Decode speed of pruned models beside the dense one."""
+    """Decode speed of pruned models compared with the dense one."""
     found = results("smaller.json")["sparse"]
     names = {"2:4 bf16": "bf16, 2:4", "2:4 int8": "int8, 2:4", "0.5 int8": "int8, half zeros"}
     bars = [Bar("dense, same format", 1, "1 x")]
     for key, label in names.items():
         bars += [Bar(f"{label}, {n} sequence{'s' * (n > 1)}", found[key][f"decode of {n}"]["ratio"],
                      f"{found[key][f'decode of {n}']['ratio']:.2f} x", n == 1) for n in (1, 16)]  # fmt: skip
-    return chart("Decode speed of pruned models beside dense", "llama-1b, two cores of a Zen 4; smaller.json", bars)
+    return chart(
+        "Decode speed of pruned models compared with dense", "llama-1b, two cores of a Zen 4; smaller.json", bars
+    )
 
 
 def parallelism() -> str:
@@ -169,7 +171,7 @@ def parallelism() -> str:
         for step in ("prefill of 1", "decode of 1"):
             ratio = found[key][step]["ratio"]
             bars.append(Bar(f"{label}, {step.partition(' ')[0]}", ratio, f"{ratio:.2f} x", step.startswith("decode")))
-    return chart("Two ranks on the same two cores beside one process", "llama-1b, int8; ranks.json", bars)
+    return chart("Two ranks on the same two cores compared with one process", "llama-1b, int8; ranks.json", bars)
 
 
 def offload() -> str:
@@ -201,7 +203,7 @@ def techniques() -> str:
         ratio = median(b / a for a, b in zip(off["samples"][metric], on["samples"][metric], strict=True))
         bars.append(Bar(label, ratio, f"{ratio:.2f} x", strong=True))
     return chart(
-        "Speed with a technique beside the same without it",
+        "Speed with a technique compared with the same without it",
         "qwen-0.6b, two cores of a Xeon with AMX; techniques.jsonl",
         bars,
     )

@@ -63,9 +63,7 @@ END = "<!-- end -->"
 FIGURE = re.compile(rf"<!-- figure: (\w+\.json)((?: > [^>{{}}]+?)+) as (\S+) -->(?:(?:(?!<!--).)*{END})?")
 BLOCK = re.compile(rf"^<!-- (made|code|whole): (\S.*?) -->\n?(?:(?:(?!^<!-- (?:made|code|whole): ).)*?^{END}$)?",
                    re.MULTILINE | re.DOTALL)  # fmt: skip
-MARKS = re.compile(
-    rf"^(?:<!-- (?:made|code|whole|needs): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE
-)
+MARKS = re.compile(rf"^(?:<!-- (?:made|code|whole|needs): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE)
 """Marks, without what lies between. "needs" says why tests do not run a code block (tests/test_docs_run.py)."""
 
 
