@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -133,19 +134,20 @@ def test_requests_are_answered(code: Code, port: int) -> None:
 
 
 @pytest.mark.parametrize("code", params("python"))
-def test_programs_run(code: Code, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_run(
+    code: Code, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = code.text
     if "127.0.0.1:8000" in text:
         pytest.importorskip("openai")
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{request.getfixturevalue('port')}")
     elif "cpu" not in BACKENDS:
         pytest.skip("quire._native is not built")
-    names: dict[str, Any] = {}
-    try:
-        exec(compile(text, code.place, "exec"), names)
-    finally:
-        if "llm" in names:
-            names["llm"].__exit__(None, None, None)
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    names = runpy.run_path(str(program))
+    if "llm" in names:
+        names["llm"].__exit__(None, None, None)
     assert "print" not in text or capsys.readouterr().out.strip()
 
 
