@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Answer a file of requests in OpenAI's batch format. Run again, it goes on where it was cut off.
+# Answer a file of requests in OpenAI's batch format. A second run skips the requests that have an answer.
 set -euo pipefail
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the engine does on this machine: latency of one request, throughput of many, and both in a file.
+# Measure the engine on this machine: the latency of one request and the throughput of many.
 set -euo pipefail
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

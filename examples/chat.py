@@ -1,4 +1,4 @@
-"""Chat with a server through OpenAI's client. Start it first: quire serve"""
+"""Chat with a server through OpenAI's client. Start the server first: quire serve"""
 
 import sys
 
@@ -6,7 +6,7 @@ from openai import OpenAI
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
-    """Two turns of a conversation, and what they cost."""
+    """Send two turns of a conversation and print their token counts."""
     client = OpenAI(base_url=base_url, api_key="none")
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "What does json.dumps do?"}]

@@ -1,4 +1,4 @@
-"""Make the embedded model smaller by a recipe, as `quire compress pydoc OUT --recipe FILE` does, and use it."""
+"""Compress the embedded model with a recipe, as `quire compress pydoc OUT --recipe FILE` does, and use it."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ group_size = 32
 
 
 def main() -> None:
-    """Without --no-passport it also measures what was lost: perplexity, KL, exact answers (half a minute)."""
+    """Compress and ask. Without --no-passport it also measures perplexity, KL divergence and exact answers."""
     with tempfile.TemporaryDirectory() as folder:
         recipe, out = Path(folder) / "recipe.toml", Path(folder) / "smaller"
         recipe.write_text(RECIPE)

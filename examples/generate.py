@@ -1,10 +1,10 @@
-"""Continue texts and answer questions in this process: no server."""
+"""Answer questions and continue texts in this process, without a server."""
 
 from quire import LLM, SamplingParams
 
 
 def main() -> None:
-    """Greedy answers of a chat, then two sampled continuations of each of two texts."""
+    """Answer two chats greedily, then sample two continuations of each of two texts."""
     with LLM() as llm:  # the embedded model; or LLM("path/to/model", quantization="int4")
         questions = ["What does itertools.chain do?", "What is math.gcd?"]
         conversations = [[{"role": "user", "content": question}] for question in questions]

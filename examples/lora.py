@@ -1,4 +1,4 @@
-"""Teach the model something by an adapter of few numbers, and serve it beside the model as it is."""
+"""Train a LoRA adapter, and use it beside the base model."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ QUESTION, ANSWER = "What is quire?", "A stack of paper."
 
 
 def main(steps: int = 30) -> None:
-    """Train on one question (as `quire train pydoc OUT --data FILE` does), then ask with the adapter and without."""
+    """Train on one question, as `quire train pydoc OUT --data FILE` does, then ask with and without the adapter."""
     with tempfile.TemporaryDirectory() as folder:
         data, adapter = Path(folder) / "data.jsonl", Path(folder) / "adapter"
         turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]

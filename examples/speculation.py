@@ -1,4 +1,4 @@
-"""Guess tokens ahead: the same tokens, in fewer steps."""
+"""Decode with speculative decoding: the same output, in fewer steps."""
 
 from quire import LLM, SamplingParams
 
@@ -6,7 +6,7 @@ PROMPT = "def area(width, height):\n    return width * height\n\n" * 3 + "def ar
 
 
 def main() -> None:
-    """Greedy continuations without drafts, with prompt look-up, and with the model's own int4 weights to draft."""
+    """Continue a text greedily without drafts, with prompt lookup, and with the model's int4 weights as the draft."""
     params = SamplingParams(max_tokens=48, temperature=0.0)
     ways = {
         "plain": None,
@@ -18,7 +18,7 @@ def main() -> None:
         with LLM(speculative_config=speculative_config, max_model_len=256) as llm:
             output = llm.generate(PROMPT, params)[0]
         texts.add(output.outputs[0].text)
-        print(f"{name:6} {output.num_accepted_tokens} of {output.num_draft_tokens} guessed tokens were kept")
+        print(f"{name:6} {output.num_accepted_tokens} of {output.num_draft_tokens} draft tokens were accepted")
     print(f"{len(texts)} text: {texts.pop()!r}")
 
 

@@ -1,4 +1,4 @@
-"""Read an answer as it is written, and ask where its time went. Start a server first: quire serve"""
+"""Stream an answer and print where its time went. Start a server first: quire serve"""
 
 import sys
 
@@ -6,7 +6,7 @@ from openai import OpenAI
 
 
 def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
-    """A streamed chat: pieces of text, then usage and timings with the last events."""
+    """Stream a chat: pieces of text first, then usage and timings in the last events."""
     client = OpenAI(base_url=base_url, api_key="none")
     stream = client.chat.completions.create(
         model=client.models.list().data[0].id,

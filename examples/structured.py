@@ -1,4 +1,4 @@
-"""Answers of a given shape: by a JSON schema over HTTP, by a choice and a regular expression in this process."""
+"""Get structured output: a JSON schema over HTTP, a choice and a regular expression in this process."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ SCHEMA = {
 
 
 def over_http(base_url: str) -> None:
-    """Every answer follows the schema and is complete, whatever the model would rather say."""
+    """Print answers that match the schema. Each is complete, whatever the model prefers."""
     client = OpenAI(base_url=base_url, api_key="none")
     reply = client.chat.completions.create(
         model=client.models.list().data[0].id,

@@ -1,7 +1,7 @@
-"""Have a function called, and give its result back. Start a server first: quire serve
+"""Let the model call a function, and send the result back. Start the server first: quire serve
 
-The embedded model was never taught to call functions: the grammar of the call is what makes it one here. A model that
-was taught decides by itself with tool_choice="auto", on a server that reads its calls (--tool-call-parser).
+The embedded model was not trained to call functions: a grammar enforces the call. A trained model decides by itself
+with tool_choice="auto", on a server that can read its calls (--tool-call-parser).
 """
 
 import json

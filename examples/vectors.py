@@ -1,10 +1,10 @@
-"""Vectors of texts, and how near texts are to each other."""
+"""Compute embeddings of texts, and compare texts."""
 
 from quire import LLM, PoolingParams
 
 
 def main() -> None:
-    """Any decoder gives vectors: here the embedded model, whose vectors nobody trained to mean something."""
+    """Print embeddings and scores of the embedded model, which was not trained for embeddings."""
     with LLM() as llm:
         texts = ["os.path.join", "os.path.split", "json.dumps"]
         for text, output in zip(texts, llm.embed(texts, PoolingParams(dimensions=64)), strict=True):

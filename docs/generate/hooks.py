@@ -65,8 +65,8 @@ END = "<!-- end -->"
 FIGURE = re.compile(rf"<!-- figure: (\w+\.json)((?: > [^>{{}}]+?)+) as (\S+) -->(?:(?:(?!<!--).)*{END})?")
 BLOCK = re.compile(rf"^<!-- (made|code|whole): (\S.*?) -->\n?(?:(?:(?!^<!-- (?:made|code|whole): ).)*?^{END}$)?",
                    re.MULTILINE | re.DOTALL)  # fmt: skip
-MARKS = re.compile(rf"^(?:<!-- (?:made|code|whole): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE)
-"""Marks, without what lies between."""
+MARKS = re.compile(rf"^(?:<!-- (?:made|code|whole|needs): .+ -->|{END})\n|<!-- figure: [^\n]+? -->|{END}", re.MULTILINE)
+"""Marks, without what lies between. "needs" says why tests do not run a code block (tests/project/test_docs_run.py)."""
 
 
 DASHBOARD = "measure/techniques-dashboard.html"

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from command_line import parse
+from docs_pages import PAGES, TARGETS, written
 from messages import DIFFERS, texts
 from paths import ROOT
 from quire.cli.app import app
@@ -24,16 +25,19 @@ from quire.server.apis.openai.protocol import ChatCompletionRequest
 from quire.server.apis.unsupported import UNBUILT
 from quire.server.models.routes import MULTI_MODEL_TABLE
 
-DOCUMENTS = [
-    ROOT / name for name in ("README.md", "README_NEW.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "training/README.md")
-]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "training/README.md")]
 FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAID = list(texts())
 OTHERS_FLAGS = {"--include-dashboard", "--cpus", "--help", "--tune"}
 """Flags of other programs."""
-PARTS = ("**What.**", "**When it pays.**", "**Measured here.**", "**Switch.**", "**Limits.**", "**Paper.**")
+PARTS = (
+    "**What it is.**",
+    "**When to use it.**",
+    "**Measured.**",
+    "**How to turn it on.**",
+    "**Limits.**",
+    "**Paper.**",
+)
 HEADS = ("index.md", "parallel-pairs.md")
 """Pages of techniques that describe none."""
 
@@ -47,11 +51,6 @@ class Block(NamedTuple):
 
 def names(paths: list[Path]) -> list[Any]:
     return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths if path.exists()]
-
-
-def written(path: Path) -> str:
-    """What people wrote of a page: what is made of the code is looked at where it is made."""
-    return re.sub(r"(<!-- (?:made|code|whole)\b[^\n]*? -->).*?<!-- end -->", r"\1", path.read_text(), flags=re.DOTALL)
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -101,10 +100,9 @@ def test_links_of_documents_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", names(PAGES))
 def test_flags_files_and_code_exist(path: Path) -> None:
     text = written(path)
-    if path.name != "compression.md":  # names flags of other tools
-        known = {flag for command in every_command(app) for flag in flags_of(command)}
-        for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", text):
-            assert flag in known | OTHERS_FLAGS, f"no command has {flag}"
+    known = {flag for command in every_command(app) for flag in flags_of(command)}
+    for flag in re.findall(r"`(--[a-z][a-z0-9_-]+)[ =`]", without_other_tools(text)):
+        assert flag in known | OTHERS_FLAGS, f"no command has {flag}"
     for name in re.findall(r"`((?:src|tests|benchmarks|csrc|docs|deploy|examples)/[\w./-]+)`", text):
         assert (ROOT / name).exists(), name
     for block in blocks(text):
@@ -114,6 +112,27 @@ def test_flags_files_and_code_exist(path: Path) -> None:
             json.loads(block.text)
         elif block.language == "toml":
             tomllib.loads(block.text)
+
+
+def without_other_tools(text: str) -> str:
+    """The page without the columns of tables that list commands and flags of other tools beside a column "quire"."""
+    lines, kept = [], None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else []
+        if cells and kept is None:
+            kept = {at for at, cell in enumerate(cells) if cell in ("quire", "notes") or "quire" not in cells}
+        elif not cells:
+            kept = None
+        lines.append(
+            " ".join(cell for at, cell in enumerate(cells) if at in kept) if cells and kept is not None else line
+        )
+    return "\n".join(lines)
+
+
+def test_columns_of_other_tools_are_left_out() -> None:
+    table = "| vLLM | quire | notes |\n|---|---|---|\n| `--theirs` | `--ours` | `--ours-too` |"
+    text = f"{table}\n\n`--text`\n| a |\n|---|\n| `--plain` |"
+    assert re.findall(r"--[a-z-]*[a-z]", without_other_tools(text)) == ["--ours", "--ours-too", "--text", "--plain"]
 
 
 def every_command(command: click.Command) -> Iterator[click.Command]:

@@ -16,6 +16,7 @@ pytest.importorskip("material")
 
 from mkdocs.exceptions import PluginError
 
+import charts
 import hooks
 
 MADE = {
@@ -25,6 +26,8 @@ MADE = {
     "reference/metrics.html": ("vllm:time_to_first_token_seconds", "quire:expert_imbalance", "http_requests_total"),
     "reference/python.html": ("quire.search.best_of_n", "quire.LLM", "LLM.beam_search"),
     "reference/messages.html": ("owner/model", "--api-key must not be empty"),
+    "coming-from.html": ("OLLAMA_NUM_PARALLEL", "--ctx-size"),
+    "glossary.html": ("prefix cache",),
     "serve/apis.html": ("/v1/models/unload", "/api/chat"),
     "models/formats.html": ("IQ4_XS", "compressed-tensors", "mxfp4"),
     "measure/techniques-dashboard.html": ("a quire dashboard",),
@@ -81,6 +84,11 @@ def test_what_is_made_lies_in_the_page(page: Path) -> None:
     text = page.read_text()
     assert "{{" not in re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
     assert hooks.written(text, str(page)) == text, f"{page} is old: make docs-made"
+
+
+@pytest.mark.parametrize("name", charts.ALL)
+def test_a_chart_is_what_the_results_say(name: str) -> None:
+    assert charts.ALL[name]() == (charts.CHARTS / f"{name}.svg").read_text(), f"{name}.svg is old: make docs-made"
 
 
 def test_the_site_is_built_strictly() -> None:

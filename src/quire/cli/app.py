@@ -14,7 +14,7 @@ COMMANDS = {
         "quire.cli.serve:serve",
         "Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines.",
     ),
-    "chat": Listed("quire.cli.talk:chat", "Talk with a model. /clear forgets the conversation, /exit ends it."),
+    "chat": Listed("quire.cli.talk:chat", "Chat with a model. /clear forgets the conversation, /exit ends it."),
     "generate": Listed(
         "quire.cli.talk:generate", "Continue texts, printing them as they grow; timings go to standard error."
     ),

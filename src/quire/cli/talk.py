@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 def sampling_options() -> tuple[Option, ...]:
     """Flags of how tokens are chosen, which `sampling` takes by their names."""
     return (
-        option("--max-tokens", "-n", type=click.IntRange(min=1), help="Tokens to write at most."),
-        option("--temperature", type=click.FloatRange(min=0.0), help="0 = always the likeliest token."),
+        option("--max-tokens", "-n", type=click.IntRange(min=1), help="Largest number of output tokens."),
+        option("--temperature", type=click.FloatRange(min=0.0), help="0 = always the most probable token."),
         option("--top-p", type=float, help="Choose among the likeliest tokens of this total probability."),
         option("--top-k", type=int, help="Choose among this many likeliest tokens."),
-        option("--stop", multiple=True, help="End at this text; may be given several times."),
+        option("--stop", multiple=True, help="Stop at this text. You can give it several times."),
     )
 
 
@@ -74,7 +74,7 @@ def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> N
 
 @option_command("chat", ENGINE, option("--system", help="A system message."), *sampling_options())
 def chat(options: dict[str, Any], system: str | None, **asked: Any) -> None:
-    """Talk with a model. /clear forgets the conversation, /exit ends it."""
+    """Chat with a model. /clear forgets the conversation, /exit ends it."""
     with open_llm(to_engine(options)) as llm:
         params = sampling(llm, **asked)
         first = [{"role": "system", "content": text_of(system)}] if system else []

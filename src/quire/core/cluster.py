@@ -29,8 +29,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     by which it reaches the first one: that one's is `master_addr`.
     """
 
-    nnodes: Annotated[int, about("Hosts that serve together.", ge=1, le=MOST_NODES)] = 1
-    node_rank: Annotated[int, about("Which of them this is; 0 is the one that clients talk to.")] = 0
+    nnodes: Annotated[int, about("Number of machines that serve together.", ge=1, le=MOST_NODES)] = 1
+    node_rank: Annotated[int, about("Number of this machine; 0 = the one that clients talk to.")] = 0
     master_addr: Annotated[str | None, about("Address at which the other hosts reach host 0.")] = None
     master_port: Annotated[int, about("Port that each host listens on for the others.", ge=1, le=65535)] = 29501
     interface: Annotated[

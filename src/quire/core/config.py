@@ -59,40 +59,51 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     `seed` fixes the sequence of seeds that requests without one get; a server with 0 draws each at random.
     """
 
-    model: Annotated[str, about("Folder or hub name of the model; the embedded one if not given.")] = ""
-    revision: Annotated[str | None, about("Branch, tag or commit of a model on the hub.")] = None
-    download_dir: Annotated[str | None, about("Folder of downloads from the hub; its own cache if not given.")] = None
-    tokenizer: Annotated[str | None, about("Folder of another tokenizer.")] = None
+    model: Annotated[
+        str,
+        about(
+            "Model to load: a folder, a GGUF file, or a name on the Hugging Face Hub. Without it, the embedded model."
+        ),
+    ] = ""
+    revision: Annotated[str | None, about("Branch, tag or commit of a model on the Hub.")] = None
+    download_dir: Annotated[
+        str | None, about("Folder for downloads from the Hub. By default the Hub client's cache.")
+    ] = None
+    tokenizer: Annotated[str | None, about("Folder of a tokenizer to use instead of the model's own.")] = None
     served_model_name: Annotated[
-        tuple[str, ...], about("Name in replies and requests; may be given several times.")
+        tuple[str, ...], about("Name of the model in requests and replies. You can give it several times.")
     ] = ()
     dtype: Annotated[str, about("Number format of unquantized weights.", DTYPES)] = "auto"
     quantization: Annotated[
-        str | None, about("Quantize 16-bit weights while loading; fp8 needs a GPU.", QUANTIZATIONS, open=True)
+        str | None, about("Quantize 16-bit weights while they load. fp8 needs a GPU.", QUANTIZATIONS, open=True)
     ] = None
-    group_size: Annotated[int, about("Columns that share one scale when quantizing.", GROUP_SIZES)] = 32
+    group_size: Annotated[int, about("Number of columns that share one quantization scale.", GROUP_SIZES)] = 32
     activations: Annotated[
-        str, about("Integers that activations become before quantized weights; auto = as the file asks.", ACTIVATIONS)
+        str, about("Integer format of activations for quantized weights; auto = as the checkpoint says.", ACTIVATIONS)
     ] = "auto"
-    max_model_len: Annotated[int, about("Longest sequence in tokens, or auto: what the model was made for.", ge=0)] = 0
-    load_format: Annotated[str, about("dummy makes up random weights for the shapes in config.json.", LOAD_FORMATS)] = (
-        "auto"
-    )
+    max_model_len: Annotated[
+        int, about("Longest sequence in tokens, prompt and output together; auto = the model's own limit.", ge=0)
+    ] = 0
+    load_format: Annotated[
+        str, about("How to load weights; dummy = random weights in the shapes of config.json.", LOAD_FORMATS)
+    ] = "auto"
     cache_packed: Annotated[
         str,
-        about(
-            "Keep converted or quantized weights for the next start: auto = among the user's caches, off, or a folder."
-        ),
+        about("Cache of converted weights for the next start: auto = in the user's cache folder, off, or a folder."),
     ] = "auto"
     cache_packed_gib: Annotated[
         float,
-        about("GiB of packed weights in that folder at most; those least recently used make room.", ge=0, le=1 << 20),
+        about(
+            "Largest size of that cache in GiB. The least recently used weights are deleted first.", ge=0, le=1 << 20
+        ),
     ] = 64.0
     language_model_only: Annotated[
-        bool, about("Leave out what reads pictures: the model's text alone, with every feature that it has.")
+        bool, about("Serve a vision-language model without its vision encoder, for text only.")
     ] = False
-    seed: Annotated[int, about("Start of the random numbers for requests that bring no seed.")] = 0
-    chat_template: Annotated[str | None, about("File with another chat template (jinja).")] = None
+    seed: Annotated[int, about("Seed for requests that have no seed of their own.")] = 0
+    chat_template: Annotated[
+        str | None, about("File with a chat template (Jinja) to use instead of the model's own.")
+    ] = None
     generation_config: Annotated[
         str, about("Sampling defaults: auto = the model's own, vllm = vLLM's.", GENERATION_CONFIGS)
     ] = "auto"
@@ -105,30 +116,48 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: Annotated[
         str, about("Number format of keys and values; auto = that of the weights; int8, fp8: with scales.", KV_DTYPES)
     ] = "auto"
-    kv_cache_memory_bytes: Annotated[int, about("Size of the KV cache; 0 = a share of the free memory.", ge=0)] = 0
+    kv_cache_memory_bytes: Annotated[
+        int, about("Size of the KV cache in bytes; 0 = a share of the free memory.", ge=0)
+    ] = 0
     gpu_memory_utilization: Annotated[
-        float, about("Share of a GPU's memory to take; what the model leaves of it is KV cache.", gt=0, le=1)
+        float, about("Share of the GPU's memory to use. The KV cache gets what the model leaves of it.", gt=0, le=1)
     ] = 0.9
-    num_blocks: Annotated[int, about("Blocks in the KV cache; 0 = as many as the memory allows.", ge=0)] = 0
-    enable_prefix_caching: Annotated[bool, about("Keep computed prompts and reuse common beginnings.")] = True
+    num_blocks: Annotated[int, about("Number of blocks in the KV cache; 0 = as many as the memory allows.", ge=0)] = 0
+    enable_prefix_caching: Annotated[bool, about("Reuse the KV cache of earlier prompts with the same prefix.")] = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
-    max_num_seqs: Annotated[int, about("Sequences in one step at most.", ge=1)] = 64
-    max_num_batched_tokens: Annotated[int, about("Tokens in one step at most.", ge=1)] = USUAL_ROWS
-    enable_chunked_prefill: Annotated[bool, about("Cut long prompts into chunks that ride along with decodes.")] = True
-    scheduling_policy: Annotated[str, about("Who runs first.", POLICIES)] = "fcfs"
+    max_num_seqs: Annotated[int, about("Largest number of sequences in one step.", ge=1)] = 64
+    max_num_batched_tokens: Annotated[int, about("Largest number of tokens in one step.", ge=1)] = USUAL_ROWS
+    enable_chunked_prefill: Annotated[
+        bool, about("Split long prompts into chunks, so that other sequences decode in the same steps.")
+    ] = True
+    scheduling_policy: Annotated[
+        str,
+        about(
+            "Which request runs first: fcfs = first come, first served; priority = lower priority field "
+            "first; fair = tenants by weight.",
+            POLICIES,
+        ),
+    ] = "fcfs"
     max_num_queued_reqs: Annotated[
-        int, about("Sequences accepted and not finished at most; more are refused (HTTP 429).", ge=1)
+        int, about("Largest number of accepted, unfinished sequences. More get HTTP 429.", ge=1)
     ] = 1024
     target_itl_ms: Annotated[
-        float, about("Milliseconds that a step beside which tokens are waited for is to take; 0 = no limit.", ge=0)
+        float,
+        about(
+            "Target for the time between tokens, in milliseconds: prompt chunks are sized so that a step "
+            "takes no longer; 0 = no limit.",
+            ge=0,
+        ),
     ] = 0.0
-    static_batching: Annotated[bool, about("Admit no sequence while others run: the baseline to compare with.")] = False
+    static_batching: Annotated[
+        bool, about("Use static batches: admit no sequence while others run. A baseline for comparisons.")
+    ] = False
     async_scheduling: Annotated[
-        bool | None, about("Plan and send a step while the one before runs; on where there is a GPU, which it needs.")
+        bool | None, about("Plan the next step while one runs. It needs a GPU, and is on if there is one.")
     ] = None
     max_num_encoder_tokens: Annotated[
         int,
@@ -139,7 +168,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     encoder_cache_tokens: Annotated[
-        int, about("Rows of encoded pictures that are kept for prompts with the same ones; 0 = 16,384.", ge=0)
+        int, about("Image tokens whose features are cached for later prompts with the same images; 0 = 16,384.", ge=0)
     ] = 0
 
     @property
@@ -167,29 +196,31 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     threads: Annotated[
-        int, about("CPU threads; 0 = one per physical core, as far as the quota goes.", ge=0, le=1024)
+        int, about("CPU threads; 0 = one for each physical core within the CPU quota.", ge=0, le=1024)
     ] = 0
     isa: Annotated[str, about("Force an instruction set of the native kernels.", ISAS)] = "auto"
     ops: Annotated[
-        tuple[str, ...], about("Choose one op's implementation, as in linear=reference; may be given several times.")
+        tuple[str, ...],
+        about("Choose the implementation of one op, for example linear=reference. You can give it several times."),
     ] = ()
     enforce_eager: Annotated[
-        bool, about("Run each op as the model calls it, instead of recording steps and replaying those of decodes.")
+        bool, about("Run each op separately. By default, decode steps are captured and replayed.")
     ] = False
     tune: Annotated[
         str,
         about(
-            "Sizes of native kernels: auto = measured on the first tokens and kept, off, or ahead=1024,row_streams=4."
+            "Parameters of the native kernels: auto = measure on the first tokens and cache, off, or "
+            "values such as ahead=1024,row_streams=4."
         ),
     ] = "auto"
     bf16_bits: Annotated[
-        int, about("Memory of a bf16 weight: 12 bits lose nothing and decode faster, 16 read prompts faster.")
+        int, about("Bits of a bf16 weight in memory: 12 lose nothing and decode faster; 16 compute prompts faster.")
     ] = 16
     sparse: Annotated[
         str,
         about(
-            "Keep weights of which many are zero without these: auto = where one sequence is faster so (cpu), off, on "
-            "(gpu: 2:4 in 16 bits).",
+            "Store pruned weights without their zeros: auto = if one sequence decodes faster (CPU), off, "
+            "on (GPU: 2:4 in 16 bits).",
             SPARSE,
         ),
     ] = "off"
@@ -201,17 +232,20 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_lora: Annotated[bool, about("Make room for LoRA adapters.")] = False
     lora_modules: Annotated[
         tuple[str, ...],
-        about("Adapter to load, as name=folder, chosen by requests as their model; may be given several times."),
+        about(
+            "LoRA adapter to load, as name=folder. Requests choose it by its name as their model. You can "
+            "give it several times."
+        ),
     ] = ()
     max_loras: Annotated[
-        int, about("Adapters that can be loaded at one time; at least as many as --lora-modules names.", ge=1, le=1024)
+        int, about("Largest number of loaded adapters; at least as many as in --lora-modules.", ge=1, le=1024)
     ] = 1
     max_lora_rank: Annotated[int, about("Largest rank of an adapter.", ge=1, le=512)] = 16
     lora_extra_bytes: Annotated[
         int,
         about(
-            "Memory for what adapters hold beside low-rank matrices of layers, all together: output heads, embeddings, "
-            "DoRA's magnitudes, biases.",
+            "Bytes for all parts of adapters that are not low-rank matrices: output heads, embeddings, "
+            "DoRA magnitudes, biases.",
             ge=0,
         ),
     ] = 256 << 20
@@ -227,12 +261,10 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
             '{"method": "draft_model", "model": FOLDER}, with "num_speculative_tokens": N and "adaptive": false.'
         ),
     ] = None
-    speculative_model: Annotated[
-        str | None, about("Folder of a smaller model with the same tokens, which guesses ahead.")
+    speculative_model: Annotated[str | None, about("Folder of a draft model with the same vocabulary.")] = None
+    num_speculative_tokens: Annotated[
+        int | None, about("Largest number of tokens that --speculative-model drafts.")
     ] = None
-    num_speculative_tokens: Annotated[int | None, about("Tokens that --speculative-model guesses ahead at most.")] = (
-        None
-    )
     speculative_draft_tensor_parallel_size: Annotated[
         int | None,
         about("Ranks that share --speculative-model: 1, or the default, as many as the model has."),

@@ -45,22 +45,23 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int,
         about(
-            "Processes that share each layer's matrices, every one with its part of the threads.", ge=1, le=MOST_RANKS
+            "Tensor parallelism: number of ranks that divide each layer's matrices and the threads.",
+            ge=1,
+            le=MOST_RANKS,
         ),
     ] = 1
     context_parallel_size: Annotated[
         int,
         about(
-            "Processes that share the keys and values of each sequence, 512 tokens in turn, and long prompts.",
+            "Context parallelism: number of ranks that divide the keys and values of each sequence, 512 "
+            "tokens in turn, and long prompts.",
             ge=1,
             le=MOST_RANKS,
         ),
     ] = 1
     pipeline_parallel_size: Annotated[
         int,
-        about(
-            "Stages, each with some of the layers, that compute different steps at the same time.", ge=1, le=MOST_RANKS
-        ),
+        about("Pipeline parallelism: number of stages, each with some of the layers.", ge=1, le=MOST_RANKS),
     ] = 1
     pipeline_layers: Annotated[
         str, about("Layers of each stage, as in 9,7; auto = such that stages take about the same time.")
@@ -92,13 +93,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[
         int,
         about(
-            "Engines of the whole model behind one server, every one with its part of threads and memory.",
+            "Data parallelism: number of replicas behind one server. They divide threads and memory.",
             ge=1,
             le=MOST_RANKS,
         ),
     ] = 1
     prefill_replicas: Annotated[
-        int, about("How many of those engines compute prompts, which the others go on with; 0 = all do both.")
+        int, about("Disaggregated prefill: number of replicas that only compute prompts; 0 = all replicas do both.")
     ] = 0
 
     @property

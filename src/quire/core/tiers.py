@@ -21,12 +21,14 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_store: Annotated[
         str | None,
         about(
-            "Folder that keeps keys and values of prompts beyond the KV cache and beyond a restart (their tokens, too)."
+            "Folder for keys, values and tokens of prompts that are evicted from the KV cache. It survives restarts."
         ),
     ] = None
     kv_store_gb: Annotated[
         float,
-        about("GB of keys and values in that folder at most; those least recently used make room.", gt=0, le=MOST_GIB),
+        about(
+            "Largest size of that folder in GB. The least recently used blocks are deleted first.", gt=0, le=MOST_GIB
+        ),
     ] = 16.0
     kv_offloading_size: Annotated[
         float | None, about("GiB of host memory for keys and values that a GPU's KV cache has no room for.")

@@ -118,15 +118,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: Annotated[int, COUNTER, counter("vllm:prompt_tokens", "Prompt tokens processed.")] = 0
     generation_tokens: Annotated[int, COUNTER, counter("vllm:generation_tokens", "Tokens generated.")] = 0
     drafts: Annotated[int, COUNTER, counter("vllm:spec_decode_num_drafts", "Drafts verified.")] = 0
-    draft_tokens: Annotated[int, COUNTER, counter("vllm:spec_decode_num_draft_tokens", "Tokens guessed ahead.")] = 0
+    draft_tokens: Annotated[int, COUNTER, counter("vllm:spec_decode_num_draft_tokens", "Draft tokens proposed.")] = 0
     accepted_tokens: Annotated[
-        int, COUNTER, counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were kept.")
+        int, COUNTER, counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
     ] = 0
     accepted_per_pos: Annotated[
         tuple[int, ...],
         Adding(by_place, by_place),
         counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Those kept, by their place in the draft.", label="position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens, by their position in the draft.",
+            label="position",
         ),
     ] = ()
     waste: Annotated[

@@ -18,17 +18,17 @@ AGAIN = {"retry-after": "1"}
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 while there is an engine that answers; 503 while it is started again, or is gone."""
+    """Return 200 while an engine answers, and 503 while it restarts or is gone."""
     return Response(status_code=200) if service.engine.ready else Response(status_code=503, headers=AGAIN)
 
 
 async def livez(server: ServerState, request: Request) -> Response:
-    """200 while the server's event loop turns."""
+    """Return 200 while the server's event loop runs."""
     return Response(status_code=200)
 
 
 async def readyz(service: Service, request: Request) -> Response:
-    """200 while requests are taken and the engine makes progress."""
+    """Return 200 while the server accepts requests and the engine makes progress."""
     engine, options = service.engine, service.options
     return readiness(
         {
@@ -48,17 +48,17 @@ def readiness(checks: dict[str, bool]) -> Response:
 
 
 async def load(server: ServerState, request: Request) -> Response:
-    """How many API requests are being served."""
+    """Return the number of running API requests."""
     return _json(Load(server_load=server.active))
 
 
 async def version(server: ServerState, request: Request) -> Response:
-    """The server's version."""
+    """Return the server's version."""
     return _json(Version(version=VERSION))
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Everything Prometheus scrapes."""
+    """Return all metrics for Prometheus."""
     return Response(await asyncio.to_thread(service.engine.metrics.render), media_type=CONTENT_TYPE_LATEST)
 
 

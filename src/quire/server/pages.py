@@ -116,7 +116,7 @@ def live_pages() -> list[PageRoute]:
 
 
 async def live_state(service: Service, request: Request) -> Response:
-    """Models, tenants and incidents, for the live page."""
+    """Return models, tenants and incidents for the live dashboard."""
     return state_of(service, [service], request)
 
 

@@ -36,7 +36,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Web origin whose pages may call the server (CORS), * = any; may be given several times."),
     ] = ()
-    log_level: Annotated[str, about("What is logged, at least.", LOG_LEVELS)] = "info"
+    log_level: Annotated[str, about("Lowest level of log messages.", LOG_LEVELS)] = "info"
     api_key: Annotated[
         tuple[str, ...], about("Key that clients must send as a bearer token; may be given several times.")
     ] = ()
@@ -52,7 +52,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: Annotated[str | None, about("Private key for HTTPS.")] = None
     ssl_certfile: Annotated[str | None, about("Certificate for HTTPS.")] = None
     allowed_hosts: Annotated[
-        tuple[str, ...], about("Names that a request's Host header may have; may be given several times.")
+        tuple[str, ...], about("Allowed values of a request's Host header. You can give it several times.")
     ] = ()
     shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.", ge=0)] = 30.0
     max_body_bytes: Annotated[
@@ -80,9 +80,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_gb: Annotated[
         float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).", gt=0)
     ] = 1.0
-    strict: Annotated[
-        bool, about("Refuse bodies with fields that mean nothing here; else a Warning header names them.")
-    ] = False
+    strict: Annotated[bool, about("Refuse requests with unknown fields. By default, a Warning header names them.")] = (
+        False
+    )
     body_timeout: Annotated[float, about("Seconds a client may take to send a body.", gt=0)] = 30.0
     header_timeout: Annotated[float, about("Seconds a client may take to send its headers.", gt=0)] = 15.0
     write_timeout: Annotated[float, about("Seconds a client may leave a response unread.", gt=0)] = 30.0
@@ -103,9 +103,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.", gt=0)] = (
         600.0
     )
-    access_log: Annotated[
-        str, about("Log every request on standard output, as a line of text or of JSON.", ACCESS_LOGS)
-    ] = "off"
+    access_log: Annotated[str, about("Log every request on standard output, as text or JSON.", ACCESS_LOGS)] = "off"
     explain_other_tenants: Annotated[
         bool,
         about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
@@ -134,7 +132,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None, about("Format of the model's reasoning (deepseek_r1, qwen3, ...); found like that of tool calls.")
     ] = None
     enable_auto_tool_choice: Annotated[
-        bool, about("Do not start unless tool calls of the model can be read; they are wherever they can be.")
+        bool, about("Refuse to start if quire cannot read the model's tool calls. quire reads them whenever it can.")
     ] = False
 
     models: Annotated[

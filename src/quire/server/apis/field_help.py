@@ -9,7 +9,7 @@ import msgspec
 
 from quire.server.apis.unsupported import UNBUILT, WITHOUT_EFFECT
 
-NO_EFFECT = "Cannot change an answer here; the Warning header names it."
+NO_EFFECT = "Ignored: it cannot change the output. The Warning header names it."
 
 
 @cache

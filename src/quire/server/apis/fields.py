@@ -7,76 +7,77 @@ from typing import Annotated, Any
 from quire.core.options.fields import about
 
 ModelField = Annotated[
-    str | None, about("Name of the model or of a LoRA adapter; the server's first model if not given.")
+    str | None, about("Name of the model or of a LoRA adapter. The default is the server's first model.")
 ]
 TemperatureField = Annotated[
     float | None,
-    about("Logits are divided by it; 0 = always the likeliest token. If not given, the model's default, or 1."),
+    about("Logits are divided by it; 0 = always the most probable token. The default is the model's, or 1."),
 ]
 TopPField = Annotated[
-    float | None, about("Only the likeliest tokens that have this probability together are drawn from.")
+    float | None, about("Sample only from the most probable tokens that together have this probability.")
 ]
 PresencePenaltyField = Annotated[
-    float | None, about("Taken from the logit of every token that the answer has already, -2 to 2.")
+    float | None, about("Subtracted from the logit of every token that the output already has, -2 to 2.")
 ]
 FrequencyPenaltyField = Annotated[
-    float | None, about("Taken from a token's logit for each time that the answer has it already, -2 to 2.")
+    float | None, about("Subtracted from a token's logit for each time that the output already has it, -2 to 2.")
 ]
 LogitBiasField = Annotated[
     dict[int, float] | None, about("Added to logits, by token id: -100 forbids a token, 100 forces it.")
 ]
-SeedField = Annotated[int | None, about("Fixes what is drawn: the same request gives the same answer, bit for bit.")]
-StreamField = Annotated[bool | None, about("Server-sent events, as tokens come.")]
-UserField = Annotated[Any, about("Who asks, where keys tell nobody apart: the tenant of --scheduling-policy fair.")]
-TopKField = Annotated[int | None, about("Only this many likeliest tokens are drawn from; 0 or -1 = all.")]
+SeedField = Annotated[
+    int | None, about("Seed of sampling. The same request with the same seed gives the same output, bit for bit.")
+]
+StreamField = Annotated[bool | None, about("Send the output as a stream of events.")]
+UserField = Annotated[Any, about("The tenant for --scheduling-policy fair, if the server has no API keys.")]
+TopKField = Annotated[int | None, about("Sample only from this many most probable tokens; 0 or -1 = all.")]
 MinPField = Annotated[
-    float | None, about("Only tokens with at least this share of the likeliest token's probability are drawn from.")
+    float | None, about("Sample only from tokens with at least this share of the highest probability.")
 ]
 RepetitionPenaltyField = Annotated[
-    float | None, about("Logits of tokens that prompt or answer have are divided by it (multiplied where negative).")
+    float | None, about("Divides the logits of tokens in the prompt or output (multiplies negative ones).")
 ]
-IgnoreEosField = Annotated[bool | None, about("The model's end token does not end the answer.")]
-SkipSpecialTokensField = Annotated[bool | None, about("Special tokens are left out of the text.")]
-IncludeStopStrInOutputField = Annotated[bool | None, about("The text that ended the answer is part of it.")]
-TruncatePromptTokensField = Annotated[int | None, about("Only so many last tokens of the prompt are read.")]
+IgnoreEosField = Annotated[bool | None, about("Ignore the model's end token.")]
+SkipSpecialTokensField = Annotated[bool | None, about("Leave special tokens out of the text.")]
+IncludeStopStrInOutputField = Annotated[bool | None, about("Include the stop string in the output.")]
+TruncatePromptTokensField = Annotated[int | None, about("Use only this many last tokens of the prompt.")]
 AddSpecialTokensField = Annotated[
-    bool | None, about("The tokenizer adds what it puts around texts; a chat template has done so already.")
+    bool | None, about("Let the tokenizer add its special tokens. A chat template has added them already.")
 ]
 PriorityField = Annotated[int | None, about("Under --scheduling-policy priority: lower comes first.")]
 CacheSaltField = Annotated[
-    str | None, about("Parts the prefix cache: prompts are found again under the same salt alone.")
+    str | None, about("Separates the prefix cache: a prompt finds only prefixes with the same salt.")
 ]
 StructuredOutputsField = Annotated[
-    Any, about("The shape of the answer: one of json, regex, choice, grammar, json_object, structural_tag.")
+    Any, about("Structured output: one of json, regex, choice, grammar, json_object, structural_tag.")
 ]
-SuffixField = Annotated[
-    str | None, about("Text behind the gap that is to be filled: models with tokens for filling in.")
-]
-AddGenerationPromptField = Annotated[bool | None, about("Whether the prompt ends with the beginning of an answer.")]
-ContinueFinalMessageField = Annotated[
-    bool | None, about("The last message is not ended, and the answer goes on with it.")
-]
+SuffixField = Annotated[str | None, about("Text after the gap, for models with fill-in-the-middle tokens.")]
+AddGenerationPromptField = Annotated[bool | None, about("End the prompt with the beginning of an assistant message.")]
+ContinueFinalMessageField = Annotated[bool | None, about("Continue the last message instead of starting a new one.")]
 ChatTemplateKwargsField = Annotated[
-    dict[str, Any] | None, about("Further values for the chat template, as enable_thinking.")
+    dict[str, Any] | None, about("More values for the chat template, for example enable_thinking.")
 ]
 ToolsField = Annotated[
     list[dict[str, Any]] | None,
     about("Functions that the model may call: name, description, parameters as a JSON schema."),
 ]
 TopLogprobsField = Annotated[
-    int | None, about("Log-probabilities of so many likeliest tokens at each place (20 at most).")
+    int | None, about("Return logprobs of so many most probable tokens at each position (at most 20).")
 ]
 ToolChoiceField = Annotated[
-    Any, about("auto, none, required, or a function that must be called; what must be is had by grammar.")
+    Any, about("auto, none, required, or a function that must be called. A grammar enforces required calls.")
 ]
-DimensionsField = Annotated[int | None, about("Only the first so many numbers of a vector, divided by their length.")]
-LoraNameField = Annotated[str, about("The adapter's name, which requests give as their model.")]
+DimensionsField = Annotated[int | None, about("Return only the first numbers of a vector, normalized again.")]
+LoraNameField = Annotated[str, about("Name of the adapter. Requests use it as their model.")]
 ReturnTokenStrsField = Annotated[bool | None, about("The reply has each token's text.")]
 RequiredModelField = Annotated[
-    str, about("Name of the model or of a LoRA adapter; the server's first model if not given.")
+    str, about("Name of the model or of a LoRA adapter. The default is the server's first model.")
 ]
 KeepAliveField = Annotated[
-    Any, about("Models stay until the server ends, or others need the room; the Warning header names it.")
+    Any,
+    about(
+        "Ignored: models stay until the server stops or another model needs the memory. The Warning header names it."
+    ),
 ]
 OptionsField = Annotated[
     Any, about("Ollama's: num_predict, temperature, top_k, top_p, min_p, seed, stop, repeat_penalty and others.")

@@ -70,14 +70,14 @@ async def get_model(server: MultiModelServer, request: Request) -> Response:
 
 
 async def load_model(server: MultiModelServer, request: Request) -> Response:
-    """Load a model now; answers once it is there."""
+    """Load a model now, and reply when it is loaded."""
     slot = await _administered(server, request)
     await server.pool.load(slot.listed.name)
     return _json(_card(server, slot, slot.listed.name))
 
 
 async def unload_model(server: MultiModelServer, request: Request) -> Response:
-    """Unload a model once its requests in flight have ended; the next one that names it loads it again."""
+    """Unload a model after its running requests. The next request that names it loads it again."""
     slot = await _administered(server, request)
     await server.pool.unload(slot.listed.name)
     return _json(_card(server, slot, slot.listed.name))

@@ -41,13 +41,15 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: RequiredModelField
     messages: Annotated[
         list[AnthropicMessage],
-        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+        about(
+            "The conversation, oldest message first: role (system, user, assistant, tool) and content (text, images)."
+        ),
     ]
     system: Annotated[Content | None, about("A system message.")] = None
     tools: ToolsField = None
     tool_choice: Annotated[
         dict[str, Any] | None,
-        about("auto, none, required, or a function that must be called; what must be is had by grammar."),
+        about("auto, none, required, or a function that must be called. A grammar enforces required calls."),
     ] = None
     thinking: Annotated[
         dict[str, Any] | None,
@@ -56,7 +58,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     output_config: Annotated[
         dict[str, Any] | None, about("format: a JSON schema; effort: as reasoning_effort of chat completions.")
     ] = None
-    cache_control: Annotated[Any, about("Prefixes are cached always: asks for nothing.")] = None
+    cache_control: Annotated[Any, about("No effect: prefixes are always cached.")] = None
     mcp_servers: Any = None
     context_management: Any = None
 
@@ -64,7 +66,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class MessagesRequest(CountRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, about("Tokens to write at most.")]
+    max_tokens: Annotated[int, about("Largest number of output tokens.")]
     stop_sequences: Annotated[list[str] | None, about("Texts that end the answer.")] = None
     stream: StreamField = None
     temperature: TemperatureField = None

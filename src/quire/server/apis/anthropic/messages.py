@@ -59,7 +59,7 @@ class Count(msgspec.Struct, kw_only=True):
 
 
 async def create_message(service: Service, request: Request) -> Response:
-    """Answer a conversation in Anthropic's shape, whole or as a stream of server-sent events."""
+    """Answer a conversation in Anthropic's format, whole or as a stream of events."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: MessagesRequest)
     request.state.ignored.extend(without_effect(body, ("service_tier",)))
@@ -75,7 +75,7 @@ async def create_message(service: Service, request: Request) -> Response:
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """How many tokens a conversation has as a prompt."""
+    """Return the number of prompt tokens of a conversation."""
     body = await read_struct(request, service.options, lambda _: CountRequest)
     chat = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):

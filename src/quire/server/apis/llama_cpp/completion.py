@@ -59,10 +59,10 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """POST /completion. `n_predict` and `seed` of -1 are none; `cache_prompt` false: nothing cached is used."""
 
     prompt: Annotated[
-        str | list[int] | Pictured, about("Text to continue, token ids, or a list of either: a choice for each.")
+        str | list[int] | Pictured, about("Text to continue, token ids, or a list of either; each gets a choice.")
     ]
     model: ModelField = None
-    n_predict: Annotated[int | None, about("Tokens to write at most; -1 = no limit but the context.")] = None
+    n_predict: Annotated[int | None, about("Largest number of output tokens; -1 = until the context is full.")] = None
     stream: StreamField = None
     temperature: TemperatureField = None
     top_k: TopKField = None
@@ -71,18 +71,18 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     repeat_penalty: Annotated[float | None, about("As repetition_penalty of completions.")] = None
     presence_penalty: PresencePenaltyField = None
     frequency_penalty: FrequencyPenaltyField = None
-    stop: Annotated[list[str] | None, about("Texts that end the answer; they are not part of it.")] = None
+    stop: Annotated[list[str] | None, about("Stop strings. They end the output and are not part of it.")] = None
     seed: SeedField = None
     ignore_eos: IgnoreEosField = None
     logit_bias: Annotated[
         list[list[Any]] | dict[int, float] | None,
         about("Added to logits, by token id: -100 forbids a token, 100 forces it."),
     ] = None
-    n_probs: Annotated[int | None, about("Log-probabilities of so many likeliest tokens.")] = None
-    cache_prompt: Annotated[bool | None, about("false: nothing that the prefix cache has is used.")] = None
+    n_probs: Annotated[int | None, about("Return logprobs of so many most probable tokens.")] = None
+    cache_prompt: Annotated[bool | None, about("false: do not use the prefix cache.")] = None
     return_tokens: Annotated[bool | None, about("The reply has token ids.")] = None
-    grammar: Annotated[str | None, about("GBNF or Lark that the answer follows.")] = None
-    json_schema: Annotated[dict[str, Any] | None, about("A JSON schema that the answer follows.")] = None
+    grammar: Annotated[str | None, about("A grammar (GBNF or Lark) that the output must match.")] = None
+    json_schema: Annotated[dict[str, Any] | None, about("A JSON schema that the output must match.")] = None
 
 
 class LlamaCppTimings(msgspec.Struct, kw_only=True):
@@ -133,7 +133,7 @@ class Props(msgspec.Struct, kw_only=True):
 
 
 async def completion(service: Service, request: Request) -> Response:
-    """Continue a prompt in llama.cpp's shape, whole or as a stream of server-sent events."""
+    """Continue a prompt in llama.cpp's format, whole or as a stream of events."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
     sources = list[Source]()
@@ -314,7 +314,7 @@ class Slot(msgspec.Struct, kw_only=True):
 
 
 async def props(service: Service, request: Request) -> Response:
-    """What a server is, as llama.cpp tells it."""
+    """Return the server's properties in llama.cpp's format."""
     info = service.engine.info
     params = settings_of(service, SamplingParams(**(service.defaults | {"max_tokens": None})))
     params["n_predict"] = -1
@@ -330,7 +330,7 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """The places of the batch, as llama.cpp lists them; no sequence has one of its own, so the first are taken."""
+    """List the batch's slots in llama.cpp's format. Sequences have no fixed slots, so the first are in use."""
     limit = service.engine.info.max_model_len
     busy = service.engine.in_flight
     places = service.config.scheduler.max_num_seqs

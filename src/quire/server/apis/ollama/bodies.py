@@ -52,7 +52,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     model: ModelField = None
     name: Annotated[str | None, about("What model was called before.")] = None
-    verbose: Annotated[Any, about("Asks for nothing here.")] = None
+    verbose: Annotated[Any, about("No effect.")] = None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +67,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     think: Annotated[bool | str | None, about("true, false or an effort: whether the model reasons.")] = None
     logprobs: Annotated[
-        bool | None, about("Log-probabilities of the tokens; in completions a number: of so many likeliest ones, too.")
+        bool | None, about("Return logprobs. In completions a number: also those of so many most probable tokens.")
     ] = None
     top_logprobs: TopLogprobsField = None
     keep_alive: KeepAliveField = None
@@ -78,12 +78,12 @@ class GenerateRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     prompt: Annotated[str | None, about("The text to answer, through the chat template unless raw.")] = None
     system: Annotated[str | None, about("A system message.")] = None
-    raw: Annotated[bool | None, about("The prompt is continued as it is, without the chat template.")] = None
+    raw: Annotated[bool | None, about("Continue the prompt without the chat template.")] = None
     suffix: SuffixField = None
     template: Any = None
     context: Any = None
     images: Annotated[
-        list[str] | None, about("Pictures in base64, before what is said: for models that take them.")
+        list[str] | None, about("Images in base64, placed before the text, for models that read images.")
     ] = None
 
 
@@ -91,8 +91,10 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """POST /api/embed. `dimensions`: 0 = all."""
 
     model: RequiredModelField
-    input: Annotated[str | list[str] | None, about("A text, token ids, or a list of either: a vector for each.")] = None
-    truncate: Annotated[bool | None, about("Whether an input that is too long is cut; else it is refused.")] = None
+    input: Annotated[str | list[str] | None, about("A text, token ids, or a list of either; each gets a vector.")] = (
+        None
+    )
+    truncate: Annotated[bool | None, about("Truncate an input that is too long, instead of refusing it.")] = None
     dimensions: DimensionsField = None
     options: OptionsField = None
     keep_alive: KeepAliveField = None
@@ -140,7 +142,9 @@ class ChatRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     messages: Annotated[
         list[OllamaMessage] | None,
-        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+        about(
+            "The conversation, oldest message first: role (system, user, assistant, tool) and content (text, images)."
+        ),
     ] = None
     tools: ToolsField = None
 

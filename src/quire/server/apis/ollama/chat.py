@@ -67,7 +67,7 @@ class OllamaReply(msgspec.Struct, kw_only=True):
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """Answer or continue a prompt in Ollama's shape, whole or as lines of JSON."""
+    """Answer or continue a prompt in Ollama's format, whole or as lines of JSON."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: GenerateRequest)
     request.state.ignored.extend(ignored_of(body))
@@ -87,7 +87,7 @@ async def generate(service: Service, request: Request) -> Response:
 
 
 async def chat(service: Service, request: Request) -> Response:
-    """Answer a conversation in Ollama's shape, whole or as lines of JSON."""
+    """Answer a conversation in Ollama's format, whole or as lines of JSON."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ChatRequest)
     request.state.ignored.extend(ignored_of(body))

@@ -41,7 +41,7 @@ class EmbeddingsReply(msgspec.Struct, kw_only=True):
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Vectors of one or many texts in Ollama's shape; too long a text is cut to its beginning unless told otherwise."""
+    """Return embeddings in Ollama's format. A text that is too long is truncated unless truncate is false."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: EmbedRequest)
     request.state.ignored.extend(without_effect(body, NOTHING))
@@ -64,7 +64,7 @@ async def embed(service: Service, request: Request) -> Response:
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """The vector of one text in Ollama's older shape."""
+    """Return the embedding of one text in Ollama's older format."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: EmbeddingsRequest)
     request.state.ignored.extend(without_effect(body, NOTHING))

@@ -67,13 +67,13 @@ class Shown(msgspec.Struct, kw_only=True):
 
 
 async def tags(service: Service, request: Request) -> Response:
-    """The names of what is served, as Ollama lists what it has."""
+    """List the served models in Ollama's format."""
     when = stamp(service.created)
     return _json(OllamaModels(models=[_model(service, name, modified_at=when) for name in _names(service)]))
 
 
 async def ps(service: Service, request: Request) -> Response:
-    """What is loaded, as Ollama lists what runs: all that is served."""
+    """List the loaded models in Ollama's format."""
     return _json(OllamaModels(models=loaded_models(service)))
 
 
@@ -85,7 +85,7 @@ def loaded_models(service: Service) -> list[OllamaModel]:
 
 
 async def show(service: Service, request: Request) -> Response:
-    """What is known of a model, as Ollama shows it."""
+    """Return facts of a model in Ollama's format."""
     body = await read_struct(request, service.options, lambda _: Named)
     name = body.model or body.name
     if name is None:
@@ -116,7 +116,7 @@ async def show(service: Service, request: Request) -> Response:
 
 
 async def version(server: ServerState, request: Request) -> Response:
-    """The server's version, where Ollama's clients ask for it."""
+    """Return the server's version for Ollama's clients."""
     return _json(Version(version=VERSION))
 
 

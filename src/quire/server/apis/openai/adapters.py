@@ -27,8 +27,8 @@ class LoadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     lora_name: LoraNameField
-    lora_path: Annotated[str, about("Its folder on the server's disk.")]
-    load_inplace: Annotated[bool, about("Whether it takes the place of one of the same name.")] = False
+    lora_path: Annotated[str, about("Folder of the adapter on the server's disk.")]
+    load_inplace: Annotated[bool, about("Replace an adapter of the same name.")] = False
     model: ModelField = None
 
 
@@ -41,7 +41,7 @@ class UnloadLora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 async def load_lora_adapter(service: Service, request: Request) -> Response:
-    """Load a LoRA adapter, which requests then name as their model."""
+    """Load a LoRA adapter. Requests use its name as their model."""
     body = await _read(service, request, LoadLora)
     name, engine = body.lora_name, service.engine
     service.check_model(body.model)
@@ -56,7 +56,7 @@ async def load_lora_adapter(service: Service, request: Request) -> Response:
 
 
 async def unload_lora_adapter(service: Service, request: Request) -> Response:
-    """Unload a LoRA adapter; one that requests still use stays."""
+    """Unload a LoRA adapter. An adapter that requests still use stays."""
     body = await _read(service, request, UnloadLora)
     service.check_model(body.model)
     if body.lora_name not in service.engine.info.adapters:

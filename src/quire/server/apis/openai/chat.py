@@ -54,7 +54,7 @@ _WALKED = LARGE + 1
 
 
 async def create_chat_completion(service: Service, request: Request) -> Response:
-    """Answer a conversation, whole or as a stream of server-sent events."""
+    """Answer a conversation. Return the answer whole or as a stream of events."""
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
     request.state.ignored.extend(await off_read(request, details_of, body.messages))

@@ -43,7 +43,7 @@ from quire.text.structured.checks import checks_of
 
 
 async def create_completion(service: Service, request: Request) -> Response:
-    """Continue one or many prompts, whole or as a stream of server-sent events."""
+    """Continue one or several prompts. Return the output whole or as a stream of events."""
     arrival = time.monotonic()
     body = await read_body(service, request, CompletionRequest, built=frozenset({"echo"}))
     generation = await submit_completion(service, body, arrival, request.state.tenant)

@@ -67,7 +67,7 @@ class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class EmbeddingRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings."""
 
-    input: Annotated[Prompt, about("A text, token ids, or a list of either: a vector for each.")]
+    input: Annotated[Prompt, about("A text, token ids, or a list of either; each gets a vector.")]
     encoding_format: Annotated[str | None, about("float, or base64 of little-endian f32.")] = None
     dimensions: DimensionsField = None
     normalize: Annotated[
@@ -86,10 +86,10 @@ class ScoreRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_field
 class RerankRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/rerank."""
 
-    query: Annotated[str, about("What documents are ranked by.")]
-    documents: Annotated[list[str], about("Texts that are ranked.")]
-    top_n: Annotated[int | None, about("So many best documents are returned; all if not given.")] = None
-    return_documents: Annotated[bool | None, about("Whether texts come back with their scores.")] = None
+    query: Annotated[str, about("The query to rank documents by.")]
+    documents: Annotated[list[str], about("The texts to rank.")]
+    top_n: Annotated[int | None, about("Number of documents to return. The default is all.")] = None
+    return_documents: Annotated[bool | None, about("Return the texts with their scores.")] = None
 
 
 class VectorUsage(msgspec.Struct, kw_only=True):
@@ -204,7 +204,7 @@ class Pooled:
 
 
 async def create_embedding(service: Service, request: HttpRequest) -> Response:
-    """Vectors of one or many texts or lists of token ids."""
+    """Return embeddings of one or several texts or lists of token ids."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: EmbeddingRequest)
     pooling = service.engine.info.pooling
@@ -227,7 +227,7 @@ async def create_embedding(service: Service, request: HttpRequest) -> Response:
 
 
 async def create_score(service: Service, request: HttpRequest) -> Response:
-    """How well texts fit each other: cosines of vectors, or the probabilities of a model that classifies pairs."""
+    """Score how well texts match: cosine similarity, or the probability of a model that classifies pairs."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ScoreRequest)
     left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
@@ -243,7 +243,7 @@ async def create_score(service: Service, request: HttpRequest) -> Response:
 
 
 async def create_rerank(service: Service, request: HttpRequest) -> Response:
-    """Documents in the order in which they fit a query, best first; equal ones as they came."""
+    """Rank documents by how well they match a query, best first. Equal ones keep their order."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: RerankRequest)
     documents = _texts(body.documents, "documents")

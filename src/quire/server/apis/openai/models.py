@@ -26,13 +26,13 @@ def _model_card(service: Service, name: str) -> ModelCard:
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """The served model under each of its names, and its adapters."""
+    """List the served models under all of their names, and the adapters."""
     names = (*service.names, *service.engine.info.adapters)
     return json_response(ModelList(data=[_model_card(service, name) for name in names]))
 
 
 async def get_model(service: Service, request: Request) -> Response:
-    """One model by name."""
+    """Return one model by its name."""
     name = request.path_params["model"]
     service.check_model(name)
     return json_response(_model_card(service, service.known(name)))

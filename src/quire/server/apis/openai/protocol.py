@@ -70,16 +70,17 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     model: ModelField = None
     max_tokens: Annotated[
-        int | None, about("Tokens to write at most; completions write 16 if not given, chat until the context is full.")
+        int | None,
+        about("Largest number of output tokens. The default is 16 for completions; chat may fill the context."),
     ] = None
-    n: Annotated[int | None, about("Answers to each prompt; they share the prompt's keys and values.")] = None
+    n: Annotated[int | None, about("Number of outputs for each prompt. They share the KV cache of the prompt.")] = None
     temperature: TemperatureField = None
     top_p: TopPField = None
     presence_penalty: PresencePenaltyField = None
     frequency_penalty: FrequencyPenaltyField = None
     logit_bias: LogitBiasField = None
     seed: SeedField = None
-    stop: Annotated[Stop, about("Texts that end the answer; they are not part of it.")] = None
+    stop: Annotated[Stop, about("Stop strings. They end the output and are not part of it.")] = None
     stream: StreamField = None
     stream_options: Annotated[
         StreamOptions | None, about("include_usage: a last event with usage; continuous_usage_stats: usage in each.")
@@ -87,9 +88,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     user: UserField = None
     metadata: Any = None
-    store: Annotated[Any, about("Whether the response can be read and gone on from later.")] = None
+    store: Annotated[Any, about("Store the response, so that it can be read and continued later.")] = None
     service_tier: Any = None
-    parallel_tool_calls: Annotated[Any, about("Whether one answer may have several calls.")] = None
+    parallel_tool_calls: Annotated[Any, about("Allow several tool calls in one output.")] = None
     prompt_cache_key: Any = None
     safety_identifier: Any = None
 
@@ -97,46 +98,42 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: MinPField = None
     repetition_penalty: RepetitionPenaltyField = None
     min_tokens: Annotated[
-        int | None, about("Tokens to write before an end token or a stop string may end the answer.")
+        int | None, about("Smallest number of tokens before an end token or a stop string may end the output.")
     ] = None
     ignore_eos: IgnoreEosField = None
-    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the answer.")] = None
-    allowed_token_ids: Annotated[list[int] | None, about("Only these tokens may be drawn.")] = None
-    bad_words: Annotated[list[str] | None, about("Words that the answer must not have.")] = None
+    stop_token_ids: Annotated[list[int] | None, about("Tokens that end the output.")] = None
+    allowed_token_ids: Annotated[list[int] | None, about("Sample only these tokens.")] = None
+    bad_words: Annotated[list[str] | None, about("Words that the output must not contain.")] = None
     skip_special_tokens: SkipSpecialTokensField = None
-    spaces_between_special_tokens: Annotated[
-        bool | None, about("Special tokens that are shown have spaces around them.")
-    ] = None
+    spaces_between_special_tokens: Annotated[bool | None, about("Put spaces around special tokens in the text.")] = None
     include_stop_str_in_output: IncludeStopStrInOutputField = None
     prompt_logprobs: Annotated[
-        int | None, about("Log-probabilities of the prompt's tokens, and of so many likeliest ones.")
+        int | None, about("Return logprobs of the prompt's tokens, and of so many most probable ones.")
     ] = None
     truncate_prompt_tokens: TruncatePromptTokensField = None
     add_special_tokens: AddSpecialTokensField = None
     priority: PriorityField = None
     cache_salt: CacheSaltField = None
-    request_id: Annotated[str | None, about("The client's own id, in X-Request-Id and the logs.")] = None
-    return_token_ids: Annotated[bool | None, about("The reply has the ids of prompt and answer.")] = None
-    return_tokens_as_token_ids: Annotated[bool | None, about("Tokens in log-probabilities are written token_id:N.")] = (
+    request_id: Annotated[str | None, about("The client's own id of the request, for X-Request-Id and the logs.")] = (
         None
     )
+    return_token_ids: Annotated[bool | None, about("Return the token ids of prompt and output.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, about("Write tokens in logprobs as token_id:N.")] = None
     quire: Annotated[
         QuireOptions | None,
         about('timings: where the time went; cache: what the prefix cache had (see "Seeing what happened").'),
     ] = None
 
-    response_format: Annotated[Any, about("json_object, json_schema or structural_tag: the shape of the answer.")] = (
-        None
-    )
+    response_format: Annotated[Any, about("Structured output: json_object, json_schema or structural_tag.")] = None
     structured_outputs: StructuredOutputsField = None
     guided_json: Annotated[Any, about("A JSON schema; an older name of structured_outputs.")] = None
     guided_regex: Annotated[Any, about("A regular expression; an older name of structured_outputs.")] = None
     guided_choice: Annotated[Any, about("A list of texts; an older name of structured_outputs.")] = None
     guided_grammar: Annotated[Any, about("A grammar (Lark or GBNF); an older name of structured_outputs.")] = None
-    guided_decoding_backend: Annotated[Any, about("Who reads grammars: guidance, and no other.")] = None
+    guided_decoding_backend: Annotated[Any, about("The grammar backend; only guidance is accepted.")] = None
     guided_whitespace_pattern: Annotated[Any, about("Spaces between tokens of JSON, as a regular expression.")] = None
     use_beam_search: Annotated[
-        bool | None, about("The n likeliest answers by beam search in the place of drawing.")
+        bool | None, about("Find the n most probable outputs by beam search instead of sampling.")
     ] = None
     length_penalty: Annotated[
         float | None, about("Exponent of the length by which beams' log-probabilities are divided.")
@@ -144,7 +141,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     early_stopping: Annotated[bool | str | None, about("Whether beam search ends with the first n finished beams.")] = (
         None
     )
-    best_of: Annotated[int | None, about("Answers that are made, of which the n likeliest are returned.")] = None
+    best_of: Annotated[
+        int | None, about("Number of outputs to generate, of which the n most probable are returned.")
+    ] = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -153,10 +152,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions."""
 
-    prompt: Annotated[Prompt, about("Text to continue, token ids, or a list of either: a choice for each.")]
-    echo: Annotated[bool | None, about("The prompt is part of the answer, and of its log-probabilities.")] = None
+    prompt: Annotated[Prompt, about("Text to continue, token ids, or a list of either; each gets a choice.")]
+    echo: Annotated[bool | None, about("Return the prompt before the output, also in logprobs.")] = None
     logprobs: Annotated[
-        int | None, about("Log-probabilities of the tokens; in completions a number: of so many likeliest ones, too.")
+        int | None, about("Return logprobs. In completions a number: also those of so many most probable tokens.")
     ] = None
     suffix: SuffixField = None
     prompt_embeds: Any = None
@@ -199,7 +198,9 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
 
     messages: Annotated[
         list[Message],
-        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+        about(
+            "The conversation, oldest message first: role (system, user, assistant, tool) and content (text, images)."
+        ),
     ]
     add_generation_prompt: AddGenerationPromptField = None
     continue_final_message: ContinueFinalMessageField = None
@@ -209,7 +210,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
     documents: Any = None
 
     max_completion_tokens: Annotated[
-        int | None, about("As max_tokens, reasoning counted in; the name that OpenAI prefers in chat.")
+        int | None, about("As max_tokens, including reasoning. OpenAI prefers this name in chat.")
     ] = None
     logprobs: Annotated[bool | None, about("Log-probabilities of the answer's tokens.")] = None
     top_logprobs: TopLogprobsField = None
@@ -219,7 +220,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
     function_call: Any = None
     reasoning_effort: Annotated[
         str | None,
-        about("How long to think, where the chat template knows it: none, minimal, low, medium, high, xhigh."),
+        about("Effort of reasoning, if the chat template supports it: none, minimal, low, medium, high, xhigh."),
     ] = None
     include_reasoning: Annotated[bool | None, about("Whether reasoning is returned, in reasoning_content.")] = None
     verbosity: Any = None
@@ -245,7 +246,9 @@ class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     messages: Annotated[
         list[Message],
-        about("The conversation, oldest first: role (system, user, assistant, tool) and content: text, pictures."),
+        about(
+            "The conversation, oldest message first: role (system, user, assistant, tool) and content (text, images)."
+        ),
     ]
     add_generation_prompt: AddGenerationPromptField = None
     continue_final_message: ContinueFinalMessageField = None

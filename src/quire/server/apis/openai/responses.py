@@ -154,7 +154,7 @@ class _Asked:
 
 
 async def create_response(service: Service, request: Request) -> Response:
-    """Answer items in the shape of OpenAI's Responses API, whole, as a stream of events, or in the background."""
+    """Create a response of OpenAI's Responses API: whole, as a stream of events, or in the background."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ResponsesRequest)
     request.state.ignored.extend(await off_read(request, ignored_of, body))
@@ -206,7 +206,7 @@ async def _make(server: ServerState, answer: _Answer, asked: _Asked, left: Excha
 
 
 async def read_response(server: ServerState, request: Request) -> Response:
-    """A response that was stored, or is made in the background."""
+    """Return a stored response, or one that runs in the background."""
     if request.query_params.get("stream") == "true":
         raise BadRequest("stream: a response that is stored cannot be streamed again", param="stream")
     memory, key = responses_of(request), _key(request)
@@ -219,7 +219,7 @@ async def read_response(server: ServerState, request: Request) -> Response:
 
 
 async def cancel_response(server: ServerState, request: Request) -> Response:
-    """End a response that is made in the background."""
+    """Cancel a response that runs in the background."""
     memory, key = responses_of(request), _key(request)
     answer = memory.made.pop(key, None)
     if answer is None:
@@ -233,7 +233,7 @@ async def cancel_response(server: ServerState, request: Request) -> Response:
 
 
 async def delete_response(server: ServerState, request: Request) -> Response:
-    """Forget a response that was stored."""
+    """Delete a stored response."""
     key = _key(request)
     if not responses_of(request).store.drop(*key):
         raise _unknown(key[1])

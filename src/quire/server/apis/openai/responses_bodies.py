@@ -78,7 +78,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input: Annotated[str | list[Item], about("A text, or a list of items: messages, calls and their results.")]
     model: ModelField = None
     instructions: Annotated[str | None, about("A system message before the input.")] = None
-    max_output_tokens: Annotated[int | None, about("Tokens to write at most, reasoning counted in.")] = None
+    max_output_tokens: Annotated[int | None, about("Largest number of output tokens, including reasoning.")] = None
     temperature: TemperatureField = None
     top_p: TopPField = None
     top_logprobs: TopLogprobsField = None
@@ -87,16 +87,16 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         list[dict[str, Any]] | None, about("Functions that the model may call; the server itself calls none.")
     ] = None
     tool_choice: ToolChoiceField = None
-    parallel_tool_calls: Annotated[bool | None, about("Whether one answer may have several calls.")] = None
+    parallel_tool_calls: Annotated[bool | None, about("Allow several tool calls in one output.")] = None
     text: Annotated[
         TextOptions | None, about("format: the shape of the answer, as response_format of chat completions.")
     ] = None
     reasoning: Annotated[ReasoningOptions | None, about("effort: as reasoning_effort of chat completions.")] = None
-    previous_response_id: Annotated[str | None, about("A stored response that this one goes on from.")] = None
-    store: Annotated[bool | None, about("Whether the response can be read and gone on from later.")] = None
-    background: Annotated[bool | None, about("Answer at once with an id; GET /v1/responses/{id} says what came.")] = (
-        None
-    )
+    previous_response_id: Annotated[str | None, about("Continue from this stored response.")] = None
+    store: Annotated[bool | None, about("Store the response, so that it can be read and continued later.")] = None
+    background: Annotated[
+        bool | None, about("Reply at once with an id. Get the response from GET /v1/responses/{id}.")
+    ] = None
     stream: StreamField = None
     stream_options: Annotated[
         ResponseStreamOptions | None,
@@ -106,10 +106,12 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         None
     )
     user: UserField = None
-    truncation: Annotated[str | None, about("disabled: what is too long is refused.")] = None
+    truncation: Annotated[str | None, about("Only disabled: a prompt that is too long is refused.")] = None
     service_tier: Any = None
     prompt_cache_key: Any = None
-    prompt_cache_retention: Annotated[Any, about("Cannot change an answer here; the Warning header names it.")] = None
+    prompt_cache_retention: Annotated[
+        Any, about("Ignored: it cannot change the output. The Warning header names it.")
+    ] = None
     safety_identifier: Any = None
     conversation: Any = None
     prompt: Annotated[Any, about("Refused: prompts are not kept; send instructions and input.")] = None
@@ -118,7 +120,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     top_k: TopKField = None
     min_p: MinPField = None
     seed: SeedField = None
-    stop: Annotated[str | list[str] | None, about("Texts that end the answer; they are not part of it.")] = None
+    stop: Annotated[str | list[str] | None, about("Stop strings. They end the output and are not part of it.")] = None
     presence_penalty: PresencePenaltyField = None
     frequency_penalty: FrequencyPenaltyField = None
     repetition_penalty: RepetitionPenaltyField = None

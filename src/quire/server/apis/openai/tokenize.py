@@ -25,7 +25,7 @@ def _kind(value: Any) -> type[TokenizeText] | type[TokenizeChat]:
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """A text, or chat messages, as token ids."""
+    """Return the token ids of a text or of chat messages."""
     body: TokenizeText | TokenizeChat = await read_struct(request, service.options, _kind)
     service.check_model(body.model)
     if isinstance(body, TokenizeChat):
@@ -49,7 +49,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """Token ids as a text, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     body = await read_struct(request, service.options, lambda _: DetokenizeRequest)
     service.check_model(body.model)
     info, ids = service.engine.info, body.tokens

@@ -138,24 +138,24 @@ class Info(msgspec.Struct, kw_only=True):
 
 
 async def generate(service: Service, request: Request) -> Response:
-    """Continue a text in TGI's shape."""
+    """Continue a text in TGI's format."""
     return await _generate(service, request, await read_struct(request, service.options, lambda _: TgiRequest))
 
 
 async def generate_stream(service: Service, request: Request) -> Response:
-    """Continue a text in TGI's shape, as a server-sent event for each token."""
+    """Continue a text in TGI's format, as one event for each token."""
     body = await read_struct(request, service.options, lambda _: TgiRequest)
     return await _generate(service, request, body, stream=True)
 
 
 async def compat_generate(service: Service, request: Request) -> Response:
-    """Continue a text in TGI's shape, in a list of one or as a stream: Hugging Face's clients ask so of a bare URL."""
+    """Continue a text in TGI's format, as a list of one or a stream. Hugging Face clients use this for a bare URL."""
     body = await read_struct(request, service.options, lambda _: TgiCompatRequest)
     return await _generate(service, request, body, stream=bool(body.stream), listed=True)
 
 
 async def info(service: Service, request: Request) -> Response:
-    """What a server is, as TGI tells it."""
+    """Return the server's properties in TGI's format."""
     facts = service.engine.info
     found = Info(
         model_id=service.names[0],
