@@ -48,7 +48,7 @@ from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
-from quire.speculate.suffix import Suffix
+from quire.speculate.suffix import SuffixDecoding
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -247,7 +247,7 @@ def lookup(args: argparse.Namespace) -> dict[str, Any]:
 def look(args: argparse.Namespace) -> dict[str, Any]:
     """Over held-out text that is told token by token, behind 16 rows of text that the tenant got before."""
     found = {}
-    for name, proposer in (("ngram", NGram(2, 16)), ("suffix", Suffix(Speculation(method="suffix")))):
+    for name, proposer in (("ngram", NGram(2, 16)), ("suffix", SuffixDecoding(Speculation(method="suffix")))):
         spent = list[float]()
         for i, (start, *rest) in enumerate(texts(32, 512)):
             seq = Sequence(replace(requests_of([[start]], 600)[0], id=str(i)))

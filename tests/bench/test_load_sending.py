@@ -78,8 +78,8 @@ class MessageAnswer:
                 writer.close()
 
 
-def measured(server: MessageAnswer, **options: Any) -> serving.Measured:
-    async def run() -> serving.Measured:
+def measured(server: MessageAnswer, **options: Any) -> serving.ServingResult:
+    async def run() -> serving.ServingResult:
         async with server.at() as url:
             return await serving.measure(ServeLoad(base_url=url, **options))
 

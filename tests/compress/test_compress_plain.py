@@ -28,7 +28,7 @@ from quire.compress.checkpoint.net import Net
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
-from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 
 
 @pytest.mark.parametrize("name", FAMILIES)

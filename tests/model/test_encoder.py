@@ -31,7 +31,7 @@ from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import DecoderStart, Request
 from quire.core.sequence import Sequence
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
 from quire.model.describe import describe
 from quire.model.families.table import read_spec

@@ -17,7 +17,7 @@ import pytest
 from live_server import FOLDER, LiveServer, live, open_stream, read_all, wait_until
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.engine_options import engine_config
-from quire.engine.life.process import ProcessEngine
+from quire.engine.processes.process import ProcessEngine
 from serving_process import Serving, children, gone
 from stub_engine import StubEngine
 from tiny_model import OPTIONS, write_tiny

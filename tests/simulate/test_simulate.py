@@ -16,17 +16,17 @@ import pytest
 from often import only_slow
 from paths import SUPPORT
 from quire.bench.records import milliseconds
-from quire.plan.rates import Chunk
-from quire.simulate.cells import run_cells
+from quire.plan.rates import PlannedChunk
 from quire.simulate.cluster import Cluster
 from quire.simulate.measures import Gaps
+from quire.simulate.parallel_cells import run_cells
+from quire.simulate.requests import RequestStream
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
 from quire.simulate.simulate_options import SimulatedLoad
-from quire.simulate.simulated_requests import Asked
-from quire.simulate.store import Link
+from quire.simulate.step_times import InterpolatedTimes
+from quire.simulate.store import SimulatedLink
 from quire.simulate.timeline import Design
-from quire.simulate.times import Lines
 from simulated_clusters import TIMES, found, run, setup
 
 
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
     "apart": (
         {},
         {"request_rate": 8.0, "input_len": "64:600"},
-        {"prefill": 1, "replicas": 3, "link": Link(1 << 20, 1e9, 0.002)},
+        {"prefill": 1, "replicas": 3, "link": SimulatedLink(1 << 20, 1e9, 0.002)},
     ),
     "as many as are needed": (
         {"max_num_seqs": 8},
@@ -124,8 +124,8 @@ def test_one_request_alone_takes_its_steps() -> None:
     design = Design(setup=setup(max_num_batched_tokens=512), times=TIMES, edge_ms=3.0)
     cluster = run(design, SimulatedLoad(num_prompts=1, input_len="700", output_len="5"))
     [each] = cluster.measures.tenants.values()
-    first = TIMES.seconds([Chunk(512, 0)]) + TIMES.seconds([Chunk(188, 512)])
-    gaps = [TIMES.seconds([Chunk(1, 700 + i)]) for i in range(4)]
+    first = TIMES.seconds([PlannedChunk(512, 0)]) + TIMES.seconds([PlannedChunk(188, 512)])
+    gaps = [TIMES.seconds([PlannedChunk(1, 700 + i)]) for i in range(4)]
     assert each.seconds["ttft"][0] == pytest.approx(first + 0.003, rel=1e-12)
     assert each.seconds["e2e"][0] == pytest.approx(first + 0.003 + sum(gaps), rel=1e-12)
     table = cluster.measures.results(cluster.last)["latency_ms"]
@@ -174,12 +174,12 @@ def test_prefixes_are_followed_by_the_engines_router_alone() -> None:
 
 
 def test_decodes_between_two_that_were_asked_for_lie_on_a_line() -> None:
-    lines = Lines(TIMES)
-    chunks = [Chunk(1, 100), Chunk(1, 900), Chunk(1, 41)]
+    lines = InterpolatedTimes(TIMES)
+    chunks = [PlannedChunk(1, 100), PlannedChunk(1, 900), PlannedChunk(1, 41)]
     assert lines.seconds(chunks) == pytest.approx(TIMES.seconds(chunks), rel=1e-12)
     assert lines.decodes(3, 1041, 4)[2] == pytest.approx(TIMES.decodes(3, 1041, 4)[2], rel=1e-12)
-    assert lines.seconds([Chunk(90, 5)]) == TIMES.seconds([Chunk(90, 5)]) and lines.seconds([]) == 0.0
-    assert TIMES.decodes(3, 1041, 2) == [TIMES.seconds([Chunk(1, c + i) for _, c in chunks]) for i in range(2)]
+    assert lines.seconds([PlannedChunk(90, 5)]) == TIMES.seconds([PlannedChunk(90, 5)]) and lines.seconds([]) == 0.0
+    assert TIMES.decodes(3, 1041, 2) == [TIMES.seconds([PlannedChunk(1, c + i) for _, c in chunks]) for i in range(2)]
 
 
 @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 30])
@@ -194,9 +194,9 @@ def test_cells_are_clusters_by_themselves() -> None:
     """What two processes give is what the two loads give alone, put together."""
     load = SimulatedLoad(num_prompts=90, request_rate=20.0, shared_prefix=64, tenant=("a=1", "b=1"))
     design = Design(setup=setup(), times=TIMES, replicas=5, seed=7)
-    whole = run_cells(design, Asked(load), {"ttft": 50.0}, 2, lambda: None)
+    whole = run_cells(design, RequestStream(load), {"ttft": 50.0}, 2, lambda: None)
     alone = []
-    for at, asked in enumerate((list(Asked(load))[::2], list(Asked(load))[1::2])):
+    for at, asked in enumerate((list(RequestStream(load))[::2], list(RequestStream(load))[1::2])):
         alone.append(run_cells(replace(design, replicas=3 - at, seed=14 + at), asked, {"ttft": 50.0}, 1, list))
     assert whole.steps == sum(part.steps for part in alone) and whole.hits == sum(part.hits for part in alone) > 0
     told, seconds = whole.measures({"ttft": 50.0}).results(whole.last), max(part.last for part in alone)

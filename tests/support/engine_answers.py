@@ -14,8 +14,8 @@ from quire.core.config import SchedulerConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request, TokenLogprob
 from quire.engine.client import EngineInfo
-from quire.engine.life.supervised import Patience, SupervisedEngine
 from quire.engine.local import LocalEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from turns import turns
 
 
@@ -94,7 +94,7 @@ def killed(requests: list[Request], start: Callable[[], Any], chance: Callable[[
         engines.append(start())
         return engines[-1]
 
-    client = SupervisedEngine(started, Patience(deaths=10_000, hang=0), SchedulerConfig())
+    client = SupervisedEngine(started, RestartPolicy(deaths=10_000, hang=0), SchedulerConfig())
     answers = {request.id: Answer([], []) for request in requests}
     for request in requests:
         client.submit(request)

@@ -16,8 +16,8 @@ from torch import Tensor
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.gloo import DistributedComm, gloo_group
+from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
-from quire.parallel.store import AskedStore, serve
 from quire.parallel.wire import listen
 
 
@@ -159,7 +159,7 @@ def each_over_gloo(world: int, work: Callable[[DistributedComm], Any], seconds: 
         if not rank:
             store = serve(listener, SECRET, world)
             return work(DistributedComm(gloo_group(store, "all", rank, world, "127.0.0.1", seconds)))
-        with closing(AskedStore(host, port, SECRET, rank, world)) as asked:
+        with closing(RemoteStore(host, port, SECRET, rank, world)) as asked:
             group = gloo_group(asked, "all", rank, world, "127.0.0.1", seconds)
         return work(DistributedComm(group))
 

@@ -12,7 +12,7 @@ from oracle import backend, write
 from paged_model import Paged
 from quire.core.config import flat_config
 from quire.model.build import Model, load_model
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.ops.backend import open_backend
 
 
@@ -43,13 +43,13 @@ def folder(tmp_path: Path) -> Path:
 def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The matrices that the loader packs from now on."""
     made: list[object] = []
-    make = Reader.matrix
+    make = WeightReader.matrix
 
-    def counted(self: Reader, *which: Any) -> Any:
+    def counted(self: WeightReader, *which: Any) -> Any:
         made.append(which)
         return make(self, *which)
 
-    monkeypatch.setattr(Reader, "matrix", counted)
+    monkeypatch.setattr(WeightReader, "matrix", counted)
     return made
 
 

@@ -12,7 +12,7 @@ from paged_model import YARN, Paged
 from quire.core.dtypes import BF16
 from quire.model.batch import Batch
 from quire.model.build import Model
-from quire.model.mixers.mixer import LayerKept
+from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.layout import KVLayout
 
 SMALL_ENCODER = {"d_ff": 96, "d_kv": 16}
@@ -143,11 +143,11 @@ GEMMA3 = {
 """Layers, those that see everything (every sixth), key/value heads, head size, window of the published sizes."""
 
 
-def gemma3(size: str, first: int = 0) -> dict[int, LayerKept]:
+def gemma3(size: str, first: int = 0) -> dict[int, LayerCacheSpec]:
     """What the layers of a published size keep, by numbers from `first` on."""
     layers, _, kv_heads, head_dim, window = GEMMA3[size]
     layout = KVLayout(16, kv_heads, head_dim, BF16)
-    return {first + i: LayerKept((layout,), 0 if i % 6 == 5 else window) for i in range(layers)}
+    return {first + i: LayerCacheSpec((layout,), 0 if i % 6 == 5 else window) for i in range(layers)}
 
 
 SKEWED = (90, 1, 50, 3, 2, 40, 1, 1)

@@ -9,8 +9,8 @@ from typing import Any
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.client import EngineInfo
-from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.processes.replicas import ReplicatedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from stub_engine import expected
 from supervised_engines import FOREVER, LIMITS, Engine
 
@@ -26,7 +26,7 @@ class Edge:
 
     def __init__(
         self,
-        patience: Patience = FOREVER,
+        patience: RestartPolicy = FOREVER,
         pause: float = 0.0,
         prefill: int = 0,
         kind: type[Engine] = Engine,

@@ -60,7 +60,7 @@ class Serving:
         *words: str,
         program: Sequence[str] = ("-m", "quire"),
         environment: dict[str, str] | None = None,
-        module: str = "quire.engine.life.worker",
+        module: str = "quire.engine.processes.worker",
         port: int = 0,
         within: Sequence[str] = (),
     ) -> None:

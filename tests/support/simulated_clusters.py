@@ -7,10 +7,10 @@ from typing import Any
 from quire.core.config import SchedulerConfig
 from quire.simulate.cluster import Cluster
 from quire.simulate.replica import Setup
+from quire.simulate.requests import RequestStream
 from quire.simulate.simulate_options import SimulatedLoad
-from quire.simulate.simulated_requests import Asked
+from quire.simulate.step_times import StepTable
 from quire.simulate.timeline import Design
-from quire.simulate.times import StepTable
 
 TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
 
@@ -37,7 +37,7 @@ def found(cluster: Cluster) -> dict[str, Any]:
 
 def run(design: Design, load: SimulatedLoad) -> Cluster:
     cluster = Cluster(design, {"ttft": 200.0})
-    cluster.run(Asked(load))
+    cluster.run(RequestStream(load))
     for replica in cluster.replicas:
         replica.pool.check()
         assert not replica.pool.num_used and not replica.scheduler.requests

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from fake_runner import request
 from quire.core.request import Request
-from quire.core.sequence import Guide as SequenceGuide
+from quire.core.sequence import GrammarGuide as SequenceGuide
 from quire.core.structured import StructuredOutputsParams
-from quire.text.structured.guide import Grammar, Guide
-from quire.text.structured.reader import READER
+from quire.text.structured.grammar_reader import READER
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 
@@ -25,7 +25,7 @@ def ready(shape: StructuredOutputsParams) -> tuple[Grammar, tuple[int, ...]]:
     return Grammar(read.grammar, vocabulary), read.completion
 
 
-def wander(guide: Guide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
+def wander(guide: GrammarGuide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
     """Tokens of a model that knows nothing: any that may come, each as likely as the other."""
     said: list[int] = []
     bits = np.empty(size // 32 + 1, np.int32)

@@ -12,12 +12,12 @@ from quire.core.errors import EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, EngineInfo, StepReport
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from stub_engine import StubEngine, expected
 from turns import turns
 
 LIMITS = SchedulerConfig(max_num_seqs=64)
-FOREVER = Patience(deaths=10_000)
+FOREVER = RestartPolicy(deaths=10_000)
 
 
 def request(name: str, tokens: int = 8, n: int = 1, **params: Any) -> Request:
@@ -59,7 +59,7 @@ class Engine(StubEngine):
 class Edge:
     """Collects what a supervised engine says."""
 
-    def __init__(self, deadly: dict[int, int] | None = None, patience: Patience = FOREVER, **how: Any) -> None:
+    def __init__(self, deadly: dict[int, int] | None = None, patience: RestartPolicy = FOREVER, **how: Any) -> None:
         self.engines: list[Engine] = []
         self.limits: list[EngineInfo | None] = []
 

@@ -16,8 +16,8 @@ import pytest
 from engine_answers import Answer, engine_of, killed, make_requests, replace_id, run
 from quire.core.config import flat_config
 from quire.engine.client import EngineKilled, StepReport
-from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
+from quire.engine.processes.process import ProcessEngine
 from quire.ops.native import load_native
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")

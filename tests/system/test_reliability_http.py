@@ -17,7 +17,7 @@ import zmq
 from live_server import LiveServer, live, wait_until
 from quire.core.request import Output
 from quire.engine.client import Abort, ChangeAdapter, ResetPrefixCache, Submit
-from quire.engine.life.worker import Worker
+from quire.engine.processes.worker import Worker
 from quire.server.routes import TABLE
 from raw_client import ask, request
 from reliability_requests import FULL, MIB, ODD, malformed

@@ -10,7 +10,7 @@ import pytest
 
 from chat_templates import alive, children, renderers
 from quire.cli.flags import to_arguments
-from quire.text.render import Renderer
+from quire.text.template_renderer import Renderer
 from serving_process import serving
 from tiny_model import OPTIONS, write_tiny
 

@@ -16,8 +16,8 @@ from quire.cli.params import PATH, Option, option
 from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
-    from quire.bench.serving import Measured
-    from quire.bench.sweep import Point
+    from quire.bench.serving import ServingResult
+    from quire.bench.sweep import SweepPoint
     from quire.engine.local import LocalEngine
     from quire.figures.files import Appending
 
@@ -70,7 +70,7 @@ def serve(options: dict[str, Any], output: Path | None) -> None:
     rows = Appending(output) if output is not None and output.suffix == ROWS else None
     if load.sweep:
 
-        def on_point(point: Point) -> None:
+        def on_point(point: SweepPoint) -> None:
             print(_line(load.sweep, point), flush=True)
             _keep(rows, point.measured)
 
@@ -84,12 +84,12 @@ def serve(options: dict[str, Any], output: Path | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _keep(rows: Appending | None, measured: Measured) -> None:
+def _keep(rows: Appending | None, measured: ServingResult) -> None:
     if rows is not None:
         rows.add(measured.row(_command(measured.load)))
 
 
-def _line(kind: str, point: Point) -> str:
+def _line(kind: str, point: SweepPoint) -> str:
     return f"{kind} {point.at:.2f}: {point.answered:.2f} requests/s answered, {point.why or 'held'}"
 
 
@@ -110,8 +110,8 @@ def _offline(
 ) -> None:
     """Measure an engine that is loaded for it, in this process."""
     from quire.bench.report import report
-    from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
+    from quire.engine.processes.progress import loading_bar
 
     config = to_engine(options)
     with loading_bar() as progress:

@@ -15,8 +15,8 @@ from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN
 
 if TYPE_CHECKING:
-    from quire.bench.replay import Outcome
-    from quire.engine.record.recording import Run
+    from quire.bench.replay import ReplayResult
+    from quire.engine.record.recording import RecordedRun
 
 KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
 
@@ -40,8 +40,8 @@ def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     _describe(run)
     from quire.bench.replay import Replay, doubts, options_of
     from quire.bench.report import report
-    from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
+    from quire.engine.processes.progress import loading_bar
 
     given = {name: value for name, value in options.items() if name not in ReplayLoad.__struct_fields__}
     recorded = {k: v for k, v in options_of(run).items() if not (k in KV_FLAGS and KV_FLAGS & set(given))}
@@ -56,7 +56,7 @@ def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     _judge(run, outcome)
 
 
-def _describe(run: Run) -> None:
+def _describe(run: RecordedRun) -> None:
     began, last = run.began, run.asked[-1].at if run.asked else 0.0
     print(f"run {run.name}: {len(run.asked)} requests within {last:.1f} s, {began.info.model}, quire {began.version}")
     if not began.prompts:
@@ -65,7 +65,7 @@ def _describe(run: Run) -> None:
         print(f"{run.lost} lines of the recording are missing")
 
 
-def _judge(run: Run, outcome: Outcome) -> None:
+def _judge(run: RecordedRun, outcome: ReplayResult) -> None:
     """Say what was found; exit code 1 for a difference, or where something could not be run."""
     for count, what in (
         (outcome.unfinished, "requests have no end in the recording: they ran, and nothing is compared with them"),

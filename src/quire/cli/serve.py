@@ -17,7 +17,7 @@ from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
 from quire.cli.models import listed_models
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
-from quire.parallel.ahead import drop_waiting
+from quire.parallel.prestart import drop_waiting
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -103,17 +103,17 @@ def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
-    from quire.engine.life.supervised import Patience, SupervisedEngine
+    from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
-    patience = Patience(
+    patience = RestartPolicy(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
     count = config.parallel.data_parallel_size
     if count == 1:
         engine: EngineClient = SupervisedEngine(partial(placing.start, 0), patience, config.scheduler)
     else:
-        from quire.engine.life.replicas import ReplicatedEngine  # and its router
+        from quire.engine.processes.replicas import ReplicatedEngine  # and its router
 
         engine = ReplicatedEngine(
             count,

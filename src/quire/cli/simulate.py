@@ -16,9 +16,9 @@ from quire.simulate.simulate_options import ClusterOptions, SimulatedLoad
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.simulate.design import Made
-    from quire.simulate.outcome import Outcome
-    from quire.simulate.simulated_requests import Asked
+    from quire.simulate.design import TimedDesign
+    from quire.simulate.outcome import SimulationResult
+    from quire.simulate.requests import RequestStream
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
 OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": SimulatedLoad}
@@ -51,9 +51,9 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     words = ["quire", "simulate", *([trace] if trace else []), *to_arguments(options)]
 
     from quire.simulate.design import design_of
-    from quire.simulate.simulated_requests import Asked
+    from quire.simulate.requests import RequestStream
 
-    asked = Asked(load, trace)
+    asked = RequestStream(load, trace)
     made = design_of(config, cluster, load.seed)
     if cluster.search:
         _search(made, asked, config, cluster, output, shlex.join(words))
@@ -62,9 +62,9 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     _report(made, asked, config, found, cluster.replicas, output, shlex.join(words))
 
 
-def _run(made: Made, asked: Asked, cluster: ClusterOptions, replicas: int = 0) -> Outcome:
+def _run(made: TimedDesign, asked: RequestStream, cluster: ClusterOptions, replicas: int = 0) -> SimulationResult:
     from quire.bench.serving import targets_of
-    from quire.engine.life.progress import counting_bar
+    from quire.engine.processes.progress import counting_bar
     from quire.simulate.outcome import simulate
 
     if made.cells > 1:  # processes are forked, which threads of a bar would not survive
@@ -74,7 +74,13 @@ def _run(made: Made, asked: Asked, cluster: ClusterOptions, replicas: int = 0) -
 
 
 def _report(
-    made: Made, asked: Asked, config: EngineConfig, found: Outcome, replicas: int, output: Path | None, command: str
+    made: TimedDesign,
+    asked: RequestStream,
+    config: EngineConfig,
+    found: SimulationResult,
+    replicas: int,
+    output: Path | None,
+    command: str,
 ) -> None:
     from quire.bench.report import report
     from quire.figures.files import Appending
@@ -91,14 +97,19 @@ def _report(
 
 
 def _search(
-    made: Made, asked: Asked, config: EngineConfig, cluster: ClusterOptions, output: Path | None, command: str
+    made: TimedDesign,
+    asked: RequestStream,
+    config: EngineConfig,
+    cluster: ClusterOptions,
+    output: Path | None,
+    command: str,
 ) -> None:
     from quire.simulate.search import fewest
     from quire.simulate.show import show_try
     from quire.simulate.simulate_options import limits_of
 
     limits = limits_of(cluster.slo)
-    tried: dict[int, Outcome] = {}
+    tried: dict[int, SimulationResult] = {}
 
     def holds(replicas: int) -> bool:
         found = tried[replicas] = _run(made, asked, cluster, replicas)

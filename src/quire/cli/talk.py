@@ -19,7 +19,7 @@ from quire.core.errors import BadRequest, ConfigError
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.params import SamplingParams
-    from quire.engine.llm import LLM, Delta
+    from quire.engine.llm import LLM, GenerateDelta
     from quire.engine.outputs import RequestOutput
 
 
@@ -110,7 +110,7 @@ def sampling(llm: LLM, **asked: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
 
 
-def print_in_order(deltas: Iterator[Delta], prompts: list[str]) -> list[RequestOutput]:
+def print_in_order(deltas: Iterator[GenerateDelta], prompts: list[str]) -> list[RequestOutput]:
     """Print texts in the order of the prompts: the first unfinished one as it grows, later ones when it is done."""
     held = [""] * len(prompts)
     done: dict[int, RequestOutput] = {}

@@ -16,13 +16,14 @@ from quire.core.params import SamplingParams
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
+from quire.engine.embedding import PoolingCalls
 from quire.engine.engine_options import engine_config
-from quire.engine.life.progress import counting_bar, loading_bar
+from quire.engine.image_sources import ImageSource, images_of, without_pictures
 from quire.engine.local import LocalEngine
 from quire.engine.outputs import RequestBuilder, RequestOutput
-from quire.engine.pooled import PoolingCalls
+from quire.engine.processes.progress import counting_bar, loading_bar
 from quire.engine.requests import (
-    Encoded,
+    EncodedPrompt,
     Message,
     Prompt,
     Seeds,
@@ -37,16 +38,15 @@ from quire.engine.requests import (
     text_or_ids,
     with_grammar,
 )
-from quire.engine.sources import Source, images_of, without_pictures
 from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.text.detokenizer import continuation
-from quire.text.structured.checks import checks_of
+from quire.text.structured.answer_checks import checks_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine.pictures import Preparer
-    from quire.pictures.prompt import Prepared
+    from quire.engine.images import Preparer
+    from quire.images.prompt import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LoRARequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class GenerateDelta:
     """What a step adds: `text` of continuation `index` of prompt number `prompt`; `output` once that prompt is done."""
 
     prompt: int
@@ -94,26 +94,26 @@ class PromptReader:
     @cached_property
     def preparer(self) -> Preparer:
         """Reads pictures."""
-        from quire.engine.pictures import Preparer
+        from quire.engine.images import Preparer
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 
-    def read(self, prompt: Prompt) -> tuple[str | None, Encoded]:
+    def read(self, prompt: Prompt) -> tuple[str | None, EncodedPrompt]:
         """The text of a prompt, None where ids were given, and its ids with its pictures."""
         if isinstance(prompt, str):
             check_size(self._info, self.tokenizer, prompt)
-            return prompt, Encoded(self.tokenizer.encode(prompt))
+            return prompt, EncodedPrompt(self.tokenizer.encode(prompt))
         if not isinstance(prompt, Mapping):
-            return None, Encoded(prompt)
+            return None, EncodedPrompt(prompt)
         text, ids = text_or_ids(prompt)
-        if isinstance(ids, Encoded):
+        if isinstance(ids, EncodedPrompt):
             return text, ids
         pictures = images_of(prompt.get("multi_modal_data"))
         if pictures:
             return text, self._seen(text, ids, pictures)
-        return self.read(text or "") if ids is None else (text, Encoded(ids))
+        return self.read(text or "") if ids is None else (text, EncodedPrompt(ids))
 
-    def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[Source]) -> Encoded:
+    def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[ImageSource]) -> EncodedPrompt:
         """A text with marks of pictures, or ids in which each has as many image tokens as it has rows."""
         preparer = self.preparer
         preparer.admit(sources)
@@ -122,7 +122,7 @@ class PromptReader:
             return preparer.encode(text, self._prepared(sources), "prompt", special=True)
         return preparer.place(list(ids or ()), self._prepared(sources), "prompt_token_ids")
 
-    def _prepared(self, sources: Sequence[Source]) -> list[Prepared]:
+    def _prepared(self, sources: Sequence[ImageSource]) -> list[Prepared]:
         return [self.preparer.prepare(source, alone=len(sources) == 1) for source in sources]
 
     def of_chat(
@@ -134,7 +134,7 @@ class PromptReader:
     ) -> Prompt:
         """The prompt of a conversation, through the model's chat template or the text `chat_template`."""
         template = self.template if chat_template is None else ChatTemplate({"default": chat_template}, self.tokenizer)
-        sources: list[Source] = []
+        sources: list[ImageSource] = []
         plain = [without_pictures(message, f"messages[{i}]", sources) for i, message in enumerate(messages)]
         if not sources:
             return {"prompt_token_ids": template.encode(plain, tools, **variables)}
@@ -211,7 +211,7 @@ class LLM(PoolingCalls):
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Generator[Delta, None, None]:
+    ) -> Generator[GenerateDelta, None, None]:
         """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
         return self._run(self._builders(prompts, sampling_params))
 
@@ -347,7 +347,7 @@ class LLM(PoolingCalls):
             raise BadRequest("multi_modal_data: only generate and chat take pictures", param="multi_modal_data")
         return text, encoded.ids
 
-    def _run(self, builders: list[RequestBuilder]) -> Generator[Delta, None, None]:
+    def _run(self, builders: list[RequestBuilder]) -> Generator[GenerateDelta, None, None]:
         """Drive the engine until all have finished; whatever ends early is aborted."""
         engine, live = self.engine, {b.request.id: b.request for b in builders}
         with closing(engine.run(live)) as outputs:
@@ -358,4 +358,4 @@ class LLM(PoolingCalls):
                     engine.abort(output.request_id, output.index)
                 if finished:
                     del live[output.request_id]
-                yield Delta(number, output.index, text, builder.result() if finished else None)
+                yield GenerateDelta(number, output.index, text, builder.result() if finished else None)

@@ -28,9 +28,9 @@ from quire.ops.sampling import (
     Records,
     RowEdits,
 )
-from quire.sample.constrained import Masks, settle
-from quire.sample.edits import History
-from quire.sample.rows import LogitRow
+from quire.sample.grammar_masks import MaskBuilder, settle
+from quire.sample.logit_edits import LogitEdits
+from quire.sample.logit_row import LogitRow
 
 NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"
@@ -65,7 +65,7 @@ class RowResult(NamedTuple):
     error: QuireError | None = None
 
 
-class Query(NamedTuple):
+class LogprobQuery(NamedTuple):
     """A wish for log-probabilities: of `token` and of the `k` best, in row `at` of some logits, for result `row`.
 
     A `token` of -1 - i is the one that row `drawn[i]` gives.
@@ -86,8 +86,8 @@ class SamplingWork(NamedTuple):
 
     drawn: list[int]
     edited: set[int]
-    scored: list[Query]
-    raw: list[Query]
+    scored: list[LogprobQuery]
+    raw: list[LogprobQuery]
     failed: Failed
 
 
@@ -121,7 +121,7 @@ class Drawn:
                     results[i] = RowResult(-1, None, self.failed[seq])
         return results
 
-    def _score(self, queries: list[Query], found: list[NDArray[Any]], results: list[RowResult]) -> None:
+    def _score(self, queries: list[LogprobQuery], found: list[NDArray[Any]], results: list[RowResult]) -> None:
         """Put the log-probabilities that `queries` asked for into `results`; rows in error stay so."""
         scores, ids, logprobs = found
         records = scores.view(SCORE).tolist()
@@ -135,7 +135,7 @@ class Drawn:
                 fail(self.failed, self._rows[query.row].seq, failure, "logprobs")
 
 
-def _scored(query: Query, score: tuple[Any, ...], best: list[int], values: list[float], token: int) -> RowResult:
+def _scored(query: LogprobQuery, score: tuple[Any, ...], best: list[int], values: list[float], token: int) -> RowResult:
     """The result of a row that gave `token`, if it gave one, with the log-probabilities that `query` asked for."""
     _, logprob, rank, flags, _ = score
     if flags:
@@ -158,11 +158,11 @@ class Sampler:
     Log-probabilities are of the model's own logits, before penalties and temperature (vLLM's `raw_logprobs`).
     """
 
-    def __init__(self, ops: SamplingOps, vocab_size: int, masks: Masks | None = None) -> None:
+    def __init__(self, ops: SamplingOps, vocab_size: int, masks: MaskBuilder | None = None) -> None:
         """`masks`: of rows whose tokens follow a grammar."""
         self._ops = ops
         self._vocab_size = vocab_size
-        self._histories: dict[Sequence, History] = {}
+        self._histories: dict[Sequence, LogitEdits] = {}
         self._history_limit = 64
         self.masks = masks
         self._reserve(64)
@@ -236,7 +236,7 @@ class Sampler:
         params = seq.request.params
         if target is not None:
             known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
-            work.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
+            work.scored.append(LogprobQuery(row, row, known, params.prompt_logprobs or 0))
             return
         place = len(work.drawn)
         PACK_DRAW(
@@ -261,9 +261,9 @@ class Sampler:
         if params.logprobs is None or not scores:
             return
         if edited:
-            work.raw.append(Query(row, len(work.raw), -1 - place, params.logprobs))
+            work.raw.append(LogprobQuery(row, len(work.raw), -1 - place, params.logprobs))
         else:
-            work.scored.append(Query(row, row, -1 - place, params.logprobs))
+            work.scored.append(LogprobQuery(row, row, -1 - place, params.logprobs))
 
     def _run(
         self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: Rows[LogitRow], guided: bool
@@ -313,12 +313,12 @@ class Sampler:
 
         settle(rows, given, redraw, work.failed)
 
-    def _history(self, seq: Sequence) -> History:
+    def _history(self, seq: Sequence) -> LogitEdits:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""
         history = self._histories.get(seq)
         if history is None:
             if len(self._histories) >= self._history_limit:
                 self._histories = {s: h for s, h in self._histories.items() if s.status != Status.FINISHED}
                 self._history_limit = max(64, 2 * len(self._histories))
-            history = self._histories[seq] = History(seq)
+            history = self._histories[seq] = LogitEdits(seq)
         return history

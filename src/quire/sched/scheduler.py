@@ -18,15 +18,15 @@ from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.admission import Admission
-from quire.sched.features.images import Encoding
-from quire.sched.features.pooling import Pooled
-from quire.sched.features.protocol import PlanHooks
+from quire.sched.admission import BatchAdmission
+from quire.sched.features.feature import FeatureHooks
+from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.pooling import PoolingFeature
 from quire.sched.features.structured import Make, SlowGuides
-from quire.sched.growth import Scored, append, ended, moves, pending
+from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
-from quire.sched.shares import Pace, Portions, budget_of, shares
-from quire.sched.waiting_room import WaitingRoom
+from quire.sched.queues import SequenceQueues
+from quire.sched.shares import MicroBatches, PrefillPace, budget_of, shares
 
 
 class PendingBlockWork:
@@ -55,24 +55,24 @@ class Scheduler:
         config: SchedulerConfig,
         tables: BlockTables,
         max_model_len: int,
-        portions: Portions | None = None,
-        encoding: Encoding | None = None,
+        portions: MicroBatches | None = None,
+        encoding: EncoderScheduler | None = None,
         make_guide: Make | None = None,
     ) -> None:
         self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
-        self._portions = portions or Portions()
+        self._portions = portions or MicroBatches()
         self.tables, self.max_model_len = tables, max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
-        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
+        self.room = room = SequenceQueues(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
-        self.hooks = PlanHooks(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
+        self.hooks = FeatureHooks(SlowGuides(lambda: self.clock()), PoolingFeature(), PromptLogprobs(), encoding)
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = self._tickets = 0
         self.block_work = PendingBlockWork(tables.tiers)
-        self.pace = Pace(config.target_itl_ms / 1000)
+        self.pace = PrefillPace(config.target_itl_ms / 1000)
         self._ended: list[Output] = []  # by no result of a step; told with the next
-        self._admission = Admission(config, tables, room, self.policy)
+        self._admission = BatchAdmission(config, tables, room, self.policy)
 
     def add(self, request: Request) -> None:
         """Queue a request; BadRequest if it could never run."""

@@ -12,7 +12,7 @@ from quire.engine.outputs import CompletionOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AnswerCandidate:
     """One answer. `score`: what it was ranked by; `answer`: what was taken from its text, where answers vote."""
 
     text: str
@@ -49,13 +49,13 @@ class SearchResult:
 
     text: str
     score: float
-    candidates: list[Candidate]
+    candidates: list[AnswerCandidate]
     saved: Saved
     answer: str | None = None
 
 
 @dataclass(slots=True)
-class Meter:
+class TokenMeter:
     """Counts what a search of `llm` asks for and computes from here on."""
 
     llm: LLM

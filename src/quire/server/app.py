@@ -16,7 +16,7 @@ from starlette.routing import Route as Endpoint
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.apis.openai.responses import Responses
 from quire.server.http.access_log import watchers
 from quire.server.http.errors import HttpError, error_headers

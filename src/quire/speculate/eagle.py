@@ -22,15 +22,15 @@ from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
+from quire.model.net.hidden_taps import Taps
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
-from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable
 from quire.run.step import ModelStep
-from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
+from quire.speculate.eagle_decoder import Eagle1Input, Eagle3Input, EagleDecoder, EagleInput
 from quire.speculate.eagle_drafter import EagleDrafter
 from quire.speculate.head_file import HeadFile
 
@@ -84,12 +84,12 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
         if not all(0 < i < target.spec.layers for i in taps.layers):
             raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
         fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
-        entry: Entry = Beside(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
+        entry: EagleInput = Eagle3Input(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
         layer, norm = made.layer("midlayer", 2 * spec.hidden, ops.put(rope)), made.norm("norm")
         head = file.linear({"lm_head": spec.vocab_size}, spec.hidden) if "lm_head.weight" in file else None
     else:
         taps, fuse, norm, head = Taps(every=True), None, NoNorm(), None
-        entry = Mixed(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
+        entry = Eagle1Input(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
         layer = made.layer("layers.0", spec.hidden, ops.put(rope))
         if "lm_head.weight" in file:
             head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)

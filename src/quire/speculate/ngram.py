@@ -1,6 +1,6 @@
 """Prompt look-up: what followed the last tokens when they came before is guessed to follow again.
 
-Saxena 2023, "Prompt lookup decoding"; Yang et al. 2023, "Inference with reference". `runs.py`
+Saxena 2023, "Prompt lookup decoding"; Yang et al. 2023, "Inference with reference". `ngram_index.py`
 finds it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence as Rows
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
-from quire.speculate.runs import Match, Row, Runs
+from quire.speculate.ngram_index import NGramIndex, NGramMatch, TokenRow
 
 
 def repeated(follows: list[int], count: int) -> list[int]:
@@ -38,15 +38,15 @@ def graft(seq: Sequence, branch: list[int], most: int) -> None:
         node = known
 
 
-class OwnRuns:
+class OwnNGrams:
     """The runs of one sequence's own tokens."""
 
     __slots__ = ("_row", "_runs")
 
     def __init__(self, seq: Sequence, least: int, most: int) -> None:
-        self._runs, self._row = Runs(least, most), Row(seq.tokens)
+        self._runs, self._row = NGramIndex(least, most), TokenRow(seq.tokens)
 
-    def matches(self) -> list[Match]:
+    def matches(self) -> list[NGramMatch]:
         """Where what the sequence ends with was before, in its own tokens."""
         self._runs.read(self._row)
         return self._runs.matches(self._row)
@@ -67,8 +67,8 @@ class NGram:
         """What followed the longest run that ends the row and was there before; a copy of what it makes repeats."""
         for seq, limit in zip(seqs, limits, strict=True):
             own = seq.draft.lookup
-            if not isinstance(own, OwnRuns):
-                own = seq.draft.lookup = OwnRuns(seq, self._least, self._most)
+            if not isinstance(own, OwnNGrams):
+                own = seq.draft.lookup = OwnNGrams(seq, self._least, self._most)
             found = own.matches()
             if self._form is None:
                 for _, row, end in found[:1]:

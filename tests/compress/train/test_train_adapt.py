@@ -26,9 +26,9 @@ from quire.compress.train.objective import CrossEntropy, NetLearner
 from quire.compress.train.parametrized import ParametrizedNet, linear_modules
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
 from quire.quant.codebook import NF4_NUMBERS
+from quire.training.loop import LearningSchedule, TrainingRun
 from training_runs import Plan, logits_of
 
 FAMILIES = {"llama": ("*",), "gpt2": ("c_attn", "*.1.mlp.c_proj"), "phi3": ("qkv_proj", "down_proj")}
@@ -84,7 +84,7 @@ def test_it_begins_as_the_model_and_learns_its_rows(tmp_path: Path) -> None:
     with torch.no_grad():
         assert relative_error(logits_of(net, ROWS[0].tokens), logits(oracle, ROWS[0].tokens)) < 1e-5
     learner = NetLearner(net, lora.parameters, CrossEntropy(), ROWS[:2], 2, 0)
-    run = Run(learner, Pace(60, 0.02), Plan(60), tmp_path / "state.safetensors")
+    run = TrainingRun(learner, LearningSchedule(60, 0.02), Plan(60), tmp_path / "state.safetensors")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 4, "two rows are learned by heart"
 

@@ -20,9 +20,9 @@ from quire.compress.train.qat import FakeQuantize, fake_quantize
 from quire.core.config import flat_config
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
-from quire.learn.loop import Pace, Run
 from quire.model.build import load_model
 from quire.quant.registry import QUANTIZERS
+from quire.training.loop import LearningSchedule, TrainingRun
 from torch_weights import quantize_torch
 from training_runs import Plan, logits_of
 
@@ -53,8 +53,11 @@ def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, 
     write(tmp_path / "m", family, dtype=torch.bfloat16, tie_word_embeddings=False)
     net = net_of(tmp_path / "m", scheme, torch.bfloat16)
     parameters = trainable_tensors(net, ())
-    run = Run(
-        NetLearner(net, parameters, CrossEntropy(), ROWS, 2, 0), Pace(2, 1e-3), Plan(2), tmp_path / "s.safetensors"
+    run = TrainingRun(
+        NetLearner(net, parameters, CrossEntropy(), ROWS, 2, 0),
+        LearningSchedule(2, 1e-3),
+        Plan(2),
+        tmp_path / "s.safetensors",
     )
     run.go(lambda step, loss: None)
     write_folder(tmp_path / "out", net.tensors, net.config, net.folder, torch.bfloat16)
@@ -104,9 +107,9 @@ def test_gradients_pass_straight_through(tmp_path: Path) -> None:
 def test_it_learns_under_rounding(tmp_path: Path) -> None:
     write(tmp_path, "llama", tie_word_embeddings=False)
     net = net_of(tmp_path, "int4", torch.bfloat16, "int8")
-    run = Run(
+    run = TrainingRun(
         NetLearner(net, trainable_tensors(net, ()), CrossEntropy(), ROWS[:2], 2, 0),
-        Pace(30, 0.01),
+        LearningSchedule(30, 0.01),
         Plan(30),
         tmp_path / "s",
     )
@@ -136,7 +139,12 @@ def test_what_was_pruned_stays_zero(family: str, tmp_path: Path) -> None:
     masks, leaves = PruningMasks(net), trainable_tensors(net, ())
     assert set(masks.masks) == set(pruned)
     net.parametrized.parametrizations.append(masks.value)
-    run = Run(NetLearner(net, leaves, CrossEntropy(), ROWS, 2, 0), Pace(6, 0.01), Plan(6), tmp_path / "s.safetensors")
+    run = TrainingRun(
+        NetLearner(net, leaves, CrossEntropy(), ROWS, 2, 0),
+        LearningSchedule(6, 0.01),
+        Plan(6),
+        tmp_path / "s.safetensors",
+    )
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0]
     for name in pruned:

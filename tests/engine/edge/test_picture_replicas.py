@@ -12,8 +12,8 @@ import pytest
 from chaos_load import sum_of_metric as metric
 from oracle import BACKENDS
 from picture_files import png_url as png
-from quire.core.pictures import placeholders
-from quire.engine.life.router import Router
+from quire.core.images import placeholders
+from quire.engine.processes.router import Router
 from replica_edge import BLOCK
 from replica_edge import routed_request as request
 from seeing import asked, image_part

@@ -19,7 +19,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
-from quire.engine.life.kept import Kept
+from quire.engine.processes.unfinished import UnfinishedRequest
 from quire.engine.start import start_engine
 from replica_edge import Edge
 from serving_process import Serving
@@ -94,7 +94,7 @@ def test_where_no_replica_computes_prompts_the_others_do() -> None:
 
 
 def test_tokens_that_another_engine_computed_are_no_cached_tokens_of_the_client() -> None:
-    kept = Kept(request("r"))
+    kept = UnfinishedRequest(request("r"))
     kept.again()
     kept.take(Output(request_id="r", tokens=[5], cached_tokens=3))
     kept.again()

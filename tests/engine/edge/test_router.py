@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from quire.core.request import Request
-from quire.engine.life.router import Router
+from quire.engine.processes.router import Router
 from replica_edge import BLOCK, REPLICAS
 from replica_edge import routed_request as request
 

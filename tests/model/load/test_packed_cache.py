@@ -25,12 +25,12 @@ from quire.core.config import DeviceConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model
 from quire.model.load import packed_cache, packed_file
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.ops.backend import open_backend
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
-from quire.ops.cpu.samples import samples
+from quire.ops.cpu.packing_samples import samples
 from quire.ops.kinds import KINDS
 from quire.ops.lazy import torch_dtype
 from quire.ops.native import load_native
@@ -193,14 +193,14 @@ def test_a_full_disk_is_said_and_serving_goes_on(
 
 
 def test_a_load_that_fails_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Reader.matrix
+    make = WeightReader.matrix
 
-    def fails(self: Reader, roles: tuple[str, ...], layer: int | None, *more: Any) -> Any:
+    def fails(self: WeightReader, roles: tuple[str, ...], layer: int | None, *more: Any) -> Any:
         if layer == 2:
             raise ModelError("damaged")
         return make(self, roles, layer, *more)
 
-    monkeypatch.setattr(Reader, "matrix", fails)
+    monkeypatch.setattr(WeightReader, "matrix", fails)
     with pytest.raises(ModelError, match="damaged"):
         load(folder)
     assert not (folder / ".quire").exists()

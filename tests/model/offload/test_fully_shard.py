@@ -17,15 +17,15 @@ from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.core.machine import memory_file
-from quire.core.rebuilt import parts_of
+from quire.core.tree_map import parts_of
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.model.offload.away import PAGE
-from quire.model.offload.shards import Shards
+from quire.model.offload.offloaded import PAGE
+from quire.model.offload.shared_host import Shards
 from quire.ops.weights import Packed
 from quire.parallel.link import Link, Listener, dial
-from quire.parallel.shares import ASK, HEADER, REQUEST, Far, serve
-from quire.parallel.wire import Dropped
+from quire.parallel.weight_shares import ASK, HEADER, REQUEST, RemoteShare, serve
+from quire.parallel.wire import ConnectionDropped
 
 pytestmark = [
     pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built"),
@@ -70,7 +70,7 @@ def test_weights_of_other_files_are_found_out(tmp_path: Path) -> None:
 
 DIES = """
 import os, sys
-from quire.model.offload.shards import SharedFile
+from quire.model.offload.shared_host import SharedFile
 assert SharedFile(int(sys.argv[1])).writes
 os.ftruncate(int(sys.argv[1]), 1 << 20)
 print("locked", flush=True)
@@ -129,7 +129,7 @@ class Host:
 
     def engine(self, node: int, hosts: Sequence[Host], **options: Any) -> Engine:
         """One of this host's replicas."""
-        far = tuple(None if host is self else Far(host.listener.address, self.secret) for host in hosts)
+        far = tuple(None if host is self else RemoteShare(host.listener.address, self.secret) for host in hosts)
         return start_engine(flat_config(**OPTIONS | SHARDED | options), shards=Shards(self.file, node, far))
 
     def close(self) -> None:
@@ -184,6 +184,6 @@ def test_who_asks_for_what_is_not_there_is_dropped() -> None:
         link = dial(host.listener.address, host.secret)
         link.send(ASK)
         link.send(asked)
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             link.receive(5.0)
     host.close()

@@ -11,7 +11,7 @@ import pytest
 from live_server import LiveServer, live
 from lora_adapters import write_server_adapter as write_adapter
 from quire.engine.engine_options import engine_config
-from quire.engine.life.process import ProcessEngine
+from quire.engine.processes.process import ProcessEngine
 from quire.server.server_options import ServerOptions
 
 PROMPT = "What is a list? " * 9

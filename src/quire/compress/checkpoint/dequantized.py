@@ -1,7 +1,7 @@
 """Quantized checkpoints and GGUF files as plain tensors under the names of a Hugging Face folder.
 
 `DequantizedSource` undoes the quantization; `FusedSource` puts tensors together as a family's own files have them,
-which is the inverse of `quire.model.disk.rewrite`.
+which is the inverse of `quire.model.disk.renamed_tensors`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
-from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
-from quire.model.disk.claim import Place, claim, disk_shape, drop_layers_beyond, slots
+from quire.model.disk.checkpoint import Checkpoint, TensorInfo, TensorSource
+from quire.model.disk.claim import RolePlace, claim, disk_shape, drop_layers_beyond, slots
 from quire.model.disk.gguf import GgufModel
+from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.opened import Opened
-from quire.model.disk.rewrite import Rewrite, Rewritten
-from quire.model.disk.stacked import Stacked
+from quire.model.disk.renamed_tensors import Rewrite, Rewritten
+from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
@@ -51,13 +51,13 @@ def _names(rule: Rewrite) -> re.Pattern[str]:
 
 
 class FusedSource:
-    """A `Source` of the tensors of `source` under the names of the model's release, fused and stacked as its files have
+    """A `TensorSource` of the tensors of `source` under the names of the model's release, fused and stacked as its files have
     them.
 
     `source` has them as rewrites name them, one for each matrix.
     """
 
-    def __init__(self, source: Source, rewrites: Sequence[Rewrite]) -> None:
+    def __init__(self, source: TensorSource, rewrites: Sequence[Rewrite]) -> None:
         self._source = source
         self._members: dict[str, list[str]] = {}
         self.infos: dict[str, TensorInfo] = {}
@@ -102,20 +102,20 @@ class PlainCheckpoint:
     `opened`: the model with the names that roles are claimed by; `base`: the tensors under their names on disk.
     """
 
-    opened: Opened
-    base: Source
+    opened: ModelHeaders
+    base: TensorSource
     config: dict[str, Any]
 
-    def over(self, base: Source) -> tuple[Opened, Rewritten]:
+    def over(self, base: TensorSource) -> tuple[ModelHeaders, Rewritten]:
         """Read the same model from `base`, which has the tensors of `self.base`; also returns the names that it reads
         there."""
         family = self.opened.family
         source = rewritten = Rewritten(base, family.rewrites)
-        stacked = Stacked(source, family, self.opened.spec.layers) if family.stacks else source
+        stacked = StackedSource(source, family, self.opened.spec.layers) if family.stacks else source
         return replace(self.opened, source=stacked), rewritten
 
 
-def as_plain_checkpoint(opened: Opened) -> PlainCheckpoint:
+def as_plain_checkpoint(opened: ModelHeaders) -> PlainCheckpoint:
     """Return `opened` as plain tensors: as it is where it is not quantized, else dequantized."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
@@ -131,7 +131,7 @@ def as_plain_checkpoint(opened: Opened) -> PlainCheckpoint:
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 
 
-def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> PlainCheckpoint:
+def _dequantized(opened: ModelHeaders, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> PlainCheckpoint:
     """The tensors as `spec` and `family` have them. `raw`: their config.json, which is told which biases there are."""
     source = DequantizedSource(opened, spec, family)
     pieces = sorted(source.present & set(opened.family.stacks))
@@ -155,15 +155,15 @@ class _Slot:
     """A tensor: part `part` ("weight" or "bias") of the role or fused matrix `holder`."""
 
     holder: str
-    place: Place
+    place: RolePlace
     part: str
 
 
 class DequantizedSource:
-    """A `Source` of f32 tensors, named and laid out as `spec` and `family` have them, made from those of `opened`."""
+    """A `TensorSource` of f32 tensors, named and laid out as `spec` and `family` have them, made from those of `opened`."""
 
-    def __init__(self, opened: Opened, spec: ModelSpec, family: Family) -> None:
-        self._reader = Reader(opened, differentiable(), Form(F32), Share(), None)
+    def __init__(self, opened: ModelHeaders, spec: ModelSpec, family: Family) -> None:
+        self._reader = WeightReader(opened, differentiable(), MatrixForm(F32), Share(), None)
         self._spec, self._family = spec, family
         self.infos: dict[str, TensorInfo] = {}
         self.present = set[str]()
@@ -182,7 +182,7 @@ class DequantizedSource:
                 self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
                 self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
 
-    def _found(self, role: str, place: Place) -> Mapping[str, str]:
+    def _found(self, role: str, place: RolePlace) -> Mapping[str, str]:
         found = self._reader.opened.claim
         return found.get(found.holder(role, *place), *place)
 

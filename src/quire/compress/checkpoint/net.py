@@ -19,21 +19,21 @@ from quire.compress.checkpoint.tensors import CheckpointTensors, CurrentValues
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.batch import Batch
-from quire.model.borrowed.found import find_borrowed
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.families.rope import shared_tables, short_reach
 from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
+from quire.model.transformers_backend.detect import find_borrowed
 from quire.ops.arrays import AnyArray, to_torch
-from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
-from quire.ops.held import Held
+from quire.ops.autograd_cache import AutogradCache
+from quire.ops.differentiable import Differentiable, MatrixSite, Observer, differentiable
 from quire.ops.lazy import torch_dtype
 from quire.quant.base import QWeight
 
@@ -41,7 +41,7 @@ IGNORE_INDEX = -100
 """A target that is none, as in torch's and transformers' losses."""
 
 
-class _SiteReader(Reader):
+class _SiteReader(WeightReader):
     """Tells the backend which matrices it packs next. `streams`: as of `Net`."""
 
     streams = True
@@ -49,18 +49,18 @@ class _SiteReader(Reader):
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
     ) -> tuple[QWeight, AnyArray | None]:
-        """As of `Reader`. The table of tokens is a matrix of products where it is the head."""
+        """As of `WeightReader`. The table of tokens is a matrix of products where it is the head."""
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
 
     def dense(self, role: str, layer: int) -> Linear:
-        """As of `Reader`."""
+        """As of `WeightReader`."""
         self._tell_site((role,), layer)
         return super().dense(role, layer)
 
     @contextmanager
     def part(self, layer: int | None = None) -> Iterator[None]:
-        """As of `Reader`, which gives memory back; not where the same is read again at once."""
+        """As of `WeightReader`, which gives memory back; not where the same is read again at once."""
         if not self.streams:
             yield
             return
@@ -69,7 +69,7 @@ class _SiteReader(Reader):
 
     def _tell_site(self, roles: tuple[str, ...], layer: int | None) -> None:
         assert isinstance(self.ops, Differentiable)
-        self.ops.site = Site(roles, layer)
+        self.ops.site = MatrixSite(roles, layer)
 
 
 class Net:
@@ -133,9 +133,9 @@ class Net:
         self.require_grad(requires_grad)
         return load_decoder(self.reader(), self._ropes)
 
-    def reader(self, share: Share | None = None) -> Reader:
+    def reader(self, share: Share | None = None) -> WeightReader:
         """Return a reader of the current values, in f32."""
-        made = _SiteReader(self.opened, self.ops, Form(F32), share or Share(), None)
+        made = _SiteReader(self.opened, self.ops, MatrixForm(F32), share or Share(), None)
         made.streams = self.streams
         return made
 
@@ -194,8 +194,8 @@ class Net:
         shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
         return replace(batch, positions=batch.positions + shifts.int())
 
-    def _cache(self, layer: int) -> tuple[Held, ...]:
-        return tuple(map(Held.of, mixer_of(self.spec, layer).parts(1, F32)))
+    def _cache(self, layer: int) -> tuple[AutogradCache, ...]:
+        return tuple(map(AutogradCache.of, mixer_of(self.spec, layer).parts(1, F32)))
 
     def before_layers(self) -> Decoder:
         """Build what `enter` runs, of the current values: the embedding table and what follows it."""
@@ -304,7 +304,7 @@ def checkpoint_dtype(net: Net) -> torch.dtype:
 
 
 def flat_batch(tokens: Tensor, rows: Tensor | None = None) -> Batch:
-    """Build a batch of whole sequences of tokens int [B, L] over `Held` caches; `rows` int32: those that want logits.
+    """Build a batch of whole sequences of tokens int [B, L] over `AutogradCache` caches; `rows` int32: those that want logits.
 
     None: all rows.
     """

@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.lazy import array_dtype
 from quire.ops.weights import CANNOT_ROUND, Weight, as_tensors
-from quire.quant import rows
+from quire.quant import parallel_rows
 from quire.quant.codebook import CodeBook
 from quire.quant.packed import GROUPS, KINDS
 from quire.quant.rtn import INT4, INT8
@@ -118,7 +118,7 @@ class Grid(ABC):
         found: dict[int, QuantParams] = {}
 
         def work(rows: slice) -> None:
-            found[rows.start] = self._best(groups[rows], measure)
+            found[parallel_rows.start] = self._best(groups[rows], measure)
 
         over_rows(len(groups), groups[0].numel(), work)
         return QuantParams.of(lambda *tensors: torch.cat(tensors), *(found[start] for start in sorted(found)))
@@ -285,12 +285,12 @@ def for_kernels(weight: Weight) -> Weight:
 
 
 def over_rows(n: int, k: int, work: Callable[[slice], None]) -> None:
-    """Run `work` on pieces of the rows of a matrix [n, k] on all cores, as `quire.quant.rows` does for arrays.
+    """Run `work` on pieces of the rows of a matrix [n, k] on all cores, as `quire.quant.parallel_rows` does for arrays.
 
     Each thread takes torch operations of one thread. Two threads of torch's own took 2 to 50 times the processor time
     of one whenever another process was busy, because they spin at the end of every small operation.
     """
-    rows.over_rows(n, k, work, partial(torch.set_num_threads, 1))
+    parallel_rows.over_rows(n, k, work, partial(torch.set_num_threads, 1))
 
 
 NATIVE_GROUPS = (32, 64, 128)

@@ -27,7 +27,7 @@ from quire.compress.train.parametrized import ParametrizedNet
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.learn.loop import write_whole
+from quire.training.loop import write_whole
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

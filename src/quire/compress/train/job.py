@@ -40,12 +40,12 @@ from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.learn.loop import Pace, Run
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.quant.registry import QUANTIZERS
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+from quire.training.loop import LearningSchedule, TrainingRun
 
 RESULT_NEUTRAL = ("paged", "checkpointing")
 """Options that change no number, so that a run may go on with others."""
@@ -69,7 +69,7 @@ class TrainingPlan:
 class TrainingJob:
     """A training run, and what is written of it once it is done. `notes`: what a user should know of it beforehand."""
 
-    run: Run
+    run: TrainingRun
     net: ParametrizedNet
     adapter: LoRA | None
     notes: tuple[str, ...]
@@ -142,7 +142,9 @@ def _prepare(model: str, out: Path, options: TrainOptions, report: ProgressCallb
     kept = {k: v for k, v in msgspec.to_builtins(options).items() if k not in RESULT_NEUTRAL}
     taught = "" if options.teacher is None else sampled_digest(resolve(options.teacher))
     plan = TrainingPlan(kept, sampled_digest(source), taught, rows_digest(rows))
-    run = Run(learner, Pace(options.steps, options.highest), plan, work / "state.safetensors", options.paged)
+    run = TrainingRun(
+        learner, LearningSchedule(options.steps, options.highest), plan, work / "state.safetensors", options.paged
+    )
     run.resume()
     return TrainingJob(run, net, adapter, tuple(_notes(texts, rows, parameters.values())), model, out)
 

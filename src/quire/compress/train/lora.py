@@ -15,10 +15,10 @@ from quire.compress.checkpoint.net import Net
 from quire.compress.quantize.fp4 import PackedNf4
 from quire.compress.train.parametrized import LinearModule, ParametrizedNet, linear_modules
 from quire.core.errors import ConfigError, ModelError
-from quire.learn.loop import write_whole
 from quire.model.load.adapter_files import LowRank, TableChange, module_of, read_adapter
 from quire.model.load.roles import ADAPTED, FUSED
 from quire.ops.arrays import to_torch
+from quire.training.loop import write_whole
 
 MAX_RANK = 1 << 16
 

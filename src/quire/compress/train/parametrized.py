@@ -19,8 +19,8 @@ from quire.compress.checkpoint.dequantized import PlainCheckpoint, as_plain_chec
 from quire.compress.checkpoint.net import Net
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
-from quire.model.disk.checkpoint import Source
-from quire.model.disk.opened import Opened
+from quire.model.disk.checkpoint import TensorSource
+from quire.model.disk.headers import ModelHeaders
 from quire.model.load.adapter_files import module_of
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.decoder import Decoder
@@ -39,9 +39,9 @@ class QuantizedTensor(Protocol):
 
 
 class ParametrizedSource:
-    """A `Source` through `parametrizations`, one after the other; `frozen`: tensors that are stored as codes."""
+    """A `TensorSource` through `parametrizations`, one after the other; `frozen`: tensors that are stored as codes."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TensorSource) -> None:
         self._source, self.infos = source, source.infos
         self.parametrizations: list[Parametrization] = []
         self.frozen: dict[str, QuantizedTensor] = {}
@@ -146,7 +146,7 @@ class LinearModule:
     transposed: bool
 
 
-def linear_modules(opened: Opened) -> list[LinearModule]:
+def linear_modules(opened: ModelHeaders) -> list[LinearModule]:
     """List the modules that formats of fewer bits are for, the output head last if it is one of its own."""
     found = []
     for (role, place), parts in opened.claim.parts.items():

@@ -19,9 +19,9 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.table import scaled
 from quire.ops.arrays import to_numpy, to_torch
-from quire.ops.differentiable import Differentiable, Site
+from quire.ops.autograd_cache import AutogradCache, held
+from quire.ops.differentiable import Differentiable, MatrixSite
 from quire.ops.experts import Grouped
-from quire.ops.held import Held, held
 from quire.ops.layout import KVCache
 from quire.ops.reference.caches import quantize_rows
 from quire.ops.reference.layers import quantize_activations, quantize_to_float8, rope_and_cache
@@ -81,7 +81,7 @@ class FakeQuantizedOps(Differentiable):
 
     def _rounded(self, x: Tensor, w: Packed) -> Tensor:
         """Round the rows that `w` multiplies, if it is one of those that formats are for."""
-        roles = w.handle.roles if isinstance(w.handle, Site) else ()
+        roles = w.handle.roles if isinstance(w.handle, MatrixSite) else ()
         about = [DISK_ROLES[role] for role in roles]
         if self._rounds is None or not about or any(r.kind != "linear" or r.wide for r in about):
             return x
@@ -103,13 +103,13 @@ class FakeQuantizedOps(Differentiable):
 
 
 @dataclass(frozen=True, eq=False)
-class FakeQuantizedCache(Held):
+class FakeQuantizedCache(AutogradCache):
     """A cache that rounds what is put into it to `kept`, with a scale for each token and head."""
 
     kept: Dtype = I8
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values rounded; see `Held`."""
+        """Write keys and values rounded; see `AutogradCache`."""
         super().put(slots, fake_cache(keys, self.kept), fake_cache(values, self.kept))
 
 

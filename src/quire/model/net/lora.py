@@ -2,7 +2,7 @@
 
 Every linear of a layer has room for `max_loras` adapters, ranks padded with zeros; a row names its adapter by a number
 in an array that the step fills, so that recorded steps serve any mixture. Each row is computed from itself alone.
-What else an adapter may hold is in the decoder only while one that holds it is in the step (`load/extensions.py`).
+What else an adapter may hold is in the decoder only while one that holds it is in the step (`load/adapter_extensions.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Change = Callable[[Ops, Array, Array], Array]
 
 
 @dataclass(frozen=True)
-class Piece:
+class LoraSlots:
     """Room for the adapters of one role: columns `start` .. `start` + n of its linear's output.
 
     a [slots, rank, k] f32; b [slots, rank, n] f32, the scale multiplied in; rows [tokens] int32: a row's slot, or -1.
@@ -62,7 +62,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepRows:
     """Leaves x in the first rows of `kept` [tokens, k], for who goes on with it after the step."""
 
     kept: Array

@@ -18,7 +18,7 @@ from quire.server.http.sse import EventStream, PartsResponse
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated, Piece
 from quire.server.text_generation.reports import Report
-from quire.text.structured.checker import PROCESSES, SchemaError
+from quire.text.structured.schema_checker import PROCESSES, SchemaError
 
 _CHECKING = ThreadPoolExecutor(PROCESSES, "quire-check")
 

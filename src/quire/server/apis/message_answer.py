@@ -16,7 +16,7 @@ from quire.server.service import Service
 from quire.server.text_generation.assistant import Assistant
 from quire.server.text_generation.generation import Generated, Piece
 from quire.server.text_generation.output_parsing import OutputParsing
-from quire.text.messages.source import Delta
+from quire.text.messages.text_source import MessageDelta
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Blocks:
         self.all: list[Block] = []
         self._open = False
 
-    def push(self, deltas: Sequence[Delta]) -> list[BlockChange]:
+    def push(self, deltas: Sequence[MessageDelta]) -> list[BlockChange]:
         """What the deltas do."""
         steps: list[BlockChange] = []
         for delta in deltas:

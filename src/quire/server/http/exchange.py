@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from quire.core.errors import Overloaded
 from quire.core.request import Request
-from quire.engine.edge.account import Timings
+from quire.engine.frontend.request_times import Timings
 from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.keys import NOBODY, Tenant
 from quire.server.text_generation.reports import Usage

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
-from quire.engine.edge.streams import Turns
+from quire.engine.frontend.streams import CallQueue
 from quire.server.http.activity import Activity
 from quire.server.http.dialects import Dialect
 from quire.server.http.disconnect import ClientGone
@@ -31,7 +31,7 @@ from quire.server.server_options import ServerOptions
 class Engines(Protocol):
     """One engine, or all of them."""
 
-    turns: Turns
+    turns: CallQueue
 
     @property
     def failure(self) -> QuireError | None: ...

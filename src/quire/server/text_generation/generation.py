@@ -12,13 +12,13 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
-from quire.engine.edge.account import Moments, Timings, moments, timings
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Moments, Timings, moments, timings
 from quire.engine.outputs import Continuation
 from quire.engine.requests import continued
 from quire.server.text_generation.reports import CacheReport, CompletionTokens, Usage, details
 from quire.text.detokenizer import OutputText
-from quire.text.structured.checks import NO_CHECKS, Checks
+from quire.text.structured.answer_checks import NO_CHECKS, AnswerChecks
 from quire.text.tokenizer import Tokenizer
 
 TURN = 32
@@ -54,7 +54,7 @@ class Generated(Protocol):
     """Choices of one HTTP request as they come, and what is said of them."""
 
     requests: Sequence[Request]
-    checks: Checks
+    checks: AnswerChecks
 
     @property
     def count(self) -> int: ...
@@ -94,7 +94,7 @@ class Generation:
         requests: Sequence[Request],
         each: bool = False,
         shown: frozenset[int] = frozenset(),
-        checks: Checks = NO_CHECKS,
+        checks: AnswerChecks = NO_CHECKS,
     ) -> None:
         self.requests, self.checks = requests, checks
         self._each = each

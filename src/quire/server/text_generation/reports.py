@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss, Request
-from quire.engine.edge.account import Moments, Timings
-from quire.text.structured.checker import SchemaError
+from quire.engine.frontend.request_times import Moments, Timings
+from quire.text.structured.schema_checker import SchemaError
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import Encoded
+from quire.engine.requests import EncodedPrompt
 from quire.server.apis.answer import respond
 from quire.server.apis.openai.choices import Choices, ChoicesAnswer, State
 from quire.server.apis.openai.prompts import cut, details_of, encode_chat
@@ -47,7 +47,7 @@ from quire.server.text_generation.assistant import Assistant, Message
 from quire.server.text_generation.generation import Generated, Generation, Piece
 from quire.server.text_generation.output_parsing import OutputParsing, inside_reasoning
 from quire.server.text_generation.reports import CompletionTokens, Usage
-from quire.text.messages.source import Delta
+from quire.text.messages.text_source import MessageDelta
 
 _WALKED = LARGE + 1
 """Schemas of tools, which are walked through, may have any size."""
@@ -103,7 +103,7 @@ async def submit_chat(
 async def _requests(
     service: Service,
     body: ChatCompletionRequest,
-    prompt: Encoded,
+    prompt: EncodedPrompt,
     shape: OutputShape,
     arrival: float,
     tenant: Tenant,
@@ -208,7 +208,7 @@ class _Answer(ChoicesAnswer[ChatCompletionRequest]):
 ROLE = "assistant"
 
 
-def delta_of(deltas: Sequence[Delta], reasons: bool) -> ChatDelta:
+def delta_of(deltas: Sequence[MessageDelta], reasons: bool) -> ChatDelta:
     """One chunk's; a call's start and its first arguments in it are one part. `reasons`: reasoning is shown."""
     out = ChatDelta()
     calls: dict[int, ToolCallPart] = {}

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import Encoded, check_size, continued
-from quire.engine.sources import Source
+from quire.engine.image_sources import ImageSource
+from quire.engine.requests import EncodedPrompt, check_size, continued
 from quire.server.apis.answer import respond
 from quire.server.apis.openai.choices import Choices, ChoicesAnswer, State
 from quire.server.apis.openai.prompts import Prompts, cut, encode_pictured, encode_prompts, listed
@@ -39,7 +39,7 @@ from quire.server.text_generation.media import ImageBytes
 from quire.server.text_generation.reports import Usage
 from quire.text.detokenizer import Offsets, detokenizer, prompt_text
 from quire.text.infill import ends_of, format_of, infill
-from quire.text.structured.checks import checks_of
+from quire.text.structured.answer_checks import checks_of
 
 
 async def create_completion(service: Service, request: Request) -> Response:
@@ -58,7 +58,7 @@ async def submit_completion(
     *,
     each: bool = False,
     most: int | None = COMPLETION_MAX_TOKENS,
-    sources: Sequence[Source] = (),
+    sources: Sequence[ImageSource] = (),
 ) -> Generated:
     """Start the continuations that `body` asks for. `BadRequest` naming its field.
 
@@ -81,7 +81,7 @@ async def submit_completion(
 async def _requests(
     service: Service,
     body: CompletionRequest,
-    prompts: list[Encoded],
+    prompts: list[EncodedPrompt],
     ends: tuple[int, ...],
     arrival: float,
     tenant: Tenant,
@@ -108,15 +108,15 @@ async def _requests(
 
 
 async def _prompts(
-    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[Source], held: ImageBytes
-) -> tuple[list[Encoded], tuple[int, ...]]:
+    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[ImageSource], held: ImageBytes
+) -> tuple[list[EncodedPrompt], tuple[int, ...]]:
     """Token ids of the prompts, with what comes behind the gap if that is given; tokens that end what fills it."""
     special, field = body.add_special_tokens is not False, "prompt" if body.truncate_prompt_tokens is None else None
     if sources:
         [text] = given
         return [await encode_pictured(service, str(text), sources, held, field, special)], ()
     if not body.suffix:
-        return [Encoded(ids) for ids in await encode_prompts(service, given, special, field)], ()
+        return [EncodedPrompt(ids) for ids in await encode_prompts(service, given, special, field)], ()
     found = format_of(service.tokenizer)
     if found is None:
         raise BadRequest(
@@ -131,7 +131,9 @@ async def _prompts(
         if isinstance(text, str):
             check_size(service.engine.info, service.tokenizer, text)
     size = service.tokenizer.work(sum(map(len, given)) + len(given) * len(body.suffix))
-    prompts = [Encoded(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given]
+    prompts = [
+        EncodedPrompt(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given
+    ]
     return prompts, ends_of(service.tokenizer, found)
 
 

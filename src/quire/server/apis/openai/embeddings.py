@@ -17,9 +17,7 @@ from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
-from quire.engine.edge.account import Timings, timings
-from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.pooled import (
+from quire.engine.embedding import (
     PoolingParams,
     Vector,
     check_scores,
@@ -29,6 +27,8 @@ from quire.engine.pooled import (
     relevance,
     vector_of,
 )
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Timings, timings
 from quire.server.apis.fields import (
     AddSpecialTokensField,
     CacheSaltField,

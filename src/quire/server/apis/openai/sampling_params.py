@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest, ContextTooLong, NotFound
 from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
-from quire.engine.requests import Encoded, ids_of_words, make_request, room
+from quire.engine.requests import EncodedPrompt, ids_of_words, make_request, room
 from quire.server.apis.openai.beam_search import Beams, beam_params, check_beams
 from quire.server.apis.openai.protocol import SamplingFields
 from quire.server.apis.openai.structured_output import OutputShape, with_grammars
@@ -164,7 +164,7 @@ def new_id(prefix: str, body: SamplingFields) -> str:
 async def build_requests(
     service: Service,
     body: SamplingFields,
-    prompts: Sequence[Encoded],
+    prompts: Sequence[EncodedPrompt],
     params: Sequence[SamplingParams],
     arrival: float,
     tenant: Tenant,

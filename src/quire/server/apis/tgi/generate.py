@@ -15,7 +15,7 @@ from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.params import MAX_STOP_STRINGS
 from quire.core.request import TokenLogprob, longest_prompt
-from quire.engine.sources import Source
+from quire.engine.image_sources import ImageSource
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.fields import StreamField
 from quire.server.apis.openai.completions import submit_completion
@@ -172,7 +172,7 @@ async def info(service: Service, request: Request) -> Response:
 async def _generate(
     service: Service, request: Request, body: TgiRequest, stream: bool = False, listed: bool = False
 ) -> Response:
-    arrival, sources = time.monotonic(), list[Source]()
+    arrival, sources = time.monotonic(), list[ImageSource]()
     if service.engine.info.pictures:
         text, sources = await off_read(request, _pictured, service, body.inputs)
         body = msgspec.structs.replace(body, inputs=text)
@@ -184,9 +184,9 @@ async def _generate(
     return await respond(request, answer)
 
 
-def _pictured(service: Service, text: str) -> tuple[str, list[Source]]:
+def _pictured(service: Service, text: str) -> tuple[str, list[ImageSource]]:
     """A text with the model's own marks, and the pictures."""
-    sources = [Source("inputs", url) for url in _IMAGE.findall(text)]
+    sources = [ImageSource("inputs", url) for url in _IMAGE.findall(text)]
     service.media.admit(sources)
     return _IMAGE.sub(lambda _: service.media.mark, text), sources
 

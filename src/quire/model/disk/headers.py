@@ -1,0 +1,54 @@
+"""A model folder whose headers were read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.dtypes import Dtype
+from quire.core.pooling import NO_VECTORS, Pooling
+from quire.model.disk.checkpoint import TensorSource
+from quire.model.disk.claim import Claim
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.row import Family
+from quire.model.spec import ModelSpec
+from quire.model.vision.reading import Reading
+from quire.quant.base import QuantScheme
+
+
+@dataclass(frozen=True)
+class ModelHeaders:
+    """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
+
+    name: str
+    folder: Path
+    config: HfConfig
+    spec: ModelSpec
+    family: Family
+    source: TensorSource
+    scheme: QuantScheme
+    claim: Claim
+    dtype: Dtype
+    notes: tuple[str, ...]
+    pooling: Pooling = NO_VECTORS
+    vision: VisionHeaders | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its matrices are codes, which are not quantized again."""
+        return set(self.scheme.parts) != {"weight"}
+
+    @property
+    def stored(self) -> str:
+        """The format in which others made it, as `quantization_config` names it, or "gguf"; empty for a plain one."""
+        name: str = self.config.child("quantization_config").text("quant_method", "")
+        return "gguf" if self.folder.is_file() else name
+
+
+@dataclass(frozen=True)
+class VisionHeaders:
+    """What makes rows of pictures: a tower, and what brings its rows to the decoder's width, each with its claim."""
+
+    tower: ModelHeaders
+    projector: ModelHeaders
+    reading: Reading
