@@ -25,7 +25,7 @@ from quire.bench.records import Record
 from quire.core.config import EngineConfig, flat_config
 from quire.engine.hosts.placing import Placing
 from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 
 WAYS: dict[str, dict[str, Any]] = {"both": {}, "apart": {"prefill_replicas": 1}}
 
@@ -35,7 +35,7 @@ def client_of(config: EngineConfig, start: Any) -> ReplicatedEngine:
     parallel = config.parallel
     return ReplicatedEngine(
         parallel.data_parallel_size,
-        lambda i, died: SupervisedEngine(partial(start, i), Patience(), config.scheduler, died),
+        lambda i, died: SupervisedEngine(partial(start, i), RestartPolicy(), config.scheduler, died),
         parallel.prefill_replicas,
     )
 

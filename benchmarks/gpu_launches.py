@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
-from quire.ops.latents import Heads, LatentLayout
+from quire.ops.latents import LatentHeads, LatentLayout
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.reference.caches import allocate
@@ -241,7 +241,7 @@ def cached(gpu: Gpu) -> Iterator[Launch]:
     yield "bf16, none turns", partial(caches.rope_queries, gpu, zeros(4, 512), positions, still, 16, 64, None, 1.0)
     table = zeros(64, 2, 64, dtype=F32)
     yield "bf16", partial(caches.rope_queries, gpu, zeros(4, 4096), positions, table, 16, 128, None, 1e-6)
-    heads = Heads(16, zeros(512, dtype=F32))
+    heads = LatentHeads(16, zeros(512, dtype=F32))
     for dtype in (BF16, F32):
         yield f"latents, {NAMES[dtype]}", partial(
             caches.latent_rope_and_cache, gpu, zeros(4, 16 * 192, dtype=dtype), zeros(4, 576, dtype=dtype), positions,

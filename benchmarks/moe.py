@@ -25,7 +25,7 @@ from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops, open_backend
 from quire.ops.cpu.measure import read_rate
-from quire.ops.experts import Between, Grouped, Routing
+from quire.ops.experts import ExpertActivation, Grouped, Routing
 from quire.ops.latents import LatentLayout
 from quire.ops.native import huge_bytes
 from quire.ops.weights import Weight
@@ -66,7 +66,7 @@ class Layer:
         ops = self.ops
         ids, weights = ops.route(logits, None, self.routing)
         choices = (*ops.sort_by_expert(ids, self.routing.experts), weights)
-        return ops.expert_mlp(x, self.gate_up, self.back, Between("silu"), choices)  # type: ignore[no-any-return]
+        return ops.expert_mlp(x, self.gate_up, self.back, ExpertActivation("silu"), choices)  # type: ignore[no-any-return]
 
     def loop(self, x: Host, logits: Host) -> Host:
         """One expert after the other, as far as any token wants it."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.suite.engines import Job, gguf_file, llama_cpp, openvino, vllm
+from quire.bench.suite.engines import EngineJob, gguf_file, llama_cpp, openvino, vllm
 from quire.bench.suite.foreign.shapes import SHAPES, write_config
 from quire.bench.suite.models import source_of
 from quire.bench.suite.process import Command, Process
@@ -39,12 +39,12 @@ MEASURES: dict[str, dict[str, Any]] = {
 USUAL = ["prefill 512", "decode x1", "decode x16"]
 
 
-def job(work: Path, shape: str, fmt: str, threads: int) -> Job:
+def job(work: Path, shape: str, fmt: str, threads: int) -> EngineJob:
     """What a peer is asked to load: a shape in a format of its own. Environments that are missing are made."""
-    return Job(work, source_of(shape, work), fmt, threads, make=True)
+    return EngineJob(work, source_of(shape, work), fmt, threads, make=True)
 
 
-PEERS: dict[str, Callable[[Job], Command]] = {"llama.cpp": llama_cpp, "openvino": openvino, "vllm": vllm}
+PEERS: dict[str, Callable[[EngineJob], Command]] = {"llama.cpp": llama_cpp, "openvino": openvino, "vllm": vllm}
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
     from quire.bench.workload import Length, random_items, requests_of
     from quire.core.config import flat_config
     from quire.engine.local import LocalEngine
-    from quire.plan.load import Load
+    from quire.plan.load import PlannedLoad
     from quire.plan.predict import Planner
 
     config = flat_config(**options)
@@ -152,7 +152,7 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
             rounds.append((others.share(), statistics.mean(firsts), statistics.mean(gaps)))
             if sum(share <= QUIET for share, *_ in rounds) == ROUNDS or time.perf_counter() > end:
                 break
-        said = planner.predict(Load(batch=batch, input=length - ANSWER, output=ANSWER))
+        said = planner.predict(PlannedLoad(batch=batch, input=length - ANSWER, output=ANSWER))
         rounds.sort()
         quiet = [one for one in rounds if one[0] <= QUIET] or rounds[:1]
         share, ttft, tpot = (statistics.median(one) for one in zip(*quiet, strict=True))

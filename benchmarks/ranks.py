@@ -41,9 +41,9 @@ from quire.engine.start import start_engine
 from quire.ops.backend import open_backend
 from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
-from quire.parallel.store import AskedStore, serve
+from quire.parallel.store import RemoteStore, serve
 from quire.parallel.wire import listen
-from quire.run.led import LedExecutor
+from quire.run.led import MultiRankExecutor
 
 TIMES = 200
 
@@ -66,7 +66,7 @@ def exchange(args: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     ops, found = open_backend(DeviceConfig(device="cpu", threads=1)), {}
     comm = SharedComm(file, rank, 2)
-    store = AskedStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
+    store = RemoteStore(*listener.getsockname(), secret, 1, 2) if rank else serve(listener, secret, 2)
     gloo = ArrayComm(DistributedComm(gloo_group(store, "exchange", rank, 2, "127.0.0.1")))
     for rows in (1, 16, 64, 512):
         ops.begin_step()
@@ -100,7 +100,7 @@ class Phase:
 
 def computed(engine: Engine) -> NDArray[np.float64]:
     """Seconds of each rank so far."""
-    return engine.executor.ranks.busy.copy() if isinstance(engine.executor, LedExecutor) else np.zeros(0)
+    return engine.executor.ranks.busy.copy() if isinstance(engine.executor, MultiRankExecutor) else np.zeros(0)
 
 
 def rate(engine: Engine, requests: list[Request]) -> tuple[Phase, Phase]:

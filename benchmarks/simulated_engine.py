@@ -20,7 +20,7 @@ from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.simulate.load import ANSWER, Ask
+from quire.simulate.load import ANSWER, SimulatedRequest
 
 Step = tuple[int, int, int]
 """Rows, keys that are read, pairs of a row and a key."""
@@ -32,7 +32,7 @@ def engine_of(folder: Path, **options: Any) -> Engine:
     return start_engine(flat_config(model=str(folder), **(own | options)))
 
 
-def real(ask: Ask, name: str, longest: int) -> Request:
+def real(ask: SimulatedRequest, name: str, longest: int) -> Request:
     """The request with tokens of the vocabulary in place of contents: the same where contents are."""
     tokens: list[int] = []
     for content, count in ask.parts:
@@ -41,7 +41,7 @@ def real(ask: Ask, name: str, longest: int) -> Request:
 
 
 def walk(
-    engine: Engine, asks: Iterable[Ask], seen: list[tuple[int, list[Step], float]] | None = None
+    engine: Engine, asks: Iterable[SimulatedRequest], seen: list[tuple[int, list[Step], float]] | None = None
 ) -> dict[str, Any]:
     """Latencies and tokens a second of a load; each step's work and seconds go to `seen`."""
     due = iter(asks)
@@ -76,10 +76,10 @@ def walk(
             "rates": {"output_tokens_per_s": written / last, "completed": len(records)}}  # fmt: skip
 
 
-def other_load(seed: int, count: int) -> Iterator[Ask]:
+def other_load(seed: int, count: int) -> Iterator[SimulatedRequest]:
     """What steps are calibrated with: up to 12 at a time of any length, none of which a trace has."""
     rng = random.Random(f"calibration {seed}")
     for number in range(count):
         length = rng.choice((rng.randint(4, 60), rng.randint(60, 300), rng.randint(300, 1700)))
         output = rng.randint(4, 40)
-        yield Ask(0.15 * number, ((1 + seed * 10_000 + number, length),), output, ANSWER + number)
+        yield SimulatedRequest(0.15 * number, ((1 + seed * 10_000 + number, length),), output, ANSWER + number)

@@ -262,8 +262,8 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     """The traces by the engine in its processor seconds, and by the simulator with the step times of `steps`."""
     from simulated_engine import engine_of, other_load, walk
 
-    from quire.simulate.load import Asked
-    from quire.simulate.options import Load
+    from quire.simulate.load import RequestStream
+    from quire.simulate.options import SimulatedLoad
 
     folder, found = model(args), kept("engine")
     runs = engine_of(folder, **OPTIONS)
@@ -272,7 +272,7 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.traces:
         path, out = trace_of(name, args), args.work / f"{name}-simulator.json"
         runs.reset_prefix_cache()
-        gave = figures(walk(runs, Asked(Load(length_scale=SCALE), str(path))))
+        gave = figures(walk(runs, RequestStream(SimulatedLoad(length_scale=SCALE), str(path))))
         quire("simulate", str(path), "--model", str(folder), *ENGINE, "--step-times", str(args.table),
               "--length-scale", str(SCALE), "-o", str(out))  # fmt: skip
         found[name] = compared(gave, figures(json.loads(out.read_text())["results"])) | {"seconds": args.seconds}
@@ -315,16 +315,16 @@ def walked(requests: int, replicas: int, cells: int, **design: Any) -> dict[str,
     """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of all processes."""
     from quire.core.config import SchedulerConfig
     from quire.simulate.cells import run_cells
-    from quire.simulate.load import Asked
-    from quire.simulate.options import Load
+    from quire.simulate.load import RequestStream
+    from quire.simulate.options import SimulatedLoad
     from quire.simulate.replica import Setup
     from quire.simulate.timeline import Design
 
     setup = Setup(SchedulerConfig(max_num_seqs=32), 2048, 16, 4096)
-    load = Load(num_prompts=requests, input_len="128:512", output_len="32:128", request_rate=8.0 * replicas)
+    load = SimulatedLoad(num_prompts=requests, input_len="128:512", output_len="32:128", request_rate=8.0 * replicas)
     wall, cpu = time.perf_counter(), sum(os.times()[:4])
     whole = Design(setup=setup, times=STEP_TIMES, replicas=replicas, **design)
-    part = run_cells(whole, Asked(load), {}, cells, lambda: None)
+    part = run_cells(whole, RequestStream(load), {}, cells, lambda: None)
     results = part.measures({}).results(part.last)
     own, others = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {

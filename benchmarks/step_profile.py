@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from shapes import SHAPES, write_config
 
-from quire.ops.cpu.matrix import GROWING, Matrix
+from quire.ops.cpu.matrix import GROWING, CpuMatrix
 from quire.ops.facts import LANES
 from quire.ops.kinds import KINDS
 
@@ -40,11 +40,11 @@ def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
     Attention is that of one whole prompt, or of rows that each continue a sequence of `CONTEXT` tokens.
     """
     if op in ("gated_mlp", "plain_mlp"):
-        first, down = Matrix.from_address(args[2]), Matrix.from_address(args[4])
+        first, down = CpuMatrix.from_address(args[2]), CpuMatrix.from_address(args[4])
         kind, m, weights = NAMES[first.kind], args[6], (first.n + down.k) * down.n
         return f"{op} {kind} {down.k}x{down.n}", 2.0 * m * weights, bytes_of(first) + bytes_of(down), kind
     if op == "linear":
-        w, m = Matrix.from_address(args[2]), args[4]
+        w, m = CpuMatrix.from_address(args[2]), args[4]
         return f"{op} {NAMES[w.kind]} {w.n}x{w.k}", 2.0 * m * w.n * w.k, bytes_of(w), NAMES[w.kind]
     if op == "attention":
         rows, sequences, heads, kv_heads, d = args[7:12]
@@ -53,7 +53,7 @@ def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
     return op, 0.0, 0.0, "f32"
 
 
-def bytes_of(w: Matrix) -> float:
+def bytes_of(w: CpuMatrix) -> float:
     """Bytes of a packed matrix, without those that all of its rows share."""
     return float(-(-w.n // LANES) * sum(getattr(w, step) for step in GROWING.values()))
 

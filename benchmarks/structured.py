@@ -31,10 +31,10 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.engine import Engine
-from quire.engine.loop.guiding import Guiding
+from quire.engine.loop.guiding import GrammarCompiler
 from quire.engine.requests import with_grammar
 from quire.engine.start import start_engine
-from quire.text.structured.guide import Guide
+from quire.text.structured.guide import GrammarGuide
 from quire.text.tokenizer import Tokenizer
 
 SCHEMA = {
@@ -120,9 +120,9 @@ def round_of(engine: Engine, asked: list[Request], steps: int) -> list[float]:
 
 def parts(engine: Engine, asked: Request, tokens: int) -> dict[str, float]:
     """Median microseconds of a mask, of taking a token and of the search for a completion, for one row."""
-    guiding = Guiding(engine.config.model, str(engine.model.folder), engine.model.spec.vocab_size)
+    guiding = GrammarCompiler(engine.config.model, str(engine.model.folder), engine.model.spec.vocab_size)
     grammar = guiding._grammar(asked.grammar)
-    guide = Guide(grammar, asked.params.max_tokens or 0, (END,), asked.completion)
+    guide = GrammarGuide(grammar, asked.params.max_tokens or 0, (END,), asked.completion)
     draw, vocab = np.random.default_rng(0), engine.model.spec.vocab_size
     bits = np.empty((vocab + 1 + 31) // 32, np.int32)
     said: list[int] = []

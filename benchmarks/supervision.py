@@ -24,12 +24,12 @@ from quire.core.request import Request
 from quire.engine.client import EngineClient
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 
 
 def clients(config: EngineConfig) -> dict[str, EngineClient]:
     """An engine of each kind."""
-    kept = SupervisedEngine(lambda *_: ProcessEngine(config), Patience(), config.scheduler)
+    kept = SupervisedEngine(lambda *_: ProcessEngine(config), RestartPolicy(), config.scheduler)
     return {"supervised": kept, "alone": ProcessEngine(config)}
 
 

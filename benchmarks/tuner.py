@@ -25,13 +25,13 @@ from quire.figures.files import read_rows
 from quire.figures.machine import this_machine
 from quire.figures.statistics import compare, median
 from quire.plan.load import Slo, parse_load
-from quire.tune.engines import Engines
-from quire.tune.measure import Runs
+from quire.tune.engines import EnginePool
+from quire.tune.measure import CandidateRunner
 from quire.tune.objective import Objective
 from quire.tune.options import TuneOptions
 from quire.tune.report import difference
-from quire.tune.search import Trial
-from quire.tune.session import Session
+from quire.tune.search import CandidateTrial
+from quire.tune.session import TuneSession
 from quire.tune.space import Candidate, Space, make_space, varied
 
 LOAD = "batch=16,input=64,output=16"
@@ -47,10 +47,10 @@ TURNS = 8
 RIVALS = 3
 
 
-def session(work: Path, name: str) -> Session:
+def session(work: Path, name: str) -> TuneSession:
     """One with rows of its own."""
     options = TuneOptions(load=LOAD, vary=SPACE, output=str(work / f"{name}.toml"))
-    return Session(flat_config(threads=THREADS), {"threads": THREADS}, options)
+    return TuneSession(flat_config(threads=THREADS), {"threads": THREADS}, options)
 
 
 def space() -> Space:
@@ -58,9 +58,9 @@ def space() -> Space:
     return make_space(flat_config(threads=THREADS), varied(SPACE))
 
 
-def runs_of(engines: Engines) -> Runs:
+def runs_of(engines: EnginePool) -> CandidateRunner:
     """As the tuner's own."""
-    return Runs(engines, parse_load(LOAD), OBJECTIVE, 0, None)
+    return CandidateRunner(engines, parse_load(LOAD), OBJECTIVE, 0, None)
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
             continue
         if time.monotonic() - began > args.seconds:
             break
-        start, trial = time.monotonic(), Trial(candidate, {})
-        with closing(Engines(lambda config: made.guesses.planner(config).account.fixed)) as engines:
+        start, trial = time.monotonic(), CandidateTrial(candidate, {})
+        with closing(EnginePool(lambda config: made.guesses.planner(config).account.fixed)) as engines:
             runs = runs_of(engines)
             trial.samples = [runs.run(candidate, turn) for turn in range(RUNS)]
         spent[str(candidate.values)] = time.monotonic() - start
@@ -127,7 +127,7 @@ def beside(args: argparse.Namespace) -> dict[str, Any]:
     rivals = [candidate for candidate, _ in swept(args.work)[:RIVALS]]
     found: dict[Candidate, list[float]] = {candidate: [] for candidate in (tuned, *rivals)}
     with ExitStack() as until:
-        each = {c: runs_of(until.enter_context(closing(Engines(lambda config: 0)))) for c in found}
+        each = {c: runs_of(until.enter_context(closing(EnginePool(lambda config: 0)))) for c in found}
         for turn in range(TURNS):
             for candidate in reversed(found) if turn % 2 else found:
                 found[candidate].append(OBJECTIVE.value(each[candidate].run(candidate, turn)))

@@ -29,9 +29,9 @@ from torch import Tensor
 from quire.bench.drive import drive
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.params import SamplingParams
-from quire.core.pictures import Picture, placeholders
+from quire.core.pictures import PromptImage, placeholders
 from quire.engine.local import LocalEngine
-from quire.engine.requests import Encoded, make_request
+from quire.engine.requests import EncodedPrompt, make_request
 from quire.figures.machine import this_machine
 from quire.model.build import load_model
 from quire.ops.arrays import to_torch
@@ -68,7 +68,7 @@ def encode(args: argparse.Namespace) -> dict[str, Any]:
     """One picture, by both in turns."""
     size, side = args.pixels, args.pixels // 14
     noise = torch.randint(0, 256, (1, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    shown = Picture(
+    shown = PromptImage(
         key=b"", pixels=noise.numpy().tobytes(), shape=(1, size, size), runs=((0, side**2),), size=(size, size)
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -141,11 +141,11 @@ def again(args: argparse.Namespace) -> dict[str, Any]:
             for name, (before, after) in asked.items():
                 key = hashlib.blake2b(pixels, digest_size=16).digest()
                 runs, shape, size = ((TEXT_TOKENS, side**2),), (1, args.pixels, args.pixels), (args.pixels,) * 2
-                picture = Picture(key=key, pixels=pixels, shape=shape, runs=runs, size=size)
+                picture = PromptImage(key=key, pixels=pixels, shape=shape, runs=runs, size=size)
                 ids = [*before, *placeholders(key, side**2, engine.info.vocab_size), *after]
-                found.setdefault(name, []).append(first_token(engine, Encoded(ids, (picture,)), f"{name} {turn}"))
+                found.setdefault(name, []).append(first_token(engine, EncodedPrompt(ids, (picture,)), f"{name} {turn}"))
             text = rng.integers(16, 30000, 2 * TEXT_TOKENS + side**2).tolist()
-            found.setdefault("text", []).append(first_token(engine, Encoded(text), f"text {turn}"))
+            found.setdefault("text", []).append(first_token(engine, EncodedPrompt(text), f"text {turn}"))
     return {
         "machine": this_machine().name, "threads": args.threads, "decoder": "qwen-0.6b, int8",
         "picture": f"{args.pixels} x {args.pixels} pixels, {side**2} rows, a tower of {args.layers} layers in bf16",
@@ -153,7 +153,7 @@ def again(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def first_token(engine: LocalEngine, prompt: Encoded, name: str) -> float:
+def first_token(engine: LocalEngine, prompt: EncodedPrompt, name: str) -> float:
     """Seconds to it, alone."""
     request = make_request(engine.info, prompt, SamplingParams(max_tokens=1, temperature=0.0), request_id=name, seed=0)
     [record], _ = drive(engine, [request])

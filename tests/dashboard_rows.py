@@ -19,7 +19,7 @@ from quire.engine.llm import LLM
 from quire.engine.local import LocalEngine
 from quire.figures.files import write_rows
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.rows import Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, RowLoad, RowMachine, RowModel
 from quire.figures.statistics import interval, median
 
 FORMATS = {"bfloat16": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
@@ -68,7 +68,7 @@ def summed(rounds: list[Found], extra: Found) -> dict[str, object]:
     }
 
 
-def latencies(machine: Machine) -> list[Row]:
+def latencies(machine: RowMachine) -> list[FigureRow]:
     """The three formats at several batches, the speed of int8 and int4 as techniques beside bfloat16."""
     engines = {name: LocalEngine(flat_config(device="cpu", **more)) for name, more in FORMATS.items()}
     rows = []
@@ -84,7 +84,7 @@ def latencies(machine: Machine) -> list[Row]:
             facts = {"weight_bytes": float(engine.info.weight_bytes)}
             quantization = f" --quantization {name}" if FORMATS[name] else ""
             rows.append(
-                Row(
+                FigureRow(
                     kind="measured",
                     benchmark="latency",
                     suite="pictures",
@@ -92,8 +92,8 @@ def latencies(machine: Machine) -> list[Row]:
                     machine=machine,
                     engine=this_engine(),
                     command=f"quire bench latency{quantization} --batch-size {batch} --input-len 128 --output-len 64",
-                    model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
-                    load=Load(requests=batch, batch=batch, input_len=128, output_len=64, arrivals="closed"),
+                    model=RowModel(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
+                    load=RowLoad(requests=batch, batch=batch, input_len=128, output_len=64, arrivals="closed"),
                     **summed(found[name], facts),
                 )
             )
@@ -102,7 +102,7 @@ def latencies(machine: Machine) -> list[Row]:
     return rows
 
 
-def prefixes(machine: Machine) -> list[Row]:
+def prefixes(machine: RowMachine) -> list[FigureRow]:
     """Many requests with one beginning, with the prefix cache and without it."""
     rows = []
     engines = {on: LocalEngine(flat_config(device="cpu", enable_prefix_caching=on)) for on in (True, False)}
@@ -115,7 +115,7 @@ def prefixes(machine: Machine) -> list[Row]:
                 found[on].append(results)
     for on, engine in engines.items():
         rows.append(
-            Row(
+            FigureRow(
                 kind="measured",
                 benchmark="throughput",
                 suite="pictures",
@@ -127,8 +127,8 @@ def prefixes(machine: Machine) -> list[Row]:
                 options={"enable_prefix_caching": on},
                 command=f"quire bench throughput --{'' if on else 'no-'}enable-prefix-caching --num-prompts 24 "
                 "--input-len 16 --output-len 16 --shared-prefix 160",
-                model=Model(name="pydoc", parameters=PARAMETERS, format="bfloat16", kv_format="bfloat16"),
-                load=Load(requests=24, batch=0, input_len=176, output_len=16, shared_prefix=160),
+                model=RowModel(name="pydoc", parameters=PARAMETERS, format="bfloat16", kv_format="bfloat16"),
+                load=RowLoad(requests=24, batch=0, input_len=176, output_len=16, shared_prefix=160),
                 claim="one copy of a common prefix",
                 **summed(found[on], {}),
             )
@@ -137,7 +137,7 @@ def prefixes(machine: Machine) -> list[Row]:
     return rows
 
 
-def qualities(machine: Machine) -> list[Row]:
+def qualities(machine: RowMachine) -> list[FigureRow]:
     """Perplexity of each format on one held-out text."""
     rows = []
     for name, more in FORMATS.items():
@@ -145,7 +145,7 @@ def qualities(machine: Machine) -> list[Row]:
         texts = dict(list(quality.heldout_texts(Path(llm.info.folder)).items())[:1])
         found = quality.perplexity(llm, texts)["perplexity"]
         rows.append(
-            Row(
+            FigureRow(
                 kind="measured",
                 benchmark="quality",
                 suite="pictures",
@@ -153,8 +153,8 @@ def qualities(machine: Machine) -> list[Row]:
                 machine=machine,
                 engine=this_engine(),
                 command=f"quire eval{f' --quantization {name}' if more else ''} --limit 1",
-                model=Model(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
-                load=Load(),
+                model=RowModel(name="pydoc", parameters=PARAMETERS, format=name, kv_format="bfloat16"),
+                load=RowLoad(),
                 metrics={"perplexity": found, "weight_bytes": float(llm.info.weight_bytes)},
             )
         )

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.runtime import Copies, Fetched, Mark
+from quire.ops.runtime import Copies, Fetched, QueueEvent
 
 
 class Point:
@@ -79,7 +79,7 @@ class FakeRuntime:
     def mark(self) -> Point:
         return self._point(self.main)
 
-    def send(self, copies: Copies, after: Mark | None) -> Point:
+    def send(self, copies: Copies, after: QueueEvent | None) -> Point:
         self._waiting_for(self.side, after if isinstance(after, Point) else self.mark())
         for target, source in copies:
             self.side.append(lambda target=target, source=source: target.copy_(source) is target)
@@ -93,7 +93,7 @@ class FakeRuntime:
             self.third.append(lambda target=target, source=source: target.copy_(source) is target)
         return self._point(self.third)
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: QueueEvent) -> None:
         assert isinstance(mark, Point)
         self._waiting_for(self.main, mark)
 

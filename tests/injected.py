@@ -1,7 +1,7 @@
 """Errors raised within one request's part of a step: where they can be, engines to raise them in, and who runs beside.
 
-A `Site` is a function through which the work of a request goes. Its calls for the victim are told from those for others
-by what the victim alone has: its id, its `max_tokens`, its seed, its penalty, its picture.
+A `AttentionSite` is a function through which the work of a request goes. Its calls for the victim are told from those
+for others by what the victim alone has: its id, its `max_tokens`, its seed, its penalty, its picture.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.requests import with_grammar
-from quire.speculate.suffix import Suffix
+from quire.speculate.suffix import SuffixDecoding
 from quire.text.tokenizer import Tokenizer
 from test_lora import TARGETS, write_adapter
 from tiny_model import OPTIONS, write_tiny
@@ -127,8 +127,8 @@ class Running:
     def forget(self) -> None:
         """Forget what earlier outputs were, of which the next drafts would be made."""
         speculator = self.engine.engine.speculator
-        if speculator is not None and isinstance(speculator.proposer, Suffix):
-            speculator.proposer.outputs = Suffix(speculator.proposer._asked).outputs
+        if speculator is not None and isinstance(speculator.proposer, SuffixDecoding):
+            speculator.proposer.outputs = SuffixDecoding(speculator.proposer._asked).outputs
 
     def ready(self, request: Request) -> Request:
         """`request` with its grammar."""
@@ -201,17 +201,17 @@ def _stem(own: Any, *_: Any) -> bool:
     return bool(own._row.tokens[: len(STEM)] == STEM)
 
 
-GUIDE, GROWTH, SAMPLER = "quire.text.structured.guide.Guide", "quire.sched.growth", "quire.sample.sampler"
-HISTORY, SUFFIX = "quire.sample.edits.History", "quire.speculate.suffix"
-FEATURES = "quire.run.picture_features.PictureFeatures"
+GUIDE, GROWTH, SAMPLER = "quire.text.structured.guide.GrammarGuide", "quire.sched.growth", "quire.sample.sampler"
+HISTORY, SUFFIX = "quire.sample.edits.LogitEdits", "quire.speculate.suffix"
+FEATURES = "quire.run.picture_features.ImageFeatures"
 BUILDER = "quire.run.builder.BatchBuilder"
 SITES: tuple[Site, ...] = (
     *(Site("plain", "grammar", GUIDE, name, _most, "grammar")
       for name in ("__init__", "follow", "takes", "mask", "complete", "_take", "_set", "_over")
       if name not in ("__init__", "_set")),
     Site("plain", "grammar", GUIDE, "__init__", lambda guide, grammar, most, *_: most == MOST, "grammar"),
-    Site("plain", "grammar", "quire.engine.loop.guiding.Guiding", "_make", _second, "grammar"),
-    Site("plain", "grammar", "quire.engine.loop.guiding.Guiding", "_grammar",
+    Site("plain", "grammar", "quire.engine.loop.guiding.GrammarCompiler", "_make", _second, "grammar"),
+    Site("plain", "grammar", "quire.engine.loop.guiding.GrammarCompiler", "_grammar",
          lambda self, text, *_: "4,60" in text, "grammar"),
     Site("plain", "grammar", "quire.sample.constrained", "_stand",
          lambda guide, row: row.seq.request.id == "victim", "grammar"),
@@ -233,7 +233,7 @@ SITES: tuple[Site, ...] = (
     *(Site("plain", "pooled", module, name, lambda chunk, *_: chunk.seq.request.id == "victim", "pooling")
       for module, name in (("quire.sched.features.pooling", "gather"), (GROWTH, "finish"))),
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
-    Site("plain", "grammar", "quire.sched.admission.Admission", "check", _second, "admission"),
+    Site("plain", "grammar", "quire.sched.admission.BatchAdmission", "check", _second, "admission"),
     Site("plain", "grammar", "quire.sched.scheduler.Scheduler", "add", _request, "admission"),
     Site("classes", "pooled", "quire.engine.loop.intake", "_classes",
          lambda matrix, output: output.request_id == "victim", "pooling"),
@@ -246,8 +246,8 @@ SITES: tuple[Site, ...] = (
     Site("pictures", "picture", "quire.engine.engine", "check_pictures",
          lambda model, encoding, request: request.id == "victim", "admission"),
     *(Site("ngram", "grammar", GUIDE, name, _most, "grammar") for name in ("follow", "may", "forced", "takes", "mask")),
-    Site("ngram", "lookup", "quire.speculate.ngram.OwnRuns", "__init__", _second, "drafting"),
-    *(Site(kind, "lookup", "quire.speculate.ngram.OwnRuns", "matches", _stem, "drafting")
+    Site("ngram", "lookup", "quire.speculate.ngram.OwnNGrams", "__init__", _second, "drafting"),
+    *(Site(kind, "lookup", "quire.speculate.ngram.OwnNGrams", "matches", _stem, "drafting")
       for kind in ("ngram", "suffix")),
     *(Site("suffix", "lookup", f"{SUFFIX}.Outputs", name, _second, "drafting") for name in ("matches", "follow")),
 )  # fmt: skip

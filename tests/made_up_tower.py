@@ -22,7 +22,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from oracle import SMALL, write
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
-from quire.core.pictures import Picture, grid_positions, placeholders
+from quire.core.pictures import PromptImage, grid_positions, placeholders
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.model.build import Model, load_model
@@ -64,20 +64,20 @@ class MadeUpTower:
     def scratch(self, rows: int) -> int:
         return 0
 
-    def __call__(self, picture: Picture) -> Tensor:
+    def __call__(self, picture: PromptImage) -> Tensor:
         self.encoded.append(picture.key)
         return features(picture, self.width)
 
 
-def features(picture: Picture, width: int) -> Tensor:
+def features(picture: PromptImage, width: int) -> Tensor:
     """What a made-up tower makes of it, [rows, width]."""
     seed = int.from_bytes(hashlib.blake2b(picture.pixels, digest_size=7).digest(), "big")
     return torch.randn(picture.rows, width, generator=torch.Generator().manual_seed(seed)) * 0.5
 
 
-def prompt_of(parts: Sequence[Part], vocab: int = VOCAB) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+def prompt_of(parts: Sequence[Part], vocab: int = VOCAB) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
     """Tokens and pictures as a request has them."""
-    tokens, pictures = list[int](), list[Picture]()
+    tokens, pictures = list[int](), list[PromptImage]()
     for part in parts:
         if not isinstance(part, Shown):
             tokens += part
@@ -85,7 +85,7 @@ def prompt_of(parts: Sequence[Part], vocab: int = VOCAB) -> tuple[tuple[int, ...
         rows, pixels = part.height * part.width, bytes([part.number, part.height, part.width])
         key = hashlib.blake2b(pixels, digest_size=16).digest()
         pictures.append(
-            Picture(key=key, pixels=pixels, shape=(1, 1, 1), runs=((len(tokens), rows),), size=(8, 8),
+            PromptImage(key=key, pixels=pixels, shape=(1, 1, 1), runs=((len(tokens), rows),), size=(8, 8),
                     grid=(part.height, part.width))
         )  # fmt: skip
         tokens += placeholders(key, rows, vocab)

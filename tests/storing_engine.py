@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import replace
 from typing import Any
 
 from fake_runner import NAN, FakeEngine
-from quire.cache.tiers import Reading, Store, Tiers, Wanted
+from quire.cache.tiers import Store, StoreKey, StoreRead, Tiers
 from quire.core.plan import BlockWork
 from quire.core.request import Output
 
@@ -19,12 +19,12 @@ class FakeTiers(Tiers):
     def __init__(self, store: Store, delays: random.Random, piece: int = 3) -> None:
         super().__init__(store, 1)
         self.piece, self._delays = piece, delays
-        self._late: list[tuple[int, Reading]] = []
+        self._late: list[tuple[int, StoreRead]] = []
         self.rates.pays = lambda blocks, tokens: True  # type: ignore[method-assign]
 
-    def read(self, wanted: Rows[Wanted]) -> Reading:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Not yet."""
-        reading = Reading(wanted)
+        reading = StoreRead(wanted)
         self._late.append((self._delays.randint(0, 3), reading))
         return reading
 

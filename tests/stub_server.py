@@ -86,7 +86,7 @@ class Forgetting(list[Any]):
 def main(given: str) -> int:
     """Serve until a signal."""
     from quire.core.config import EngineConfig, SchedulerConfig
-    from quire.engine.life.supervised import Patience, SupervisedEngine
+    from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
     from quire.server.options import ServerOptions
     from quire.server.run import serve
     from stub_engine import StubEngine, stub_info
@@ -94,7 +94,7 @@ def main(given: str) -> int:
     facts = json.loads(given)
     stub = StubEngine(stub_info(**{"folder": str(FOLDER), **facts["info"]}), step_seconds=facts["step_seconds"])
     stub.submitted, stub.aborted = Forgetting(), Forgetting()
-    client = SupervisedEngine(lambda *_: stub, Patience(hang=0), SchedulerConfig())
+    client = SupervisedEngine(lambda *_: stub, RestartPolicy(hang=0), SchedulerConfig())
     return serve(EngineConfig(), ServerOptions(**facts["options"]), lambda _: client)
 
 

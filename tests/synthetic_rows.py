@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.figures.rows import Engine, Kind, Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, Kind, RowEngine, RowLoad, RowMachine, RowModel
 from quire.figures.statistics import interval, median
 
 LIMITS = {"read_bytes_per_s": 20e9, "bf16_flops_per_s": 1e12, "int8_ops_per_s": 2e12}
@@ -19,28 +19,28 @@ def rounds(middle: float, spread: float = 0.01, count: int = 7) -> list[float]:
 
 def synthetic(
     speed: float, *, kind: Kind = "measured", batch: int = 1, fmt: str = "bfloat16", metrics: Any = None, **more: Any
-) -> Row:
+) -> FigureRow:
     """A row of `speed` output tokens a second; of what was measured with 7 rounds."""
     samples = {"output_tokens_per_s": rounds(speed), "tpot_ms_p50": rounds(1000 * batch / speed)}
     samples |= {"ttft_ms_p50": rounds(100.0 / speed)}
     facts: dict[str, Any] = {
         "benchmark": "latency",
         "suite": "synthetic",
-        "machine": Machine(name="no machine", cores=2, limits=LIMITS),
-        "engine": Engine(name="quire", version="0"),
-        "model": Model(name="nobody/model", parameters=1_000_000_000, format=fmt, kv_format="bfloat16"),
-        "load": Load(batch=batch, requests=batch, input_len=128, output_len=64, arrivals="closed"),
+        "machine": RowMachine(name="no machine", cores=2, limits=LIMITS),
+        "engine": RowEngine(name="quire", version="0"),
+        "model": RowModel(name="nobody/model", parameters=1_000_000_000, format=fmt, kv_format="bfloat16"),
+        "load": RowLoad(batch=batch, requests=batch, input_len=128, output_len=64, arrivals="closed"),
         "command": f"quire bench latency --batch-size {batch}",
         "time": "2026-01-02T03:04:05Z",
     }
     own = {name: median(values) for name, values in samples.items()} | (metrics or {})
     if kind != "measured":
-        return Row(kind=kind, metrics=own, **(facts | more))
+        return FigureRow(kind=kind, metrics=own, **(facts | more))
     intervals = {name: interval(values) for name, values in samples.items()}
-    return Row(kind=kind, metrics=own, intervals=intervals, samples=samples, **(facts | more))
+    return FigureRow(kind=kind, metrics=own, intervals=intervals, samples=samples, **(facts | more))
 
 
-def suite(faster: float = 1.0) -> list[Row]:
+def suite(faster: float = 1.0) -> list[FigureRow]:
     """Two formats at four batches, a technique on and off, quality, and rows of others."""
     rows = [
         synthetic(faster * speed * batch**0.8, batch=batch, fmt=fmt, metrics={"weight_bytes": weights})
@@ -52,8 +52,12 @@ def suite(faster: float = 1.0) -> list[Row]:
         options = {"enable_prefix_caching": on}
         rows.append(synthetic(faster * speed, technique="prefix-cache", on=on, claim=claim, options=options))
     for fmt, perplexity in (("bfloat16", 8.0), ("int8", 8.1)):
-        rows.append(synthetic(1.0, benchmark="quality", load=Load(), fmt=fmt, metrics={"perplexity": perplexity}))
-    others = {"engine": Engine(name="vllm", version="1"), "machine": Machine(name="A100", devices=2), "command": ""}
+        rows.append(synthetic(1.0, benchmark="quality", load=RowLoad(), fmt=fmt, metrics={"perplexity": perplexity}))
+    others = {
+        "engine": RowEngine(name="vllm", version="1"),
+        "machine": RowMachine(name="A100", devices=2),
+        "command": "",
+    }
     rows += [synthetic(500.0 * batch, kind="imported", batch=batch, **others) for batch in (1, 8)]
     rows.append(synthetic(11.0, kind="predicted", command="quire plan"))
     return rows

@@ -54,7 +54,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 class Extended(Paged):
-    """`Paged` with the decoder that has all that adapters hold, each sequence with its own."""
+    """`PagedSequences` with the decoder that has all that adapters hold, each sequence with its own."""
 
     def __init__(self, model: Model, sequences: list[list[int]], names: list[str]) -> None:
         assert model.adapters is not None and isinstance(model.decoder, Decoder)

@@ -6,13 +6,13 @@ import pytest
 
 from fake_runner import FakeEngine, request
 from quire.core.errors import BadRequest, Overloaded
-from quire.engine.edge.admission import MAX_RETRY_AFTER, Admission
+from quire.engine.edge.admission import MAX_RETRY_AFTER, AdmissionControl
 from test_scheduler import assert_golden
 from turns import working
 
 
 def test_a_queue_has_places_and_room_for_tokens() -> None:
-    queue = Admission(max_sequences=4, max_prompt_tokens=100)
+    queue = AdmissionControl(max_sequences=4, max_prompt_tokens=100)
     queue.enter(1, 1000)  # alone it is taken, however long
     for sequences, tokens in ((1, 1), (4, 0)):
         with pytest.raises(Overloaded, match="1 sequences with 1000 prompt tokens"):
@@ -30,7 +30,7 @@ def test_a_queue_has_places_and_room_for_tokens() -> None:
 
 
 def test_whoever_is_refused_is_told_to_wait_as_long_as_requests_take() -> None:
-    queue = Admission(max_sequences=1, max_prompt_tokens=100)
+    queue = AdmissionControl(max_sequences=1, max_prompt_tokens=100)
     queue.enter(1, 1)
 
     def told() -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from quire.bench.arrivals import due_times, kind_of
 from quire.bench.loads import ServeLoad
-from quire.bench.sessions import Span, workload_of
+from quire.bench.sessions import ThinkTime, workload_of
 from quire.core.errors import ConfigError
 
 
@@ -124,5 +124,5 @@ def test_what_does_not_fit_the_context_is_refused_before_it_is_sent() -> None:
 
 
 def test_spans() -> None:
-    assert Span.parse("0.5", "think-time") == Span(0.5, 0.5)
-    assert Span.parse("0:2", "think-time") == Span(0.0, 2.0)
+    assert ThinkTime.parse("0.5", "think-time") == ThinkTime(0.5, 0.5)
+    assert ThinkTime.parse("0:2", "think-time") == ThinkTime(0.0, 2.0)

@@ -80,10 +80,10 @@ def broken(sock: socket.socket) -> None:
     sock.sendall(b"HTTP/1.1 500 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
 
 
-def measured(url: str, **options: object) -> serving.Measured:
+def measured(url: str, **options: object) -> serving.ServingResult:
     load = ServeLoad(base_url=url, num_prompts=3, warmup=0, clocks="off", **options)  # type: ignore[arg-type]
 
-    async def bounded() -> serving.Measured:
+    async def bounded() -> serving.ServingResult:
         return await asyncio.wait_for(serving.measure(load), 20)
 
     return asyncio.run(bounded())

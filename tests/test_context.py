@@ -23,8 +23,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.run.division import FEW_ROWS, Paged, Seen, divide
-from quire.run.led import LedExecutor
+from quire.run.division import FEW_ROWS, PagedSequences, VisibleSplits, divide
+from quire.run.led import MultiRankExecutor
 from test_lora import TARGETS, write_adapter
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -157,14 +157,14 @@ def test_rows_with_adapters_are_divided_with_them(folder: Callable[[str], Path],
 @pytest.mark.parametrize("force", ["PassedQueries", "PassedKeys"])
 def test_either_way_to_see_keys_is_taken(force: str) -> None:
     """By what is less to pass: few rows of a long context pass themselves, many see to it that keys are passed."""
-    from quire.run.division import Held, Part
+    from quire.run.division import ContextRank, GroupKeys
 
     lanes, rows = Lanes(2, 16), {"PassedQueries": 40, "PassedKeys": 1500}[force]
-    paged = Paged(np.array([0, rows]), np.array([6000]))
+    paged = PagedSequences(np.array([0, rows]), np.array([6000]))
     tables = np.arange(400, dtype=np.int32)[None]
     tables = tables // 32 % 2 + tables % 32 * 2 + tables // 64 * 64
-    part = Part(0, lanes)
-    way = part.way(divide(paged, 2), np.arange(rows), tables, Held(0, 512, 528, 16 * 2 * 2 * 64 * 2))
+    part = ContextRank(0, lanes)
+    way = part.way(divide(paged, 2), np.arange(rows), tables, GroupKeys(0, 512, 528, 16 * 2 * 2 * 64 * 2))
     assert type(way).__name__ == force
 
 
@@ -173,14 +173,14 @@ def test_either_way_to_see_keys_is_taken(force: str) -> None:
 def test_every_row_is_on_one_rank_or_on_all(ranks: int, counts: tuple[int, ...]) -> None:
     cu_q = np.cumsum([0, *counts])
     context = np.array([count + 600 * (i + 1) for i, count in enumerate(counts)])
-    rows = divide(Paged(cu_q, context), ranks)
+    rows = divide(PagedSequences(cu_q, context), ranks)
     assert rows.divided == (cu_q[-1] > FEW_ROWS) and sorted(rows.index) == list(range(cu_q[-1]))
     ends = np.concatenate([np.arange(c - n, c) + 1 for n, c in zip(counts, context, strict=True)])
     assert list(rows.ends) == list(ends[rows.index])
     own = [rows.index[rows.own(rank)] for rank in range(ranks)]
     if rows.divided:
         assert sorted(np.concatenate(own)) == list(range(cu_q[-1])) and max(map(len, own)) - min(map(len, own)) <= 2
-    seen = Seen.of(rows, 0, Lanes(ranks, 16))
+    seen = VisibleSplits.of(rows, 0, Lanes(ranks, 16))
     for at, end in enumerate(rows.ends):
         splits = range(-(-end // SPLIT))
         assert list(seen.owner[seen.starts[at] : seen.starts[at + 1]]) == [split % ranks for split in splits]
@@ -199,7 +199,7 @@ def test_what_cannot_be_spread_is_refused_with_the_reason() -> None:
 @native
 def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(folder: Callable[[str], Path]) -> None:
     with engine_of(folder("dense"), 2) as engine:
-        assert isinstance(engine.executor, LedExecutor)
+        assert isinstance(engine.executor, MultiRankExecutor)
         others = engine.executor.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(), lambda: os.kill(others[0].pid, signal.SIGKILL))

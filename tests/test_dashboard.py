@@ -29,7 +29,7 @@ from quire.dashboard.pack import DISTINCT, packed
 from quire.dashboard.page import MODULES, UPLOT, WEB, joined, page
 from quire.dashboard.serve import server
 from quire.figures.files import write_rows
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 from quire.figures.statistics import compare, interval
 from synthetic_rows import NASTY, suite, synthetic
 
@@ -380,7 +380,7 @@ def test_a_served_page_follows_its_files(browser: Browser, tmp_path: Path) -> No
 @in_chromium
 def test_fifty_thousand_rows(browser: Browser, tmp_path: Path) -> None:
     rng = random.Random(1)
-    rows: list[Row] = [
+    rows: list[FigureRow] = [
         synthetic(rng.lognormvariate(3, 1), batch=2 ** rng.randrange(8), fmt=rng.choice(("int8", "int4")),
                   suite=f"suite {i % 7}", technique=f"technique {i % 10}", on=i % 3 > 0)
         for i in range(50_000)

@@ -13,7 +13,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.matrix import Matrix
+from quire.ops.cpu.matrix import CpuMatrix
 from quire.ops.descriptors import AttentionDescriptor, Descriptor
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native, load_native
@@ -25,7 +25,7 @@ ARRAYS = 4
 
 
 def described() -> list[type[Descriptor]]:
-    return [Matrix, *(kind for kind in Descriptor.__subclasses__() if kind is not Matrix)]
+    return [CpuMatrix, *(kind for kind in Descriptor.__subclasses__() if kind is not CpuMatrix)]
 
 
 def test_the_fields_are_those_of_the_structs() -> None:

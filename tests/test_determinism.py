@@ -18,7 +18,7 @@ from quire.core.config import SchedulerConfig, flat_config
 from quire.core.request import Request
 from quire.engine.client import EngineInfo, EngineKilled, StepReport
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
 from test_bit_equality import Answer, engine_of, make_requests, replace_id, run
@@ -70,7 +70,7 @@ def killed(requests: list[Request], start: Callable[[], Any], chance: Callable[[
         engines.append(start())
         return engines[-1]
 
-    client = SupervisedEngine(started, Patience(deaths=10_000, hang=0), SchedulerConfig())
+    client = SupervisedEngine(started, RestartPolicy(deaths=10_000, hang=0), SchedulerConfig())
     answers = {request.id: Answer([], []) for request in requests}
     for request in requests:
         client.submit(request)

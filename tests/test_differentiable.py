@@ -15,9 +15,9 @@ from oracle import MODEL_OPS
 from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
-from quire.ops.differentiable import Site, differentiable
+from quire.ops.differentiable import MatrixSite, differentiable
 from quire.ops.experts import Grouped
-from quire.ops.held import Held
+from quire.ops.held import AutogradCache
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import REGISTRY, Case
@@ -52,9 +52,9 @@ def fits(name: str, case: Case) -> bool:
     return all(plain(v) for v in case.values()) and f32 and (tree is None or not bool(tree.any()))
 
 
-def held(cache: KVCache) -> Held:
+def held(cache: KVCache) -> AutogradCache:
     """The same rows, each in its slot."""
-    made, size = Held.of(cache.layout), cache.layout.block_size
+    made, size = AutogradCache.of(cache.layout), cache.layout.block_size
     slots = torch.arange(len(cache.keys) * size)
     if isinstance(cache.layout, LatentLayout):
         made.put(slots, cache.keys.flatten(0, 1).float(), cache.values.flatten(0, 1).float())
@@ -113,7 +113,7 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
     lengths = torch.tensor([5, 3], dtype=torch.int32)
 
     def attend(qkv: Tensor) -> Tensor:
-        cache = Held.of(KVLayout(1, 2, 4, F64))
+        cache = AutogradCache.of(KVLayout(1, 2, 4, F64))
         turned = ops.rope_and_cache(qkv, slots, still, slots, cache, None, 1.0)
         found: Tensor = ops.attention(turned, cache, torch.tensor([0, 5, 8]), lengths, tables, spec)
         return found
@@ -124,7 +124,7 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
 def test_rows_over_the_same_keys_see_all_of_them() -> None:
     """As cross attention asks for them: each row a sequence of its own."""
     ops, g, n, m = differentiable(), generator(), 6, 6
-    cache = Held.of(KVLayout(1, 1, 8, F32))
+    cache = AutogradCache.of(KVLayout(1, 1, 8, F32))
     keys, values = torch.randn(m, 1, 8, generator=g), torch.randn(m, 1, 8, generator=g)
     cache.put(torch.arange(m), keys, values)
     q = torch.randn(n, 8, generator=g)
@@ -140,12 +140,12 @@ def test_observers_see_the_input_of_every_product_and_experts_their_own_rows() -
     ops, g, seen = differentiable(), generator(), list[tuple[str, int | None, int | None, Tensor]]()
     ops.observers.append(lambda *what: seen.append(what))
     x = torch.randn(5, 16, generator=g)
-    ops.site = Site(("q", "k"), 3)
+    ops.site = MatrixSite(("q", "k"), 3)
     ops.linear(x, ops.pack(Weight("f32", torch.randn(4, 16, generator=g))), None)
     assert [(role, layer, expert) for role, layer, expert, _ in seen] == [("q", 3, None), ("k", 3, None)]
     assert all(torch.equal(rows, x) for *_, rows in seen)
     seen.clear()
-    ops.site = Site(("expert_down",), 1)
+    ops.site = MatrixSite(("expert_down",), 1)
     made = plain_grouped(g, "f32", 4, 16, 16, 0, False)
     assert made.packed.plain is not None
     grouped = Grouped(ops.pack(made.packed.plain), 4, 16, None)
@@ -175,7 +175,7 @@ def test_gradients_reach_a_matrix_unrounded_and_quantized_ones_are_frozen() -> N
 def test_a_paged_cache_and_branching_drafts_are_refused() -> None:
     ops = differentiable()
     case = attention_case(generator(), KVLayout(1, 1, 8, F32), 1, ((2, 2),))
-    with pytest.raises(TypeError, match="Held"):
+    with pytest.raises(TypeError, match="AutogradCache"):
         ops.attention(**case)
     with pytest.raises(ValueError, match="branches"):
         ops.attention(**case | {"cache": held(case["cache"]), "tree": torch.tensor([1, 3])})

@@ -33,7 +33,7 @@ from quire.model.offload.shards import Shards
 from quire.ops.backend import open_backend
 from quire.ops.native import load_native
 from quire.parallel.experts import ExpertPlan
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.topology import Topology
 from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of
@@ -240,7 +240,7 @@ def test_adapters_that_only_some_ranks_take_are_refused(row: Exclusion, tmp_path
     plan = ExpertPlan("expert") if row.b is f.EXPERT_RANKS else ExpertPlan()
     config = flat_config(**own | ASKED[row.b])
     with pytest.raises(QuireError) as refused:
-        load_model(config, open_backend(config.device), place=Place(PLACES[row.b], 0, {}, plan))
+        load_model(config, open_backend(config.device), place=RankPlace(PLACES[row.b], 0, {}, plan))
     assert says(row, refused.value), refused.value.message
 
 
@@ -251,7 +251,7 @@ def test_magnitudes_of_the_table_of_tokens_need_one_rank(tmp_path: Path) -> None
     own = {"enable_lora": True, "lora_modules": (f"a={folder}",), "model": str(tmp_path / "model"), "device": "cpu"}
     config = flat_config(**own | ASKED[f.TENSOR])
     with pytest.raises(QuireError) as refused:
-        load_model(config, open_backend(config.device), place=Place(Topology(tensor=2), 0))
+        load_model(config, open_backend(config.device), place=RankPlace(Topology(tensor=2), 0))
     assert says(row, refused.value) and refused.value.param == row.param, refused.value.message
 
 

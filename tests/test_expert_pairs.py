@@ -11,7 +11,7 @@ from op_cases.moe import random_choices
 from op_cases.weights import random_weight
 from oracle import BACKENDS, backend
 from over_torch import over_torch
-from quire.ops.experts import Between
+from quire.ops.experts import ExpertActivation
 from quire.parallel.experts import place_experts
 from quire.parallel.pairs import PairDivider, row_parts
 
@@ -106,7 +106,9 @@ def test_experts_compute_as_many_pairs_as_there_are(used: int) -> None:
     tokens, places, offsets, weights = random_choices(g, 350, 1, 4)
     row_of = torch.empty(350, dtype=torch.int64)
     row_of[places[:, 0].long()] = torch.arange(350)
-    want = ops.expert_mlp(x, gate_up, down, Between("silu"), (tokens, places, offsets, weights))[row_of[:used]].clone()
+    want = ops.expert_mlp(x, gate_up, down, ExpertActivation("silu"), (tokens, places, offsets, weights))[
+        row_of[:used]
+    ].clone()
 
     def room(part: Tensor) -> Tensor:
         return torch.cat((part, torch.full((350 - used, 1), 9999, dtype=part.dtype)))
@@ -117,4 +119,4 @@ def test_experts_compute_as_many_pairs_as_there_are(used: int) -> None:
         offsets.clamp(max=used),
         room(weights[row_of[:used]]),
     )
-    assert torch.equal(ops.expert_mlp(x, gate_up, down, Between("silu"), some)[:used], want)
+    assert torch.equal(ops.expert_mlp(x, gate_up, down, ExpertActivation("silu"), some)[:used], want)

@@ -26,7 +26,7 @@ from quire.core.errors import ConfigError
 from quire.engine.client import EngineInfo
 from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.engine.stats import Stats
 from quire.model.build import Model, load_model
@@ -35,7 +35,7 @@ from quire.model.net.decoder import Decoder
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan, read_counts, write_counts
-from quire.parallel.place import ALONE, Place
+from quire.parallel.place import ALONE, RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
 from test_bit_equality import Answer, make_requests, run
@@ -50,13 +50,13 @@ from turns import turns
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 
 
-def load(folder: Path, ops: Ops, place: Place = ALONE, **options: Any) -> Model:
+def load(folder: Path, ops: Ops, place: RankPlace = ALONE, **options: Any) -> Model:
     return load_model(flat_config(**({"model": str(folder), "dtype": "float32"} | options)), ops, place=place)
 
 
-def place_of(comm: Comm, axis: str = "expert", redundant: int = 0, counts: Any = ()) -> Place:
+def place_of(comm: Comm, axis: str = "expert", redundant: int = 0, counts: Any = ()) -> RankPlace:
     """Of a rank among those along one axis."""
-    return Place(Topology(**{axis: comm.world}), comm.rank, {axis: comm}, ExpertPlan(axis, redundant, counts))
+    return RankPlace(Topology(**{axis: comm.world}), comm.rank, {axis: comm}, ExpertPlan(axis, redundant, counts))
 
 
 def logits(model: Model) -> Tensor:
@@ -109,7 +109,9 @@ def test_experts_divided_and_cut(tmp_path: Path) -> None:
     def work(world: Comm) -> Tensor:
         groups = groups_of(topology, world.rank)
         comms = {axis: SharedComm(files[g], topology.along(world.rank, axis), 2, True) for axis, g in groups.items()}
-        return logits(load(tmp_path, backend("reference"), Place(topology, world.rank, comms, ExpertPlan("expert"))))
+        return logits(
+            load(tmp_path, backend("reference"), RankPlace(topology, world.rank, comms, ExpertPlan("expert")))
+        )
 
     for got in each(4, work):
         assert relative_error(got, want) <= 1e-5
@@ -171,7 +173,7 @@ def test_each_rank_reads_and_keeps_its_own_experts(tmp_path: Path, monkeypatch: 
     """Packed weights are found again while the rank holds the same ones."""
     write(tmp_path / "model", "mixtral", **MIXTURES["mixtral"][1])
     options: dict[str, Any] = {"quantization": "int8", "cache_packed": str(tmp_path / "kept")}
-    ranks = [Place(Topology(expert=2), rank, {}, ExpertPlan("expert")) for rank in range(2)]
+    ranks = [RankPlace(Topology(expert=2), rank, {}, ExpertPlan("expert")) for rank in range(2)]
     whole, *parts = (load(tmp_path / "model", backend("cpu"), place, **options).report for place in (ALONE, *ranks))
     assert all(
         part["expert_down"][1] * 2 == whole["expert_down"][1] and part["q+k+v"] == whole["q+k+v"] for part in parts
@@ -184,7 +186,7 @@ def test_each_rank_reads_and_keeps_its_own_experts(tmp_path: Path, monkeypatch: 
     load(
         tmp_path / "model",
         backend("cpu"),
-        Place(Topology(expert=2), 0, {}, ExpertPlan("expert", 0, (SKEWED,) * 3)),
+        RankPlace(Topology(expert=2), 0, {}, ExpertPlan("expert", 0, (SKEWED,) * 3)),
         **options,
     )
     assert made
@@ -303,13 +305,13 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
             flat_config(**({"model": "m"} | options))
     write(tmp_path / "dense", "llama")
     write(tmp_path / "mixtral", "mixtral", **MIXTURES["mixtral"][1])
-    place = Place(Topology(expert=2), 0, {}, ExpertPlan("expert"))
+    place = RankPlace(Topology(expert=2), 0, {}, ExpertPlan("expert"))
     with pytest.raises(ConfigError, match="'llama' models have no experts to divide"):
         load(tmp_path / "dense", backend("reference"), place)
     for plan, size, why in ((ExpertPlan("expert"), 9, "8 experts cannot be divided among 9 ranks"),
                             (ExpertPlan("expert", 9), 2, "2 ranks with all 8 experts have 8 copies")):  # fmt: skip
         with pytest.raises(ConfigError, match=why):
-            load(tmp_path / "mixtral", backend("reference"), Place(Topology(expert=size), 0, {}, plan))
+            load(tmp_path / "mixtral", backend("reference"), RankPlace(Topology(expert=size), 0, {}, plan))
     for text in ("[[1, -2]]", "{}", "[[1,"):
         (tmp_path / "counts").write_text(text)
         with pytest.raises(ConfigError, match="--expert-load-file"):
@@ -330,7 +332,7 @@ def test_a_rank_that_dies_ends_the_group_which_is_started_again(skewed: Path, al
 
     requests = make_requests(16, 99)
     found = {request.id: Answer([], []) for request in requests}
-    with closing(SupervisedEngine(start, Patience(hang=0), config.scheduler)) as client:
+    with closing(SupervisedEngine(start, RestartPolicy(hang=0), config.scheduler)) as client:
         for request in requests:
             client.submit(request)
         first = children(engines[0])

@@ -14,7 +14,7 @@ from often import one_of
 from op_cases import reference as cases
 from quire.ops.backend import Ops
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
-from quire.ops.experts import Between, Choices, Grouped, padded_rows
+from quire.ops.experts import Choices, ExpertActivation, Grouped, padded_rows
 from quire.ops.kinds import KINDS, SUPER_KINDS
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Weight
@@ -65,7 +65,7 @@ def loads(rows: int) -> list[tuple[str, Tensor]]:
 
 
 def by_hand(ops: Ops, x: Tensor, up: list[Weight], down: list[Weight], biases: tuple[Tensor, Tensor] | None,
-            between: Between, ids: Tensor, choices: Choices) -> Tensor:  # fmt: skip
+            between: ExpertActivation, ids: Tensor, choices: Choices) -> Tensor:  # fmt: skip
     """A `linear` for each expert, over its rows alone."""
     _, places, offsets, weights = choices
     y = torch.empty(ids.numel(), HIDDEN)
@@ -86,7 +86,11 @@ def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, 
     f = 512 if kind in SUPER_KINDS.values() else F
     up, down = weights_of(kind, bits, 2 * f, HIDDEN), weights_of(kind, bits, HIDDEN, f)
     biases = cases.normal(g, EXPERTS, 2 * f), cases.normal(g, EXPERTS, HIDDEN)
-    for given, between in ((None, Between("silu")), (biases, Between("gelu")), (biases, Between("silu", (1.702, 7.0)))):
+    for given, between in (
+        (None, ExpertActivation("silu")),
+        (biases, ExpertActivation("gelu")),
+        (biases, ExpertActivation("silu", (1.702, 7.0))),
+    ):
         grouped = stacked(ops, up, given and given[0]), stacked(ops, down, given and given[1])
         for rows in (1, 2, 5, 17, 130):
             x = cases.normal(g, rows, HIDDEN)
@@ -124,9 +128,9 @@ def test_experts_in_12_bits_have_the_bits_of_16(isa: str) -> None:
         for name, ids in loads(rows):
             choices = (*sort_by_expert(ids, EXPERTS), torch.rand(ids.shape, generator=g))
             ops.begin_step()
-            found = ops.expert_mlp(x, *narrow, Between("silu"), choices)
+            found = ops.expert_mlp(x, *narrow, ExpertActivation("silu"), choices)
             if isa != "amx":  # whose tiles sum bf16 in another order than vector registers
-                assert torch.equal(found, ops.expert_mlp(x, *wide, Between("silu"), choices)), (name, rows)
+                assert torch.equal(found, ops.expert_mlp(x, *wide, ExpertActivation("silu"), choices)), (name, rows)
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
@@ -144,11 +148,11 @@ def test_experts_without_zeros_have_the_bits_of_those_with_them(kind: str, isa: 
         for name, ids in loads(rows):
             choices = (*sort_by_expert(ids, EXPERTS), torch.rand(ids.shape, generator=g))
             ops.begin_step()
-            expected = ops.expert_mlp(x, *dense, Between("silu"), choices)
+            expected = ops.expert_mlp(x, *dense, ExpertActivation("silu"), choices)
             if isa == "amx" and kind == "bf16":  # whose tiles sum bf16 in another order than vector registers
                 continue
-            assert torch.equal(ops.expert_mlp(x, *sparse, Between("silu"), choices), expected), (name, rows)
-            assert torch.equal(ops.expert_mlp(x, one_by_one, sparse[1], Between("silu"), choices), expected)
+            assert torch.equal(ops.expert_mlp(x, *sparse, ExpertActivation("silu"), choices), expected), (name, rows)
+            assert torch.equal(ops.expert_mlp(x, one_by_one, sparse[1], ExpertActivation("silu"), choices), expected)
 
 
 def weights_of_plain(kind: str, n: int, k: int) -> list[Weight]:
@@ -180,7 +184,7 @@ def test_a_token_of_fused_experts_does_not_depend_on_the_batch(isa: str) -> None
     def part(rows: slice) -> Tensor:
         ops.begin_step()
         choices = (*sort_by_expert(ids[rows], EXPERTS), weights[rows].contiguous())
-        return ops.expert_mlp(x[rows].contiguous(), *grouped, Between("silu"), choices).clone()  # type: ignore[no-any-return]
+        return ops.expert_mlp(x[rows].contiguous(), *grouped, ExpertActivation("silu"), choices).clone()  # type: ignore[no-any-return]
 
     whole = part(slice(0, 200))
     for m in (1, 4, 9, 60, 128, 129):
@@ -197,12 +201,16 @@ def test_experts_that_do_not_fit_are_refused(isa: str) -> None:
     )
     choices = (*sort_by_expert(torch.tensor([[0, 1]], dtype=torch.int32), EXPERTS), torch.ones(1, 2))
     with pytest.raises(ValueError, match="do not fit"):
-        ops.expert_mlp(torch.zeros(1, HIDDEN), down, up, Between("silu"), choices)
+        ops.expert_mlp(torch.zeros(1, HIDDEN), down, up, ExpertActivation("silu"), choices)
     tokens, places, offsets, weights = choices
     with pytest.raises(ValueError, match="outside the batch"):
-        ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens + 1, places, offsets, weights))
+        ops.expert_mlp(
+            torch.zeros(1, HIDDEN), up, down, ExpertActivation("silu"), (tokens + 1, places, offsets, weights)
+        )
     with pytest.raises(ValueError, match="outside the rows"):
-        ops.expert_mlp(torch.zeros(1, HIDDEN), up, down, Between("silu"), (tokens, places + 1, offsets, weights))
+        ops.expert_mlp(
+            torch.zeros(1, HIDDEN), up, down, ExpertActivation("silu"), (tokens, places + 1, offsets, weights)
+        )
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)

@@ -12,20 +12,20 @@ from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import this_engine, this_machine
 from quire.figures.metrics import METRICS
-from quire.figures.rows import Engine, Interval, Load, Machine, Model, Row, fields
+from quire.figures.rows import FigureRow, Interval, RowEngine, RowLoad, RowMachine, RowModel, fields
 from quire.figures.statistics import compare, interval
 
 
-def row(**changes: object) -> Row:
-    made = Row(
+def row(**changes: object) -> FigureRow:
+    made = FigureRow(
         kind="measured",
         benchmark="latency",
         time="2026-01-01T00:00:00Z",
         command="quire bench latency",
-        machine=Machine(name="a machine", limits={"read_bytes_per_s": 1e10}),
-        engine=Engine(name="quire", versions={"torch": "2.13"}),
-        model=Model(name="llama-1b", parameters=10**9, format="int8"),
-        load=Load(batch=4, input_len=128.0),
+        machine=RowMachine(name="a machine", limits={"read_bytes_per_s": 1e10}),
+        engine=RowEngine(name="quire", versions={"torch": "2.13"}),
+        model=RowModel(name="llama-1b", parameters=10**9, format="int8"),
+        load=RowLoad(batch=4, input_len=128.0),
         options={"quantization": "int8", "block_size": 16, "enforce_eager": True, "share": 0.5},
         metrics={"ttft_ms_p50": 12.5, "output_tokens_per_s": 40.0},
         intervals={"ttft_ms_p50": Interval(12.0, 13.0)},
@@ -51,14 +51,14 @@ def test_a_run_that_was_killed_amid_a_row_goes_on(tmp_path: Path) -> None:
     path.write_bytes(whole + whole[:40])
     going_on = Appending(path)
     assert going_on.have == {row().key}
-    other = row(load=Load(batch=8))
+    other = row(load=RowLoad(batch=8))
     going_on.add(other)
     assert read_rows(path) == [row(), other]
 
 
 def test_a_row_is_its_configuration_and_not_what_was_found() -> None:
-    assert row().key == row(time="2027", metrics={}, machine=Machine(name="a machine", limits={})).key
-    for changed in ({"load": Load(batch=5)}, {"options": {}}, {"technique": "x"}, {"machine": Machine(name="b")}):
+    assert row().key == row(time="2027", metrics={}, machine=RowMachine(name="a machine", limits={})).key
+    for changed in ({"load": RowLoad(batch=5)}, {"options": {}}, {"technique": "x"}, {"machine": RowMachine(name="b")}):
         assert row(**changed).key != row().key
 
 

@@ -21,10 +21,10 @@ from quire.core.structured import StructuredOutputsParams
 from quire.server.options import ServerOptions
 from quire.server.speech import formats_of
 from quire.text.messages.parser import Parser
-from quire.text.messages.source import Delta, Reading
+from quire.text.messages.source import MessageDelta, ParserRequest
 from quire.text.messages.table import REASONING, TOOLS
-from quire.text.messages.written import Written
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.messages.written import MessageGrammar
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ def said(grammar: str, more: int, seed: int, vocabulary: Words, shape: Any = Non
     asked = StructuredOutputsParams(**(shape or {"grammar": grammar}))
     read = READER.read(asked, (END,), known, grammar if shape else "")
     most = len(read.completion) + more
-    guide = Guide(Grammar(read.grammar, known), most, (END,), read.completion)
+    guide = GrammarGuide(Grammar(read.grammar, known), most, (END,), read.completion)
     tokens = wander(guide, most, np.random.default_rng(seed), known.size)
     assert len(tokens) <= most
     return tokenizer.decode(tokens, skip_special_tokens=False)
@@ -99,9 +99,9 @@ def said(grammar: str, more: int, seed: int, vocabulary: Words, shape: Any = Non
 
 def read(row: str, reasoning: str | None, inside: bool | None, text: str) -> tuple[str, str, list[tuple[str, Any]]]:
     """Content, reasoning and calls of it."""
-    reading = Reading(lambda: "id", SCHEMAS, inside)
+    reading = ParserRequest(lambda: "id", SCHEMAS, inside)
     parser = Parser(REASONING[reasoning] if reasoning else None, TOOLS[row], reading)
-    deltas: list[Delta] = parser.push(text) + parser.end()
+    deltas: list[MessageDelta] = parser.push(text) + parser.end()
     calls = [(d.name, "".join(e.text for e in deltas if e.kind == "arguments" and e.index == d.index))
              for d in deltas if d.kind == "call"]  # fmt: skip
     content, thought = ("".join(d.text for d in deltas if d.kind == kind) for kind in ("content", "reasoning"))
@@ -115,7 +115,7 @@ def test_forced_calls_are_whole_and_valid(name: str, vocabulary: Words) -> None:
         reasoning, inside = draw.choice([(None, None), ("qwen3", None), ("deepseek_r1", True), ("granite", True)])
         if name == "openai":
             reasoning, inside = "openai", None
-        written = Written(TOOLS[name], REASONING.get(reasoning or ""), inside, set(vocabulary[0].special))
+        written = MessageGrammar(TOOLS[name], REASONING.get(reasoning or ""), inside, set(vocabulary[0].special))
         choice, parallel = draw.choice([None, *SCHEMAS]), draw.random() < 0.5
         text = said(written.forced(ASKED, choice, parallel), draw.choice((0, 1, 2, 5, 40)), seed, vocabulary)
         content, _, calls = read(name, reasoning, inside, text)
@@ -129,7 +129,7 @@ def test_forced_calls_are_whole_and_valid(name: str, vocabulary: Words) -> None:
 @pytest.mark.parametrize("name", TOOLS)
 def test_answers_in_whose_place_calls_may_come(name: str, vocabulary: Words) -> None:
     reasoning = "openai" if name == "openai" else None
-    written = Written(TOOLS[name], REASONING.get(reasoning or ""), None, set(vocabulary[0].special))
+    written = MessageGrammar(TOOLS[name], REASONING.get(reasoning or ""), None, set(vocabulary[0].special))
     kinds = set()
     for seed in range(4):
         text = said(written.around(ASKED, False), 20, seed, vocabulary, {"json": PERSON})
@@ -147,7 +147,7 @@ def test_answers_in_whose_place_calls_may_come(name: str, vocabulary: Words) -> 
 
 @pytest.mark.parametrize(("reasoning", "inside"), [("qwen3", None), ("deepseek_r1", True), ("glm4", False)])
 def test_reasoning_before_an_answer_ends_in_time(reasoning: str, inside: bool | None, vocabulary: Words) -> None:
-    written = Written(None, REASONING[reasoning], inside, set(vocabulary[0].special))
+    written = MessageGrammar(None, REASONING[reasoning], inside, set(vocabulary[0].special))
     thoughts = 0
     for seed in range(8):
         frame = written.around([], True)
@@ -172,7 +172,7 @@ NOT_FORCED = [
 def test_what_a_format_cannot_say_is_refused_with_its_place(name: str, schema: dict[str, Any], param: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     with pytest.raises(BadRequest) as caught:
-        Written(TOOLS[name], None, None, ()).forced([tool], None, True)
+        MessageGrammar(TOOLS[name], None, None, ()).forced([tool], None, True)
     assert caught.value.param == param
 
 

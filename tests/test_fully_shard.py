@@ -23,8 +23,8 @@ from quire.model.offload.away import PAGE
 from quire.model.offload.shards import Shards
 from quire.ops.weights import Packed
 from quire.parallel.link import Link, Listener, dial
-from quire.parallel.shares import ASK, HEADER, REQUEST, Far, serve
-from quire.parallel.wire import Dropped
+from quire.parallel.shares import ASK, HEADER, REQUEST, RemoteShare, serve
+from quire.parallel.wire import ConnectionDropped
 from test_offload import OPTIONS, answers
 
 pytestmark = [
@@ -129,7 +129,7 @@ class Host:
 
     def engine(self, node: int, hosts: Sequence[Host], **options: Any) -> Engine:
         """One of this host's replicas."""
-        far = tuple(None if host is self else Far(host.listener.address, self.secret) for host in hosts)
+        far = tuple(None if host is self else RemoteShare(host.listener.address, self.secret) for host in hosts)
         return start_engine(flat_config(**OPTIONS | SHARDED | options), shards=Shards(self.file, node, far))
 
     def close(self) -> None:
@@ -184,6 +184,6 @@ def test_who_asks_for_what_is_not_there_is_dropped() -> None:
         link = dial(host.listener.address, host.secret)
         link.send(ASK)
         link.send(asked)
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             link.receive(5.0)
     host.close()

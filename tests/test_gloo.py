@@ -18,8 +18,8 @@ from group import check_everything, part, summed
 from oracle import backend
 from quire.core.errors import ConfigError
 from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
-from quire.parallel.store import AskedStore, serve
-from quire.parallel.wire import Dropped, listen
+from quire.parallel.store import RemoteStore, serve
+from quire.parallel.wire import ConnectionDropped, listen
 
 SECRET = b"s" * 32
 
@@ -33,7 +33,7 @@ def each(world: int, work: Callable[[DistributedComm], Any], seconds: float = 30
         if not rank:
             store = serve(listener, SECRET, world)
             return work(DistributedComm(gloo_group(store, "all", rank, world, "127.0.0.1", seconds)))
-        with closing(AskedStore(host, port, SECRET, rank, world)) as asked:
+        with closing(RemoteStore(host, port, SECRET, rank, world)) as asked:
             group = gloo_group(asked, "all", rank, world, "127.0.0.1", seconds)
         return work(DistributedComm(group))
 
@@ -90,7 +90,7 @@ def test_a_rank_that_dies_ends_the_others() -> None:
     if not child:
         code = 1
         try:
-            comm = DistributedComm(gloo_group(AskedStore(host, port, SECRET, 1, 2), "all", 1, 2, "127.0.0.1"))
+            comm = DistributedComm(gloo_group(RemoteStore(host, port, SECRET, 1, 2), "all", 1, 2, "127.0.0.1"))
             assert torch.equal(comm.all_reduce(ops, part(1, 3, 5)), summed(2, 3, 5))
             code = 7
         except BaseException:
@@ -111,8 +111,8 @@ def test_who_has_another_secret_gets_no_address() -> None:
     host, port = listener.getsockname()
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(serve, listener, SECRET, 2, 1.0)
-        with pytest.raises(Dropped):
-            AskedStore(host, port, b"t" * 32, 1, 2)
+        with pytest.raises(ConnectionDropped):
+            RemoteStore(host, port, b"t" * 32, 1, 2)
         with pytest.raises(ConfigError, match="have not joined"):
             serving.result()
     listener.close()
@@ -123,7 +123,7 @@ def test_stores_agree() -> None:
     host, port = listener.getsockname()
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(serve, listener, SECRET, 2, 2.0)
-        asked, own = AskedStore(host, port, SECRET, 1, 2, 1.0), serving.result()
+        asked, own = RemoteStore(host, port, SECRET, 1, 2, 1.0), serving.result()
     asked.set("a", b"1")
     own.set("b", "two")
     assert own.get("a") == b"1" == asked.get("a") and asked.get("b") == b"two"

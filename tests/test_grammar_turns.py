@@ -17,8 +17,8 @@ from quire.core.structured import StructuredOutputsParams
 from quire.server.api import shapes
 from quire.text.bounded import JobProcess
 from quire.text.structured import reader, turns
-from quire.text.structured.reader import Reader
-from quire.text.structured.turns import Job, Turns
+from quire.text.structured.reader import GrammarReader
+from quire.text.structured.turns import GrammarJob, GrammarJobs
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 
@@ -35,16 +35,16 @@ def asked(regex: str) -> StructuredOutputsParams:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarReader]:
     """Three readers of their own, with little patience."""
     monkeypatch.setattr(reader, "SECONDS", 0.3)
     monkeypatch.setattr(reader, "FIRST_SECONDS", 0.1)
-    found = Reader(3)
+    found = GrammarReader(3)
     yield found
     found.close()
 
 
-def ask(made: Reader, regex: str, tenant: str) -> Future[reader.Read]:
+def ask(made: GrammarReader, regex: str, tenant: str) -> Future[reader.CompiledGrammar]:
     return made.ask(asked(regex), (END,), vocabulary_of(tokenizer(), VOCAB), tenant=tenant)
 
 
@@ -74,7 +74,7 @@ def test_more_grammars_of_a_tenant_than_may_wait_are_told_to_come_back(monkeypat
 # ------------------------------------------------------------------------------------------------------------ a reader
 
 
-def test_a_bomb_ends_its_fork_alone_and_is_remembered(made: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_ends_its_fork_alone_and_is_remembered(made: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[int] = []
     plain = JobProcess.do
 
@@ -91,7 +91,7 @@ def test_a_bomb_ends_its_fork_alone_and_is_remembered(made: Reader, monkeypatch:
     assert len(jobs) == 3 and len(set(jobs)) == 1
 
 
-def test_what_takes_long_gives_way_to_what_was_not_tried(made: Reader) -> None:
+def test_what_takes_long_gives_way_to_what_was_not_tried(made: GrammarReader) -> None:
     """Two of three readers may be at work on bombs: the third tries what comes."""
     bombs = [ask(made, bomb(i), "bomber") for i in range(12)]
     assert ask(made, "z", "honest").result(60).completion
@@ -100,7 +100,7 @@ def test_what_takes_long_gives_way_to_what_was_not_tried(made: Reader) -> None:
 
 
 def test_a_reader_that_hangs_is_no_server_error_and_is_not_remembered(
-    made: Reader, monkeypatch: pytest.MonkeyPatch
+    made: GrammarReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*_: Any) -> Any:
         raise TimeoutError
@@ -112,21 +112,21 @@ def test_a_reader_that_hangs_is_no_server_error_and_is_not_remembered(
     assert ask(made, "x{2}", "").result().completion
 
 
-def test_a_reader_that_is_killed_is_replaced_and_the_grammar_read(made: Reader) -> None:
+def test_a_reader_that_is_killed_is_replaced_and_the_grammar_read(made: GrammarReader) -> None:
     assert ask(made, "x{3}", "").result().completion
     (process,) = made._processes
     os.kill(process._process.pid, signal.SIGKILL)
     assert ask(made, "x{4}", "").result().completion
 
 
-def test_idle_readers_end_and_begin_anew(made: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_readers_end_and_begin_anew(made: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "IDLE_SECONDS", 0.05)
     assert ask(made, "x{5}", "").result().completion
     wait_until(lambda: not made._processes and not made._threads, seconds=30)
     assert ask(made, "x{6}", "").result().completion
 
 
-def test_equal_questions_of_a_tenant_are_read_once(made: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_questions_of_a_tenant_are_read_once(made: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[bytes] = []
     plain = JobProcess.do
     monkeypatch.setattr(JobProcess, "do", lambda self, data, *rest: jobs.append(data) or plain(self, data, *rest))  # type: ignore[func-returns-value]
@@ -145,13 +145,13 @@ def test_long_bodies_are_refused_before_they_are_written_down() -> None:
 # -------------------------------------------------------------------------------------------------------------- turns
 
 
-def job(tenant: str, number: int) -> Job:
-    found = Job(tenant, (b"%d" % number, 0), {}, frozenset(), vocabulary_of(tokenizer(), VOCAB))
+def job(tenant: str, number: int) -> GrammarJob:
+    found = GrammarJob(tenant, (b"%d" % number, 0), {}, frozenset(), vocabulary_of(tokenizer(), VOCAB))
     found.asked.append(Future())
     return found
 
 
-def served(waiting: Turns, cost: dict[str, float], count: int) -> list[str]:
+def served(waiting: GrammarJobs, cost: dict[str, float], count: int) -> list[str]:
     """Whose jobs are read, one after the other."""
     order = []
     for _ in range(count):
@@ -163,7 +163,7 @@ def served(waiting: Turns, cost: dict[str, float], count: int) -> list[str]:
 
 
 def test_tenants_share_by_the_time_that_theirs_take() -> None:
-    waiting = Turns()
+    waiting = GrammarJobs()
     for i in range(20):
         for tenant in "ab":
             waiting.add(job(tenant, i), 1)
@@ -172,7 +172,7 @@ def test_tenants_share_by_the_time_that_theirs_take() -> None:
 
 
 def test_a_pause_gains_a_tenant_nothing_and_costs_it_nothing() -> None:
-    waiting = Turns()
+    waiting = GrammarJobs()
     for i in range(6):
         waiting.add(job("a", i), 1)
     served(waiting, {"a": 1.0}, 4)
@@ -183,7 +183,7 @@ def test_a_pause_gains_a_tenant_nothing_and_costs_it_nothing() -> None:
 
 def test_what_nobody_waits_for_any_more_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "OF_A_TENANT", 2)
-    waiting = Turns()
+    waiting = GrammarJobs()
     first, second = job("a", 0), job("a", 1)
     waiting.add(first, 1)
     waiting.add(second, 1)
@@ -195,7 +195,7 @@ def test_what_nobody_waits_for_any_more_frees_its_place(monkeypatch: pytest.Monk
 
 
 def test_slow_jobs_wait_for_a_reader_that_may_take_its_time() -> None:
-    waiting = Turns()
+    waiting = GrammarJobs()
     slow, quick = job("a", 0), job("b", 1)
     waiting.put_off(slow)
     waiting.add(quick, 1)
@@ -205,7 +205,7 @@ def test_slow_jobs_wait_for_a_reader_that_may_take_its_time() -> None:
 
 def test_use_is_remembered_of_so_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "REMEMBERED", 10)
-    waiting = Turns()
+    waiting = GrammarJobs()
     for i in range(100):
         waiting.add(job(f"t{i}", i), 1)
         served(waiting, {f"t{i}": 0.1}, 1)

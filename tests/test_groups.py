@@ -13,7 +13,7 @@ from oracle import BACKENDS, backend
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.groups import on_one_host, place_among
-from quire.parallel.place import Memory, place_of
+from quire.parallel.place import SharedFiles, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is 
 
 def test_each_axis_has_what_reaches_its_ranks() -> None:
     topology, hosts, ops = Topology(pipeline=2, tensor=2), (0, 0, 1, 1), backend("reference")
-    memories, store = [Memory(topology) for _ in range(2)], torch.distributed.HashStore()
+    memories, store = [SharedFiles(topology) for _ in range(2)], torch.distributed.HashStore()
 
     def across(name: str, rank: int, world: int) -> DistributedComm:
         return DistributedComm(gloo_group(store, name, rank, world, "127.0.0.1"))
@@ -46,7 +46,7 @@ def test_each_axis_has_what_reaches_its_ranks() -> None:
 
 def test_a_rank_that_leaves_ends_every_group() -> None:
     topology, ops = Topology(pipeline=2, tensor=2), backend("reference")
-    memory = Memory(topology)
+    memory = SharedFiles(topology)
     worlds = [SharedComm(memory.world, rank, 4, crowded=True) for rank in range(4)]
     places = [place_of(topology, rank, memory.of(rank), True, NOT_DIVIDED, worlds[rank]) for rank in range(4)]
     with ThreadPoolExecutor(3) as pool:

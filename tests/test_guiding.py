@@ -8,13 +8,13 @@ from typing import Any
 
 from quire.core.config import ModelConfig
 from quire.engine.loop import guiding
-from quire.engine.loop.guiding import Guiding
+from quire.engine.loop.guiding import GrammarCompiler
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 
 
-def made() -> Guiding:
-    found = Guiding(ModelConfig(), "", VOCAB)
+def made() -> GrammarCompiler:
+    found = GrammarCompiler(ModelConfig(), "", VOCAB)
     found.__dict__["_vocabulary"] = vocabulary_of(tokenizer(), VOCAB)
     return found
 

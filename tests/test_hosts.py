@@ -23,7 +23,7 @@ from quire.engine.hosts.agent import _stay
 from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.placing import check_same
 from quire.parallel.link import dial
-from quire.parallel.wire import Dropped, read_secret
+from quire.parallel.wire import ConnectionDropped, read_secret
 from stub_engine import stub_info
 from test_chaos import STREAMS, Load, bodies, metric, restarts, wait_for_more
 from test_replay import texts_of
@@ -232,7 +232,7 @@ def test_a_second_host_of_one_number_and_one_of_another_cluster_are_refused(tmp_
             with pytest.raises(ConfigError, match=why):
                 _stay(dial(at, secret), other, address)
         joined.close()
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             stays.result(timeout=10)
         wait_until(lambda: nodes.address(1) is None)
 

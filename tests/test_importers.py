@@ -10,13 +10,13 @@ from quire.bench.suite.imports.read import read_foreign
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 
 SAMPLES = Path(__file__).parent / "data" / "imports"
 COMMITTED = Path(__file__).parent.parent / "benchmarks" / "suites" / "llm_inference_bench_sample.csv"
 
 
-def rows_of(name: str) -> list[Row]:
+def rows_of(name: str) -> list[FigureRow]:
     return read_foreign(SAMPLES / name)
 
 

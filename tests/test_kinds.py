@@ -13,7 +13,7 @@ from op_cases import reference as cases
 from over_torch import arrays
 from quire.ops.backend import Ops
 from quire.ops.cpu.layers import fuses_mlp
-from quire.ops.cpu.matrix import Matrix, take_apart
+from quire.ops.cpu.matrix import CpuMatrix, take_apart
 from quire.ops.cpu.pack import narrow_bf16
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, two_of_four
 from quire.ops.cpu.state import ACTIVATION_NUMBERS
@@ -51,12 +51,12 @@ def packed_as(ops: Ops, name: str, n: int, k: int, group: int = 0) -> Packed:
     return ops.pack(cases.random_weight(generator(), name, n, k, group or max(KINDS[name].groups, default=1)))
 
 
-def changed(w: Matrix, **fields: int) -> Matrix:
+def changed(w: CpuMatrix, **fields: int) -> CpuMatrix:
     """The descriptor with other contents."""
-    return Matrix(**{name: getattr(w, name) for name, _ in Matrix._fields_} | fields)
+    return CpuMatrix(**{name: getattr(w, name) for name, _ in CpuMatrix._fields_} | fields)
 
 
-def multiply(ops: Ops, w: Matrix) -> None:
+def multiply(ops: Ops, w: CpuMatrix) -> None:
     """A row times the matrix."""
     x, out = cases.normal(generator(), 1, w.k), cases.normal(generator(), 1, w.n)
     ops.cpu.call("linear", out.data_ptr(), x.data_ptr(), w.at, 0, 1)

@@ -20,7 +20,7 @@ from quire.cache import disk
 from quire.cache.disk import DiskStore
 from quire.cache.host import HostStore
 from quire.cache.store_folder import StoreFolder, taken
-from quire.cache.tiers import PATIENCE, Rates, Wanted
+from quire.cache.tiers import PATIENCE, StoreKey, StoreRates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.options import engine_config
@@ -39,8 +39,8 @@ def key_of(number: int) -> bytes:
     return number.to_bytes(16, "little")
 
 
-def wanted(*numbers: int) -> list[Wanted]:
-    return [Wanted(key_of(number), TOKENS) for number in numbers]
+def wanted(*numbers: int) -> list[StoreKey]:
+    return [StoreKey(key_of(number), TOKENS) for number in numbers]
 
 
 def open_store(folder: Path, facts: str = "model", most: int = GB) -> DiskStore:
@@ -124,7 +124,7 @@ def test_a_block_under_the_name_of_another_is_a_miss(store: DiskStore) -> None:
     store._folder.path(key_of(1)).replace(store._folder.path(key_of(2)))
     assert store.read(wanted(2)) == {} and store.counts.bad == 1
     written(store, 3)
-    assert store.read([Wanted(key_of(3), (9, 9, 9, 9))]) == {}, "of other tokens"
+    assert store.read([StoreKey(key_of(3), (9, 9, 9, 9))]) == {}, "of other tokens"
 
 
 def test_what_is_least_recently_used_makes_room(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_writer_that_is_killed_leaves_nothing_wrong(tmp_path: Path) -> None:
 
 
 def test_reading_and_computing_are_compared_by_what_they_took() -> None:
-    rates = Rates()
+    rates = StoreRates()
     assert rates.pays(1, 16), "nothing is known yet"
     rates.read(10, 0.1)
     rates.computed(1, 64, 1.0)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from often import one_of, only_slow
 from oracle import BACKENDS, write
 from quire import LLM, LoRARequest, SamplingParams
-from quire.cache.tiers import Rates
+from quire.cache.tiers import StoreRates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine import Engine
@@ -22,7 +22,7 @@ from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
-from quire.run.led import LedExecutor
+from quire.run.led import MultiRankExecutor
 from test_ahead import build
 from test_bit_equality import Answer, engine_of, make_requests
 from test_lora import TARGETS, write_adapter
@@ -54,7 +54,7 @@ native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not 
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models compute their prompts faster than a file is opened."""
-    monkeypatch.setattr(Rates, "pays", lambda self, blocks, tokens: True)
+    monkeypatch.setattr(StoreRates, "pays", lambda self, blocks, tokens: True)
 
 
 def bits(answers: dict[str, Answer]) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ def test_parts_of_blocks_that_ranks_have_come_back(form: str, tmp_path: Path) ->
 def test_a_rank_that_has_ended_keeps_no_engine_from_its_end(tmp_path: Path) -> None:
     engine = engine_of(kv_store=str(tmp_path), tensor_parallel_size=2)
     run(engine, make_requests(4, 6144))
-    assert isinstance(engine.engine.executor, LedExecutor)
+    assert isinstance(engine.engine.executor, MultiRankExecutor)
     ranks = engine.engine.executor.ranks
     ranks.others[0].end()
     for _ in turns(lambda: ranks.others[0].ended() is None):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.learn.loop import WARM_UP, Pace, Run, mapped
+from quire.learn.loop import WARM_UP, LearningSchedule, TrainingRun, mapped
 from quire.learn.rows import Shuffled
 
 
@@ -41,8 +41,8 @@ class Line:
         return float(loss.detach())
 
 
-def learned(path: Path, paged: bool, steps: int = 400) -> Run:
-    return Run(Line(), Pace(steps, 0.1), Plan(steps), path / "state.safetensors", paged)
+def learned(path: Path, paged: bool, steps: int = 400) -> TrainingRun:
+    return TrainingRun(Line(), LearningSchedule(steps, 0.1), Plan(steps), path / "state.safetensors", paged)
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -69,7 +69,7 @@ def test_it_learns_and_goes_on_as_if_it_had_not_stopped(paged: bool, tmp_path: P
 
 
 def test_the_rate_rises_and_falls() -> None:
-    pace = Pace(1000, 2.0)
+    pace = LearningSchedule(1000, 2.0)
     rates = [pace.at(step) for step in range(1000)]
     assert rates.index(max(rates)) == WARM_UP - 1 and max(rates) == pytest.approx(2.0, rel=1e-2)
     assert rates[-1] == pytest.approx(0.2, rel=1e-2)

@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError
 from quire.parallel import link as links
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.link import Link, Listener, dial
-from quire.parallel.wire import Dropped
+from quire.parallel.wire import ConnectionDropped
 
 SECRET = b"what only hosts of this cluster know"
 
@@ -51,9 +51,9 @@ def test_messages_of_any_length_arrive_in_order_both_ways() -> None:
         one.send(b"last")
         one.close()
         assert two.receive(5) == b"last"
-        with pytest.raises(Dropped, match="ended the connection"):
+        with pytest.raises(ConnectionDropped, match="ended the connection"):
             two.receive(5)
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             two.send(b"to nobody")
 
 
@@ -64,7 +64,7 @@ def test_silence_ends_a_link_and_beats_keep_it(monkeypatch: pytest.MonkeyPatch) 
         assert one.receive(1.5) is None, "nothing is said, and the other side is there"
         two._waiting.put(None)  # it stops saying anything, as a host that hangs
         began = time.monotonic()
-        with pytest.raises(Dropped, match="has said nothing"):
+        with pytest.raises(ConnectionDropped, match="has said nothing"):
             one.receive(5)
         assert 0.3 < time.monotonic() - began < 3
 
@@ -72,10 +72,10 @@ def test_silence_ends_a_link_and_beats_keep_it(monkeypatch: pytest.MonkeyPatch) 
 def test_who_does_not_know_the_secret_is_not_served(caplog: pytest.LogCaptureFixture) -> None:
     served: list[Link] = []
     listener = Listener(("127.0.0.1", 0), SECRET, served.append)
-    with pytest.raises(Dropped, match="secret"):
+    with pytest.raises(ConnectionDropped, match="secret"):
         dial(listener.address, b"another secret that has many bytes, too")
     listener.close()
-    with pytest.raises(Dropped, match=f":{listener.address[1]} "):
+    with pytest.raises(ConnectionDropped, match=f":{listener.address[1]} "):
         dial(listener.address, SECRET)
     assert not served and "refused: 127.0.0.1" in caplog.text
 

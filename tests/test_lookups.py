@@ -14,8 +14,8 @@ from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
 from quire.speculate import suffix
 from quire.speculate.ngram import NGram
-from quire.speculate.runs import CANDIDATES, Match, Row, Runs
-from quire.speculate.suffix import Outputs, Suffix, likeliest
+from quire.speculate.runs import CANDIDATES, NGramIndex, NGramMatch, TokenRow
+from quire.speculate.suffix import RecentOutputs, SuffixDecoding, likeliest
 
 
 def matches_by_hand(rows: list[list[int]], order: list[tuple[int, int]], own: int, least: int, most: int) -> list[int]:
@@ -36,7 +36,7 @@ def matches_by_hand(rows: list[list[int]], order: list[tuple[int, int]], own: in
 def test_the_longest_runs_are_found(least: int, more: int, appended: list[tuple[int, int]]) -> None:
     """Three rows grow in turns; after every token the matches of its row are those found by comparing everything."""
     most = least + more
-    runs, rows, order = Runs(least, most), [Row([]) for _ in range(3)], list[tuple[int, int]]()
+    runs, rows, order = NGramIndex(least, most), [TokenRow([]) for _ in range(3)], list[tuple[int, int]]()
     for which, token in appended:
         row = rows[which]
         row.tokens.append(token)
@@ -52,7 +52,7 @@ def test_the_longest_runs_are_found(least: int, more: int, appended: list[tuple[
 
 
 def test_what_is_forgotten_is_not_found() -> None:
-    runs, rows = Runs(2, 4), [Row([1, 2, 3, 1, 2]), Row([5, 1, 2]), Row([1, 2])]
+    runs, rows = NGramIndex(2, 4), [TokenRow([1, 2, 3, 1, 2]), TokenRow([5, 1, 2]), TokenRow([1, 2])]
     for row in rows:
         runs.read(row)
     assert [match.row for match in runs.matches(rows[2])] == [rows[1], rows[0], rows[0]]
@@ -73,20 +73,20 @@ def test_what_is_copied_goes_on_repeating() -> None:
 
 
 def test_what_followed_most_often_is_drafted_while_it_is_likely() -> None:
-    rows = [Row([1, 2, 7, 8, 9]), Row([1, 2, 7, 8, 4]), Row([1, 2, 7, 5]), Row([2, 6, 6])]
-    matches = [Match(2, row, 2) for row in rows[:3]] + [Match(1, rows[3], 1)]
+    rows = [TokenRow([1, 2, 7, 8, 9]), TokenRow([1, 2, 7, 8, 4]), TokenRow([1, 2, 7, 5]), TokenRow([2, 6, 6])]
+    matches = [NGramMatch(2, row, 2) for row in rows[:3]] + [NGramMatch(1, rows[3], 1)]
     assert likeliest(matches, 9, 0.5) == ([7, 8], 1 + 2 / 3)
     tokens, expected = likeliest(matches, 9, 0.0)
     assert tokens[:2] == [7, 8] and tokens[2] in (4, 9) and expected == pytest.approx(1 + 2 / 3 + 1 / 3)
     assert likeliest(matches, 1, 0.0) == ([7], 1.0)
-    assert likeliest([Match(3, Row([1, 2, 3]), 3)], 4, 0.0) == ([], 0.0), "nothing came after it"
+    assert likeliest([NGramMatch(3, TokenRow([1, 2, 3]), 3)], 4, 0.0) == ([], 0.0), "nothing came after it"
 
 
 def sequence(name: str, prompt: list[int], tenant: str = "") -> Sequence:
     return Sequence(request(name, prompt, 99, salt=tenant))
 
 
-def answered(proposer: Suffix, seq: Sequence, output: list[int]) -> None:
+def answered(proposer: SuffixDecoding, seq: Sequence, output: list[int]) -> None:
     """`seq` puts out these, a step at a time, and ends."""
     seq.status = Status.RUNNING
     for token in output:
@@ -96,7 +96,7 @@ def answered(proposer: Suffix, seq: Sequence, output: list[int]) -> None:
 
 
 def test_what_another_answer_of_the_tenant_said_is_drafted() -> None:
-    proposer = Suffix(Speculation(method="suffix"))
+    proposer = SuffixDecoding(Speculation(method="suffix"))
     answered(proposer, sequence("a", [1, 2, 3], "me"), [4, 5, 6, 7, 8, 9])
     same, other = sequence("b", [9, 2, 3], "me"), sequence("c", [1, 2, 3], "you")
     same.tokens += [4, 5]
@@ -110,7 +110,7 @@ def test_what_another_answer_of_the_tenant_said_is_drafted() -> None:
 
 def test_as_many_tokens_are_drafted_as_the_run_is_long() -> None:
     for factor, want in ((1.0, 2), (2.0, 4), (0.5, 1)):
-        proposer = Suffix(Speculation(method="suffix", suffix_decoding_max_spec_factor=factor))
+        proposer = SuffixDecoding(Speculation(method="suffix", suffix_decoding_max_spec_factor=factor))
         answered(proposer, sequence("a", [1, 2], "me"), [3, 4, 5, 6, 7, 8])
         seq = sequence("b", [9, 3, 4], "me")
         proposer.propose([seq], [8])
@@ -118,7 +118,7 @@ def test_as_many_tokens_are_drafted_as_the_run_is_long() -> None:
 
 
 def test_branches_of_the_prompt_and_of_outputs_share_a_tree() -> None:
-    proposer = Suffix(Speculation(method="suffix", topk=2, num_draft_tokens=8, num_speculative_tokens=3))
+    proposer = SuffixDecoding(Speculation(method="suffix", topk=2, num_draft_tokens=8, num_speculative_tokens=3))
     answered(proposer, sequence("a", [1], "me"), [3, 4, 5, 6])
     seq = sequence("b", [3, 4, 5, 9, 3, 4], "me")
     proposer.propose([seq], [8])
@@ -126,7 +126,7 @@ def test_branches_of_the_prompt_and_of_outputs_share_a_tree() -> None:
 
 
 def test_few_outputs_are_remembered_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = Outputs(2, 4, 3)
+    outputs = RecentOutputs(2, 4, 3)
     seqs = [sequence(f"r{i}", [i, i], f"tenant{i % 2}") for i in range(6)]
     for seq in seqs:
         outputs.follow(seq)
@@ -140,13 +140,13 @@ def test_few_outputs_are_remembered_and_the_oldest_go_first(monkeypatch: pytest.
     monkeypatch.setattr(suffix, "MOST_HELD", 5)
     outputs.settle()
     assert not outputs._live and outputs.held == 5 and len(outputs._tenants) == 1
-    assert Outputs(2, 4, 0).matches(sequence("x", [1, 2])) == [], "none is asked for"
+    assert RecentOutputs(2, 4, 0).matches(sequence("x", [1, 2])) == [], "none is asked for"
 
 
 def test_whatever_comes_a_draft_is_of_tokens_that_were_there() -> None:
     """Sequences begin, go on and end at random; what is held stays within bounds, and nothing of the ended stays."""
     rng = random.Random(3)
-    proposer = Suffix(Speculation(method="suffix", suffix_decoding_max_cached_requests=5))
+    proposer = SuffixDecoding(Speculation(method="suffix", suffix_decoding_max_cached_requests=5))
     live: list[Sequence] = []
     for step in range(600):
         if len(live) < 4 and rng.random() < 0.3:

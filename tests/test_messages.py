@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from message_shapes import ALONE, SCHEMAS, WRITERS, shape
 from quire.core.errors import ConfigError
 from quire.text.messages.parser import Parser
-from quire.text.messages.source import MAX_HELD, Delta, Reading
+from quire.text.messages.source import MAX_HELD, MessageDelta, ParserRequest
 from quire.text.messages.table import ALIASES, REASONING, TOOLS, reasoning_format, tool_format
 
 FORMATS = list(WRITERS)
@@ -29,7 +29,7 @@ class Said:
     reasoning: str = ""
     calls: list[list[str]] = field(default_factory=list)
 
-    def add(self, deltas: Iterable[Delta]) -> None:
+    def add(self, deltas: Iterable[MessageDelta]) -> None:
         for delta in deltas:
             if delta.kind == "call":
                 assert delta.index == len(self.calls)
@@ -49,7 +49,7 @@ def parser(
     tools: str | None, reasoning: str | None = None, inside: bool | None = None, hidden: Sequence[str] = ()
 ) -> Parser:
     numbers = count()
-    reading = Reading(lambda: f"call{next(numbers)}", SCHEMAS, inside, frozenset(hidden))
+    reading = ParserRequest(lambda: f"call{next(numbers)}", SCHEMAS, inside, frozenset(hidden))
     return Parser(REASONING.get(reasoning or ""), TOOLS.get(tools or ""), reading)
 
 

@@ -25,7 +25,7 @@ from quire.model.mixers import attention, cross, latent
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
-from quire.model.mixers.mixer import LayerKept, Mixer
+from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.table import kept_by_layer, layouts_of
 from quire.model.spec import MLA, ModelSpec
 from quire.ops.arrays import to_numpy
@@ -52,10 +52,10 @@ def test_a_cache_takes_what_its_mixer_says(mixer: Mixer, dtype: Dtype, name: str
     if dtype in (I8, F8) and not mixer.scaled:
         pytest.skip("it keeps no codes")
     ops = backend(name)
-    kept = LayerKept(mixer.parts(16, dtype, ops.layout))
+    kept = LayerCacheSpec(mixer.parts(16, dtype, ops.layout))
     caches = [ops.allocate_cache(layout, 3) for layout in kept.parts]
     taken = sum(to_numpy(part).nbytes for cache in caches for part in (cache.keys, cache.values))
-    assert taken == 3 * 16 * kept.bytes_per_token == 3 * 16 * LayerKept(mixer.parts(1, dtype)).bytes_per_token
+    assert taken == 3 * 16 * kept.bytes_per_token == 3 * 16 * LayerCacheSpec(mixer.parts(1, dtype)).bytes_per_token
 
 
 def test_formats_of_a_cache() -> None:

@@ -13,7 +13,7 @@ from quire.core.config import flat_config
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.away import PAGE, pages
-from quire.model.offload.experts import Pool
+from quire.model.offload.experts import ExpertPool
 from quire.model.offload.stream import Stream
 from quire.ops.arrays import address
 from quire.ops.backend import open_backend
@@ -50,7 +50,7 @@ def test_experts_from_a_file_give_the_bits_of_those_in_memory(name: str, kind: s
         source = engine.model.decoder.source  # type: ignore[attr-defined]
         assert not isinstance(source, Resident)
         assert answers(engine) == want, gib
-        if isinstance(source, Pool):
+        if isinstance(source, ExpertPool):
             counts = source.counts()
             assert 0 < counts.missed < counts.needed
     roomy = offloaded(folder, room, 1.0, kind, **options)

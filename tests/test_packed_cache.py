@@ -21,7 +21,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.load import packed_cache, packed_file
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.ops.backend import open_backend
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
@@ -64,13 +64,13 @@ def file_of(folder: Path) -> Path:
 def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The matrices that the loader packs from now on."""
     made: list[object] = []
-    make = Reader.matrix
+    make = WeightReader.matrix
 
-    def counted(self: Reader, *which: Any) -> Any:
+    def counted(self: WeightReader, *which: Any) -> Any:
         made.append(which)
         return make(self, *which)
 
-    monkeypatch.setattr(Reader, "matrix", counted)
+    monkeypatch.setattr(WeightReader, "matrix", counted)
     return made
 
 
@@ -231,14 +231,14 @@ def test_a_full_disk_is_said_and_serving_goes_on(
 
 
 def test_a_load_that_fails_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Reader.matrix
+    make = WeightReader.matrix
 
-    def fails(self: Reader, roles: tuple[str, ...], layer: int | None, *more: Any) -> Any:
+    def fails(self: WeightReader, roles: tuple[str, ...], layer: int | None, *more: Any) -> Any:
         if layer == 2:
             raise ModelError("damaged")
         return make(self, roles, layer, *more)
 
-    monkeypatch.setattr(Reader, "matrix", fails)
+    monkeypatch.setattr(WeightReader, "matrix", fails)
     with pytest.raises(ModelError, match="damaged"):
         load(folder)
     assert not (folder / ".quire").exists()

@@ -21,7 +21,7 @@ from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pic
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.core.request import Output, Request
 from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
@@ -366,7 +366,7 @@ def test_recordings_without_prompts_have_no_pixels() -> None:
 def test_a_picture_is_whole_in_a_request_over_the_wire() -> None:
     request = pictured("one", PROMPTS["one"])
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
-    assert again == request and isinstance(again.pictures[0], Picture)
+    assert again == request and isinstance(again.pictures[0], PromptImage)
     assert flat_config(max_num_encoder_tokens=3).scheduler.encoder_rows == (3, 16384)
     with pytest.raises(ConfigError, match="encoder-cache-tokens"):
         flat_config(encoder_cache_tokens=-1)

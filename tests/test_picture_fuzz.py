@@ -13,9 +13,9 @@ import pytest
 
 from picture_files import FORMATS, animation, encoded, picture
 from quire.core.errors import BadRequest
-from quire.pictures.reading import Limits, read_picture
+from quire.pictures.reading import DecodeLimits, read_picture
 
-LIMITS = Limits(bytes=1 << 20, pixels=4_000_000, side=4000, frames=50)
+LIMITS = DecodeLimits(bytes=1 << 20, pixels=4_000_000, side=4000, frames=50)
 MEMORY = 200 << 20
 """Bytes beyond those at rest: a decoder's 10 for each of 4 million pixels, converting, and as much again."""
 

@@ -16,7 +16,7 @@ from made_up_tower import Part, Shown, prompt_of
 from quire.core.pictures import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
-from quire.sched.features.images import Encoding, Limits
+from quire.sched.features.images import EncoderLimits, EncoderScheduler
 from quire.sched.shares import decodes
 from turns import turns, working
 
@@ -27,8 +27,8 @@ class SeeingEngine(FakeEngine):
     def __init__(self, limits: tuple[int, int, bool], **options: Any) -> None:
         super().__init__(**options)
         config = self.scheduler.config
-        self.limits = Limits(*limits, config.max_num_batched_tokens, config.max_num_seqs)
-        self.encoding = Encoding(self.limits)
+        self.limits = EncoderLimits(*limits, config.max_num_batched_tokens, config.max_num_seqs)
+        self.encoding = EncoderScheduler(self.limits)
         self.scheduler.hooks.add(self.encoding)
         self.kept: dict[bytes, int] = {}
         self.encoded: Counter[bytes] = Counter()

@@ -30,7 +30,7 @@ from quire.pictures import resizing
 from quire.pictures.one_tile import Whole
 from quire.pictures.processors import make_processor
 from quire.pictures.reading import to_rgb
-from quire.pictures.settings import Fields, Size
+from quire.pictures.settings import SettingFields, Size
 
 SIZES = ((1, 1), (300, 7), (7, 300), (64, 64), (427, 640), (640, 427), (50, 131), (29, 28))
 """Height and width of pictures."""
@@ -124,7 +124,7 @@ def normalized(oracle: PilBackend, tiles: NDArray[np.uint8]) -> NDArray[np.float
 def test_numbers_are_those_of_transformers(name: str) -> None:
     case = CASES[name]
     oracle = case.kind(**case.settings)
-    ours = make_processor(Fields(json.loads(oracle.to_json_string()), "preprocessor_config.json"), "")
+    ours = make_processor(SettingFields(json.loads(oracle.to_json_string()), "preprocessor_config.json"), "")
     refused = 0
     for seed, (height, width) in enumerate(SIZES):
         image = picture(height, width, seed)
@@ -143,7 +143,7 @@ def test_numbers_are_those_of_transformers(name: str) -> None:
 def test_defaults_are_those_of_transformers(kind: type[PilBackend]) -> None:
     """A file that says nothing but the type."""
     oracle, image = kind(), picture(200, 333)
-    ours = make_processor(Fields({"image_processor_type": kind.__name__}, "preprocessor_config.json"), "")
+    ours = make_processor(SettingFields({"image_processor_type": kind.__name__}, "preprocessor_config.json"), "")
     np.testing.assert_array_equal(normalized(oracle, ours(image, True).tiles), theirs(oracle, image, Case(kind)))
 
 
@@ -168,7 +168,7 @@ def test_colours_that_hold_their_transparency_are_laid_on_white_too() -> None:
 
 def test_only_the_middle_of_a_huge_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shorter side of 1 x 10,000 becomes 336: a thousand million pixels, of which 336 x 336 are wanted."""
-    whole = Whole(Fields({}, ""), Size(shortest=336), crop=336)
+    whole = Whole(SettingFields({}, ""), Size(shortest=336), crop=336)
     assert whole(picture(10_000, 1), True).size == whole(picture(1, 10_000), True).size == (336, 336)
     for height, width in ((300, 9), (9, 300), (80, 81)):
         image = picture(height, width)
@@ -183,7 +183,7 @@ def test_pictures_in_patches_may_be_bound_in_either_spelling() -> None:
               {"size": {"shortest_edge": 800, "longest_edge": 8000}},
               {"size": {"shortest_edge": 9, "longest_edge": 99}, "min_pixels": 800, "max_pixels": 8000}]  # fmt: skip
     for said in bounds:
-        processor = make_processor(Fields(said, ""), "Qwen2VLImageProcessorFast")
+        processor = make_processor(SettingFields(said, ""), "Qwen2VLImageProcessorFast")
         assert (processor.least, processor.most) == (800, 8000)  # type: ignore[attr-defined]
 
 
@@ -202,5 +202,5 @@ WRONG = {
 def test_files_that_say_what_cannot_be_are_refused(name: str) -> None:
     said, reason = WRONG[name]
     with pytest.raises(ModelError, match=r"preprocessor_config\.json") as raised:
-        make_processor(Fields(said, "preprocessor_config.json"), "CLIPImageProcessor")
+        make_processor(SettingFields(said, "preprocessor_config.json"), "CLIPImageProcessor")
     assert raised.match(reason)

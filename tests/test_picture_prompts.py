@@ -21,7 +21,7 @@ from picture_files import picture
 from quire.core.errors import BadRequest, ModelError
 from quire.core.pictures import placeholders
 from quire.model.vision.reading import Pixels, read_pixels
-from quire.pictures.prompt import Pictures, Prepared, open_pictures
+from quire.pictures.prompt import ImagePrompts, Prepared, open_pictures
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -29,11 +29,11 @@ VOCAB_SIZE = 1000
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Pictures, Tokenizer]]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, ImagePrompts, Tokenizer]]:
     """By the name of a case: transformers' processor, and ours from its files."""
-    known: dict[str, tuple[Any, Pictures, Tokenizer]] = {}
+    known: dict[str, tuple[Any, ImagePrompts, Tokenizer]] = {}
 
-    def open_one(name: str) -> tuple[Any, Pictures, Tokenizer]:
+    def open_one(name: str) -> tuple[Any, ImagePrompts, Tokenizer]:
         if name not in known:
             processor = processor_of(CASES[name])
             folder = folder_of(CASES[name], tmp_path_factory.mktemp("model"), processor)
@@ -46,12 +46,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
     return open_one
 
 
-def restored(ids: list[int], pictures: Pictures) -> list[int]:
+def restored(ids: list[int], pictures: ImagePrompts) -> list[int]:
     """Ids of rows as the tokenizer gave them."""
     return [pictures.row_id if i >= VOCAB_SIZE else i for i in ids]
 
 
-def asked(pictures: Pictures, tokenizer: Tokenizer, text: str, prepared: Sequence[Prepared]) -> Any:
+def asked(pictures: ImagePrompts, tokenizer: Tokenizer, text: str, prepared: Sequence[Prepared]) -> Any:
     """Ids of the prompt, and its pictures."""
     return pictures.place(tokenizer.encode(pictures.expand(text, prepared)), prepared, VOCAB_SIZE)
 

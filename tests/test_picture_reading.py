@@ -31,15 +31,15 @@ from picture_files import (
     tiled_tiff,
 )
 from quire.core.errors import BadRequest
-from quire.pictures.reading import Limits, read_picture, to_rgb
+from quire.pictures.reading import DecodeLimits, read_picture, to_rgb
 
 PHOTO = picture(24, 36)
 
 
-USUAL = Limits()
+USUAL = DecodeLimits()
 
 
-def read(data: bytes, limits: Limits = USUAL) -> NDArray[np.uint8]:
+def read(data: bytes, limits: DecodeLimits = USUAL) -> NDArray[np.uint8]:
     """What is read, as numbers; it is RGB without notes."""
     found = read_picture(data, limits)
     assert found.mode == "RGB" and not found.info
@@ -144,7 +144,7 @@ def test_the_first_of_a_phones_pictures() -> None:
         assert plain.format == "MPO"
         np.testing.assert_array_equal(read(data), np.asarray(plain.convert("RGB")))
     with pytest.raises(BadRequest, match="more than 1 frames"):
-        read_picture(data, Limits(frames=1))
+        read_picture(data, DecodeLimits(frames=1))
 
 
 @pytest.mark.parametrize("form", ("JPEG", "PNG", "WEBP", "TIFF"))
@@ -213,20 +213,20 @@ def test_what_headers_promise_is_not_made(form: str) -> None:
 def test_limits() -> None:
     data = encoded(PHOTO)
     with pytest.raises(BadRequest, match=f"{len(data):,} bytes; 1,000 are allowed"):
-        read_picture(data, Limits(bytes=1000))
+        read_picture(data, DecodeLimits(bytes=1000))
     with pytest.raises(BadRequest, match="36 x 24 = 864 pixels; 863 are allowed"):
-        read_picture(data, Limits(pixels=863))
+        read_picture(data, DecodeLimits(pixels=863))
     with pytest.raises(BadRequest, match="36 x 24 pixels; 35 are allowed for a side"):
-        read_picture(data, Limits(side=35))
-    assert read_picture(data, Limits(bytes=len(data), pixels=864, side=36, frames=1)).size == (36, 24)
+        read_picture(data, DecodeLimits(side=35))
+    assert read_picture(data, DecodeLimits(bytes=len(data), pixels=864, side=36, frames=1)).size == (36, 24)
 
 
 @pytest.mark.parametrize("form", ("GIF", "PNG", "WEBP", "TIFF"))
 def test_frames_are_counted(form: str) -> None:
     data = animation(form, 5)
     with pytest.raises(BadRequest, match="more than 4 frames"):
-        read_picture(data, Limits(frames=4))
-    assert read_picture(data, Limits(frames=5)).size == (20, 12)
+        read_picture(data, DecodeLimits(frames=4))
+    assert read_picture(data, DecodeLimits(frames=5)).size == (20, 12)
 
 
 def test_a_picture_that_is_rgb_is_not_copied() -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from live_server import LiveServer, live, wait_until
-from quire.core.pictures import PictureLimits
+from quire.core.pictures import ImageLimits
 from quire.engine import pictures as prepared
 from seeing import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 
@@ -341,7 +341,7 @@ def test_limits_are_options() -> None:
 )
 def test_a_picture_that_its_engine_cannot_take_is_named(limits: dict[str, int], option: str) -> None:
     """Before the engine is asked, so that streams are refused, too, before they begin."""
-    with seeing(info={"picture_limits": PictureLimits(**limits)}) as server:
+    with seeing(info={"picture_limits": ImageLimits(**limits)}) as server:
         for stream in (False, True):
             error = refusal(server, CHAT, {"messages": asked("hi", image_part()), "stream": stream})
             assert error["param"] == "messages[0].content[1].image_url.url" and option in error["message"]

@@ -18,7 +18,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM, PromptReader
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
-from quire.engine.requests import Encoded, Seeds, make_request
+from quire.engine.requests import EncodedPrompt, Seeds, make_request
 from quire.engine.sources import file_of as read_file
 from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_part, pictured_info, seeing, url_of
 from stub_engine import StubEngine, stub_info
@@ -154,7 +154,11 @@ def test_ids_beyond_the_vocabulary_are_rows_of_pictures_alone() -> None:
     assert request.pictures == encoded.pictures and list(request.prompt) == list(encoded.ids)
     ids = list(encoded.ids)
     moved = [*ids[:1], 9, *ids[1:]]
-    for wrong in (Encoded(ids), Encoded(moved, encoded.pictures), Encoded([*ids, VOCAB], encoded.pictures)):
+    for wrong in (
+        EncodedPrompt(ids),
+        EncodedPrompt(moved, encoded.pictures),
+        EncodedPrompt([*ids, VOCAB], encoded.pictures),
+    ):
         with pytest.raises(BadRequest, match=r"^prompt: "):
             make_request(info, wrong, ONE, request_id="a", seed=0)
     with pytest.raises(BadRequest, match="takes no pictures"):
@@ -211,16 +215,16 @@ def test_how_many_is_spelled_as_in_vllm() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    from quire.engine.sources import Source
+    from quire.engine.sources import ImageSource
 
     kept = reader(mm_processor_cache_gb=100e-9).preparer  # two pictures of 48 bytes
     files = [file_of(color) for color in ("red", "lime", "blue")]
     for data in (*files, files[2], files[1]):
-        kept.prepare(Source("a", data), alone=True)
+        kept.prepare(ImageSource("a", data), alone=True)
     assert kept.hits == 2 and len(kept._kept) == 2
-    kept.prepare(Source("a", files[0]), alone=True)
+    kept.prepare(ImageSource("a", files[0]), alone=True)
     assert kept.hits == 2
     none = reader(mm_processor_cache_gb=0.0).preparer
     for _ in range(2):
-        none.prepare(Source("a", files[0]), alone=True)
+        none.prepare(ImageSource("a", files[0]), alone=True)
     assert none.hits == 0 and not none._kept

@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
-from quire.core.pictures import Picture, grid_positions, grid_shift, pieces, placeholders
+from quire.core.pictures import PromptImage, grid_positions, grid_shift, pieces, placeholders
 
 GRIDS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 5)), max_size=4)
 """Of each picture: tokens of text before it, rows, columns."""
 
 
-def placed(grids: list[tuple[int, int, int]]) -> list[Picture]:
+def placed(grids: list[tuple[int, int, int]]) -> list[PromptImage]:
     """Pictures of one run of rows each."""
     found, at = [], 0
     for gap, height, width in grids:
         at += gap
         runs = ((at, height * width),)
-        found.append(Picture(key=b"", pixels=b"", shape=(1, 1, 1), runs=runs, size=(1, 1), grid=(height, width)))
+        found.append(PromptImage(key=b"", pixels=b"", shape=(1, 1, 1), runs=runs, size=(1, 1), grid=(height, width)))
         at += height * width
     return found
 
 
-def end_of(pictures: list[Picture]) -> int:
+def end_of(pictures: list[PromptImage]) -> int:
     """Of the last row of a picture."""
     return pictures[-1].end if pictures else 0
 
@@ -79,7 +79,7 @@ def test_pieces_of_steps_cover_each_feature_once_and_in_order(runs: list[tuple[i
     for gap, count in runs:
         starts.append((at + gap, count))
         at += gap + count
-    picture = Picture(key=b"", pixels=b"", shape=(1, 1, 1), runs=tuple(starts), size=(1, 1))
+    picture = PromptImage(key=b"", pixels=b"", shape=(1, 1, 1), runs=tuple(starts), size=(1, 1))
     total = picture.end + 3
     rows = [row for start, count in starts for row in range(start, start + count)]
     assert picture.rows == len(rows) and picture.start == rows[0] and picture.end == rows[-1] + 1

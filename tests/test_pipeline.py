@@ -28,10 +28,10 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import to_torch
 from quire.ops.native import load_native
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
-from quire.run.led import LedExecutor
+from quire.run.led import MultiRankExecutor
 from test_bit_equality import engine_of as local_engine_of
 from test_bit_equality import make_requests
 from test_bit_equality import run as run_local
@@ -60,7 +60,7 @@ def in_stages(folder: Path, stages: int, **options: Any) -> list[Model]:
         model=str(folder), dtype="float32", device="cpu", threads=1, pipeline_parallel_size=stages, **options
     )
     for rank in range(stages):
-        place = Place(Topology(pipeline=stages), rank, {"pipeline": SharedComm(file, rank, stages, crowded=True)})
+        place = RankPlace(Topology(pipeline=stages), rank, {"pipeline": SharedComm(file, rank, stages, crowded=True)})
         models.append(load_model(config, backend("cpu"), place=place))
     os.close(file)
     return models
@@ -273,7 +273,7 @@ def test_aborted_while_steps_are_under_way() -> None:
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stage_that_dies_ends_the_engine(stage: int) -> None:
     with engine_of(pipeline_parallel_size=3) as engine:
-        assert isinstance(engine.executor, LedExecutor)
+        assert isinstance(engine.executor, MultiRankExecutor)
         others = engine.executor.ranks.others
         with pytest.raises(ValueError, match="a rank of the group has ended"):
             run(engine, requests_of(12), lambda turn: os.kill(others[stage - 1].pid, signal.SIGKILL))
@@ -301,7 +301,7 @@ def test_what_stages_cannot_do_is_said(tmp_path: Path) -> None:
         ("t5", {}, "an encoder's output is read by all layers"),
     ):
         config = flat_config(**{"model": str(tmp_path / name), "device": "cpu", "pipeline_parallel_size": 2, **asked})
-        place = Place(Topology(pipeline=config.parallel.pipeline_parallel_size), 0)
+        place = RankPlace(Topology(pipeline=config.parallel.pipeline_parallel_size), 0)
         with pytest.raises(ConfigError, match=why):
             load_model(config, backend("cpu"), place=place)
 

@@ -21,18 +21,18 @@ from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
 from quire.plan.devices import DEVICES
-from quire.plan.flow import Limits, batch_flow, stream_flow
-from quire.plan.load import Load, Slo, parse_load, parse_slo
+from quire.plan.flow import StepBounds, batch_flow, stream_flow
+from quire.plan.load import PlannedLoad, Slo, parse_load, parse_slo
 from quire.plan.memory import rank_needs
 from quire.plan.predict import Machine, Planner, devices_for, predict
 from quire.plan.rates import (
     Attended,
     AttentionRates,
     Calibration,
-    Chunk,
+    DatasheetRates,
     KindRates,
-    Product,
-    Sheet,
+    PlannedChunk,
+    PlannedProduct,
     interpolated,
     keep,
     recall,
@@ -103,7 +103,7 @@ def test_devices_of_a_model_of_70_b(form: str, gigabytes: int, devices: int, tmp
         model=written(tmp_path, LLAMA_70B), quantization=form, group_size=128, tensor_parallel_size=4, max_num_seqs=8
     )
     plan = Planner(config, Machine(DEVICES["h200"]))
-    found = size(plan, Load(rate=0.01), Slo())
+    found = size(plan, PlannedLoad(rate=0.01), Slo())
     whole = sum(rank.weights for rank in plan.ranks) * 4
     assert whole == pytest.approx(gigabytes * 1e9, rel=0.04)
     assert devices_for(round(whole * 0.999), DEVICES["a100-40gb"].memory) == devices
@@ -112,7 +112,7 @@ def test_devices_of_a_model_of_70_b(form: str, gigabytes: int, devices: int, tmp
 
 def test_ranks_are_found(tmp_path: Path) -> None:
     config = flat_config(model=written(tmp_path, LLAMA_70B), max_num_seqs=4)
-    load = Load(rate=0.1, input=512, output=64)
+    load = PlannedLoad(rate=0.1, input=512, output=64)
     found = size(fitted(config, A100, load), load, Slo())
     assert (found.weights_alone, found.ranks) == (4, 4)
     with pytest.raises(ConfigError, match="bytes are needed beside the KV cache"):
@@ -181,47 +181,47 @@ class Steps:
     fixed: float = 0.01
     row: float = 0.001
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         return self.fixed + self.row * sum(chunk.rows for chunk in chunks) if chunks else 0.0
 
 
 def test_a_batch_flows_as_the_scheduler_plans() -> None:
-    flow = batch_flow(Steps(), Load(batch=2, input=100, output=11), Limits(8, 100))
+    flow = batch_flow(Steps(), PlannedLoad(batch=2, input=100, output=11), StepBounds(8, 100))
     first, mixed, last = 0.11, 0.01 + 0.001 * 100, 0.01 + 0.001 * 2  # prompt; a decode and 99 tokens; then the last one
     assert flow.ttft == pytest.approx((first + first + mixed + last) / 2)
     assert flow.tpot > last and flow.requests_per_s == pytest.approx(flow.concurrency / flow.e2e)
-    narrow = batch_flow(Steps(), Load(batch=2, input=100, output=11), Limits(1, 100))
+    narrow = batch_flow(Steps(), PlannedLoad(batch=2, input=100, output=11), StepBounds(1, 100))
     assert narrow.ttft > flow.ttft and narrow.concurrency == pytest.approx(1.5, rel=0.01)  # one waits while one runs
 
 
 def test_a_stream_keeps_littles_law_and_has_an_end() -> None:
-    load = Load(rate=0.5, input=100, output=20)
-    quiet = stream_flow(Steps(), load, Limits(32, 128))
+    load = PlannedLoad(rate=0.5, input=100, output=20)
+    quiet = stream_flow(Steps(), load, StepBounds(32, 128))
     assert quiet.stable and quiet.concurrency == pytest.approx(0.5 * quiet.e2e) and quiet.capacity > 2
-    busy = stream_flow(Steps(), msgspec.structs.replace(load, rate=quiet.capacity * 0.8), Limits(32, 128))
+    busy = stream_flow(Steps(), msgspec.structs.replace(load, rate=quiet.capacity * 0.8), StepBounds(32, 128))
     assert busy.stable and busy.ttft > quiet.ttft and busy.tpot > quiet.tpot
-    over = stream_flow(Steps(), msgspec.structs.replace(load, rate=quiet.capacity * 2), Limits(32, 128))
+    over = stream_flow(Steps(), msgspec.structs.replace(load, rate=quiet.capacity * 2), StepBounds(32, 128))
     assert not over.stable and over.capacity == pytest.approx(quiet.capacity, rel=0.02)
     assert over.requests_per_s == over.capacity
 
 
 def test_attention_counts_pairs_within_the_window() -> None:
     whole, window = Attended(4, 2, 64, 512), Attended(4, 2, 64, 512, window=8)
-    for chunk in (Chunk(1, 0), Chunk(5, 0), Chunk(5, 6), Chunk(3, 100)):
+    for chunk in (PlannedChunk(1, 0), PlannedChunk(5, 0), PlannedChunk(5, 6), PlannedChunk(3, 100)):
         seen = [min(8, chunk.context + i + 1) for i in range(chunk.rows)]
         assert window.pairs([chunk]) == sum(seen)
         assert whole.pairs([chunk]) == sum(chunk.context + i + 1 for i in range(chunk.rows))
 
 
 def test_rooflines(tmp_path: Path) -> None:
-    sheet, device = Sheet(DEVICES["h100"]), DEVICES["h100"]
-    small = Product("bf16", 1e9, 2e9, 1, 1, False, 2e9)
+    sheet, device = DatasheetRates(DEVICES["h100"]), DEVICES["h100"]
+    small = PlannedProduct("bf16", 1e9, 2e9, 1, 1, False, 2e9)
     assert sheet.product(small) == pytest.approx(2e9 / (0.8 * device.bandwidth))
     assert sheet.product(small._replace(rows=4096)) == pytest.approx(2e9 * 4096 / (0.6 * device.flops[16]))
     assert interpolated([1, 4], [1.0, 16.0], 2) == pytest.approx(4) and interpolated([1, 4], [1.0, 16.0], 8) == 32
     plan = planner(tmp_path, SMALL, Machine(None, rates()), device="cpu")
     assert 8 <= critical_batch(plan.times) < 256
-    decode = [plan.times.seconds([Chunk(1, context)]) for context in (1, 100, 400)]
+    decode = [plan.times.seconds([PlannedChunk(1, context)]) for context in (1, 100, 400)]
     assert decode == sorted(decode) and plan.times.seconds([]) == 0
     assert stand_in("super4 g32", {"bf16": rates().kinds["bf16"]}) == "bf16"
 
@@ -231,14 +231,14 @@ def test_ranks_have_their_share(tmp_path: Path) -> None:
     for name, ranks in (("tensor_parallel_size", 4), ("pipeline_parallel_size", 4)):
         plan = planner(tmp_path, LLAMA_7B, **{name: ranks})
         assert plan.account.weights < alone.account.weights / 3
-        assert plan.times.seconds([Chunk(512, 0)]) > 0
+        assert plan.times.seconds([PlannedChunk(512, 0)]) > 0
         assert sum(rank.weights for rank in plan.ranks) * (4 if len(plan.ranks) == 1 else 1) == pytest.approx(
             alone.account.weights, rel=0.02
         )
     mixed = planner(tmp_path / "experts", MIXTURE, expert_parallel_size=4)
     [one] = rank_needs(mixed.config, mixed.facts, mixed.choice)
     assert next(part for part in one.parts if part.role == "expert_down").copies == 3 * 2
-    assert mixed.predict(Load(input=64, output=16)).tpot_ms > 0
+    assert mixed.predict(PlannedLoad(input=64, output=16)).tpot_ms > 0
 
 
 def test_least_squares_find_what_made_the_times() -> None:
@@ -274,7 +274,7 @@ def test_a_calibration_is_kept(tmp_path: Path) -> None:
 
 
 def test_loads_are_read() -> None:
-    assert parse_load("rate=2,input=512,output=128") == Load(rate=2.0)
+    assert parse_load("rate=2,input=512,output=128") == PlannedLoad(rate=2.0)
     assert parse_load(" batch=8 , input=7").batch == 8 and parse_slo("itl=50") == Slo(itl=50)
 
 
@@ -300,6 +300,8 @@ def test_cost_is_that_of_the_offered_load() -> None:
 
 def test_predictions_take_milliseconds(tmp_path: Path) -> None:
     config = flat_config(model=written(tmp_path, LLAMA_7B))
-    found = predict(config, Load(batch=16), A100)
-    assert found == predict(config, Load(batch=16), A100) and found.meets(Slo()) and not found.meets(Slo(itl=0.001))
+    found = predict(config, PlannedLoad(batch=16), A100)
+    assert (
+        found == predict(config, PlannedLoad(batch=16), A100) and found.meets(Slo()) and not found.meets(Slo(itl=0.001))
+    )
     assert found.memory["total"] == sum(v for k, v in found.memory.items() if k != "total")

@@ -19,7 +19,7 @@ from quire.engine.local import LocalEngine
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
 from quire.plan.file import check_plan, check_started, plan_of, planned_config, read_plan, write_plan
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 from quire.plan.predict import Machine, Planner
 from test_plan import LLAMA_7B, SMALL, native, rates, written
 
@@ -89,7 +89,7 @@ def test_plans_that_are_refused(
 def test_an_engine_keeps_to_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(tmp_path / "m", SMALL)
     asked = flat_config(model=folder, device="cpu", max_num_seqs=5, kv_cache_memory_bytes=1 << 20, quantization="int8")
-    plan = plan_of(Planner(asked, Machine(None, rates())), Load(input=64, output=16), Slo())
+    plan = plan_of(Planner(asked, Machine(None, rates())), PlannedLoad(input=64, output=16), Slo())
     write_plan(plan, tmp_path / "plan.json")
     read = read_plan(tmp_path / "plan.json")
     assert read == plan

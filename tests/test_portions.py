@@ -7,7 +7,7 @@ from collections import deque
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.shares import Portions
+from quire.sched.shares import MicroBatches
 
 
 def decoding(number: int) -> Sequence:
@@ -18,7 +18,7 @@ def decoding(number: int) -> Sequence:
     return seq
 
 
-def begin(portions: Portions, unfinished: list[Sequence], rows: list[Sequence]) -> None:
+def begin(portions: MicroBatches, unfinished: list[Sequence], rows: list[Sequence]) -> None:
     """As a plan does with what is ready."""
     portions.began(unfinished)
     launch(rows)
@@ -38,7 +38,7 @@ def commit(rows: list[Sequence]) -> None:
 
 
 def test_small_groups_that_came_about_become_one_for_each_stage() -> None:
-    rows, portions = [decoding(i) for i in range(16)], Portions(stages=2, steps=4)
+    rows, portions = [decoding(i) for i in range(16)], MicroBatches(stages=2, steps=4)
     steps = deque([rows[:2], rows[2:8], rows[8:11], rows[11:]])
     for step in steps:
         launch(step)
@@ -55,7 +55,7 @@ def test_small_groups_that_came_about_become_one_for_each_stage() -> None:
 
 
 def test_prompts_do_not_wait_for_decodes() -> None:
-    rows, portions = [decoding(i) for i in range(4)], Portions(stages=2, steps=4)
+    rows, portions = [decoding(i) for i in range(4)], MicroBatches(stages=2, steps=4)
     rows[3].computed = 0
     assert portions.ready(rows) == [rows[0], rows[1], rows[3]]
     begin(portions, rows, rows[:2])

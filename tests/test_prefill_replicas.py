@@ -18,7 +18,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
-from quire.engine.life.kept import Kept
+from quire.engine.life.kept import UnfinishedRequest
 from quire.engine.start import start_engine
 from test_chaos import Load, bodies
 from test_replay import requests, texts_of
@@ -95,7 +95,7 @@ def test_where_no_replica_computes_prompts_the_others_do() -> None:
 
 
 def test_tokens_that_another_engine_computed_are_no_cached_tokens_of_the_client() -> None:
-    kept = Kept(request("r"))
+    kept = UnfinishedRequest(request("r"))
     kept.again()
     kept.take(Output(request_id="r", tokens=[5], cached_tokens=3))
     kept.again()

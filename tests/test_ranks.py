@@ -25,7 +25,7 @@ from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
 from quire.run.builder import StepSizes
-from quire.run.led import LedExecutor
+from quire.run.led import MultiRankExecutor
 from quire.run.rank_group import Ranks
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -158,7 +158,7 @@ def test_what_ranks_cannot_do_is_said() -> None:
 @pytest.mark.parametrize("waited_for", [False, True])
 def test_a_rank_that_dies_ends_the_engine_which_ends_the_others(waited_for: bool) -> None:
     with engine_of(2, device="cpu") as engine:
-        assert isinstance(engine.executor, LedExecutor)
+        assert isinstance(engine.executor, MultiRankExecutor)
         others = engine.executor.ranks.others
 
         def kill() -> None:

@@ -24,7 +24,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.engine.record.recorder import RecordingClient
-from quire.engine.record.recording import Asked, Ended, read_run, runs
+from quire.engine.record.recording import EndLine, RequestLine, read_run, runs
 from quire.server.options import ServerOptions
 from quire.server.run import recorded
 from stub_engine import StubEngine, expected
@@ -261,7 +261,7 @@ def test_a_replay_finds_a_token_that_differs(recording: Callable[[bool], Path], 
     (path,) = recording(True).iterdir()
     lines = path.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if '"type":"end","' in line and '"id":"r3"' in line)
-    end = msgspec.json.decode(lines[at], type=Ended)
+    end = msgspec.json.decode(lines[at], type=EndLine)
     assert end.tokens is not None
     tokens = (*end.tokens[:-1], end.tokens[-1] ^ 1)
     lines[at] = msgspec.json.encode(replace(end, tokens=tokens)).decode()
@@ -278,7 +278,7 @@ def test_a_replay_without_prompts_says_that_it_is_synthetic(recording: Callable[
     config = flat_config(**options_of(run))
     outcome = Replay(run, LocalEngine(config), 1000.0).go()
     whole = {asked.request.id: asked for asked in run.asked}
-    assert isinstance(whole["r0"], Asked) and not outcome.errors and outcome.compared == 0
+    assert isinstance(whole["r0"], RequestLine) and not outcome.errors and outcome.compared == 0
     counts = {i: sum(end.count for key, end in run.ends.items() if key[0] == i) for i in whole if i != "gone"}
     assert sum(record.output_tokens for record in outcome.records) == sum(counts.values())
     assert sorted(record.input_tokens for record in outcome.records) == sorted(whole[i].prompt_tokens for i in counts)

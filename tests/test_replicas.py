@@ -13,7 +13,7 @@ from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request
 from quire.engine.client import EngineInfo, EngineKilled
 from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from stub_engine import expected
 from test_supervised import FOREVER, LIMITS, Engine, request
 
@@ -23,7 +23,7 @@ class Edge:
 
     def __init__(
         self,
-        patience: Patience = FOREVER,
+        patience: RestartPolicy = FOREVER,
         pause: float = 0.0,
         prefill: int = 0,
         kind: type[Engine] = Engine,
@@ -103,13 +103,13 @@ def test_requests_of_a_dead_one_go_on_elsewhere_before_it_is_back() -> None:
 
 
 def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() -> None:
-    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    edge = Edge(RestartPolicy(deaths=1), end=EngineKilled)
     edge.submit(*(request(f"r{i}", 30) for i in range(9)))
     edge.poll(10)
     edge.engines[0][0].dead = True
     edge.finish()
     assert len(edge.engines[0]) == 1
-    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    edge = Edge(RestartPolicy(deaths=1), end=EngineKilled)
     for engines in edge.engines:
         engines[0].dead = True
     with pytest.raises(EngineFailure, match="the stub died"):
@@ -118,7 +118,7 @@ def test_a_replica_that_died_too_often_is_left_out_and_the_last_ends_it_all() ->
 
 
 def test_all_are_started_anew_one_after_the_other_under_load() -> None:
-    edge = Edge(Patience(deaths=1), pause=0.1)
+    edge = Edge(RestartPolicy(deaths=1), pause=0.1)
     for i in range(20):
         edge.submit(request(f"early {i}", 200, n=1 + i % 2))
     edge.poll(30)
@@ -166,7 +166,7 @@ def until(edge: Edge, there: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("folder", ["folder", "bad"])
 def test_a_change_of_adapters_does_not_wait_for_a_replica_that_is_gone(folder: str) -> None:
-    edge = Edge(Patience(deaths=1), end=EngineKilled)
+    edge = Edge(RestartPolicy(deaths=1), end=EngineKilled)
     lost = edge.engines[1][0]
     lost.change_adapter = lambda name, folder: None  # type: ignore[method-assign]
     edge.client.change_adapter("a", folder)
@@ -179,7 +179,7 @@ def test_a_change_of_adapters_does_not_wait_for_a_replica_that_is_gone(folder: s
 
 
 def test_one_that_is_being_started_goes_on_with_the_requests_of_the_last_other() -> None:
-    edge = Edge(Patience(deaths=1), pause=0.5, end=EngineKilled)
+    edge = Edge(RestartPolicy(deaths=1), pause=0.5, end=EngineKilled)
     edge.engines[2][0].dead = True
     edge.poll(50)
     starting = edge.client._replicas[1]

@@ -11,7 +11,7 @@ from fake_runner import FakeEngine, request
 from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.policy import CREDIT, Fair, Policy
-from quire.sched.shares import LEAST, Pace, shares
+from quire.sched.shares import LEAST, PrefillPace, shares
 from test_scheduler import assert_golden
 from turns import turns, working
 
@@ -180,7 +180,7 @@ def test_little_is_saved_up_in_a_pause_and_nothing_is_forgiven() -> None:
     assert policy.counter("a") == pytest.approx(6004 + 3002 / 5)
 
 
-def paced(pace: Pace, row: float, prompt: int, steps: int) -> list[float]:
+def paced(pace: PrefillPace, row: float, prompt: int, steps: int) -> list[float]:
     """Seconds of steps beside two decodes of 30 ms, while a prompt of so many rows waits."""
     decodes = [Chunk(prompt_of(8, 9), 9, 1, 1) for _ in range(2)]
     for chunk in decodes:
@@ -196,14 +196,14 @@ def paced(pace: Pace, row: float, prompt: int, steps: int) -> list[float]:
 
 
 def test_chunks_are_as_large_as_the_time_between_tokens_allows() -> None:
-    pace = Pace(0.05)
-    assert pace.budget(0, 512) == 512 and Pace(0.0).budget(9, 512) == 512
+    pace = PrefillPace(0.05)
+    assert pace.budget(0, 512) == 512 and PrefillPace(0.0).budget(9, 512) == 512
     paced(pace, 0.002, 0, 5)
     quick = paced(pace, 0.001, 2000, 60)
     assert max(quick) < 0.051 and sum(quick[-20:]) / 20 > 0.045, "the time is used"
     slow = paced(pace, 0.004, 2000, 60)
     assert max(slow[3:]) < 0.055 and min(slow) > 0.04, "one step is too long, then they are smaller"
-    late = Pace(0.01)
+    late = PrefillPace(0.01)
     paced(late, 0.002, 0, 5)
     assert late.budget(2, 512) == 2 + LEAST, "prompts get on even where decodes alone take longer"
 

@@ -14,7 +14,7 @@ import pytest
 from often import one_of
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from schema_models import all_models
@@ -41,7 +41,7 @@ def answers(schema: dict[str, Any], seed: int, **more: Any) -> list[str]:
     grammar, found = Grammar(read.grammar, vocabulary), []
     for room in (draw.choice((0, 1, 3)), 40):
         most = len(read.completion) + room
-        guide = Guide(grammar, most, (END,), read.completion)
+        guide = GrammarGuide(grammar, most, (END,), read.completion)
         said = wander(guide, most, np.random.default_rng(seed + room), VOCAB)
         found.append(b"".join(map(tokenizer().id_to_bytes, said)).decode())
     return found
@@ -53,9 +53,9 @@ def valid(text: str, schema: dict[str, Any]) -> bool:
 
 
 def errors(schema: dict[str, Any], text: str) -> list[Any]:
-    from quire.text.structured.checks import Checks
+    from quire.text.structured.checks import AnswerChecks
 
-    return Checks(schema).errors(text)
+    return AnswerChecks(schema).errors(text)
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def test_widened_ways_and_their_strict_refusals() -> None:
 
 
 def errors(schema: Schema, text: str) -> list[tuple[str, str]]:
-    from quire.text.structured.checks import Checks
+    from quire.text.structured.checks import AnswerChecks
 
-    return [(error.path, error.message) for error in Checks(schema).errors(text)]
+    return [(error.path, error.message) for error in AnswerChecks(schema).errors(text)]
 
 
 def test_a_hostile_schema_hurts_no_check() -> None:

@@ -78,8 +78,8 @@ class Spoken:
                 writer.close()
 
 
-def measured(server: Spoken, **options: Any) -> serving.Measured:
-    async def run() -> serving.Measured:
+def measured(server: Spoken, **options: Any) -> serving.ServingResult:
+    async def run() -> serving.ServingResult:
         async with server.at() as url:
             return await serving.measure(ServeLoad(base_url=url, **options))
 

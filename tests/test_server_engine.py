@@ -17,8 +17,8 @@ from quire.engine.client import EngineClient, StepReport
 from quire.engine.edge import streams
 from quire.engine.edge.async_engine import PORTION, AsyncEngine
 from quire.engine.edge.metrics import buckets_125
-from quire.engine.edge.streams import AT_ONCE, TURN_SECONDS, Turns
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.edge.streams import AT_ONCE, TURN_SECONDS, CallQueue
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.stats import Stats
 from stub_engine import StubEngine, expected, stub_info
 
@@ -135,7 +135,7 @@ def test_a_request_that_nobody_reads_is_paused_and_goes_on_behind_what_came(monk
         await until(lambda: "left" in engine._paused)
         left.close()
 
-    run(body, stub, SupervisedEngine(lambda *_: stub, Patience(), SchedulerConfig()))
+    run(body, stub, SupervisedEngine(lambda *_: stub, RestartPolicy(), SchedulerConfig()))
 
 
 def test_merge_keeps_everything() -> None:
@@ -239,7 +239,7 @@ def test_the_loop_looks_around_while_thousands_go_on() -> None:
     """However many wait for their turn, what does not wait is called between turns; the order is that of arrival."""
 
     async def main() -> None:
-        turns, done, between = Turns(), list[int](), list[int]()
+        turns, done, between = CallQueue(), list[int](), list[int]()
         for i in range(100 * AT_ONCE):
             turns.later(partial(done.append, i))
         while len(done) < 100 * AT_ONCE:
@@ -258,7 +258,7 @@ def test_a_turn_that_fails_keeps_nobody_waiting() -> None:
     async def main() -> None:
         said: list[str] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context["exception"])))
-        turns, done = Turns(), list[int]()
+        turns, done = CallQueue(), list[int]()
         for i in range(3):
             turns.later(partial(done.append, i) if i != 1 else partial(int, "no number"))
         await turns.mine()
@@ -269,7 +269,7 @@ def test_a_turn_that_fails_keeps_nobody_waiting() -> None:
 
 def test_a_long_turn_lets_the_loop_look_around() -> None:
     async def main() -> None:
-        turns, done = Turns(), list[int]()
+        turns, done = CallQueue(), list[int]()
 
         def long(i: int) -> None:
             time.sleep(2 * TURN_SECONDS)

@@ -20,7 +20,7 @@ from quire.ops.backend import open_backend
 from quire.ops.latents import LatentLayout
 from quire.ops.native import load_native
 from quire.parallel.comm import Comm
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
 from test_adapter_kinds import KINDS, Extended
@@ -50,8 +50,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def place(share: Share, comm: Comm | None = None) -> Place:
-    return Place(Topology(tensor=share.world), share.rank, {} if comm is None else {"tensor": comm})
+def place(share: Share, comm: Comm | None = None) -> RankPlace:
+    return RankPlace(Topology(tensor=share.world), share.rank, {} if comm is None else {"tensor": comm})
 
 
 def load(folder: Path, share: Share, comm: Comm | None = None, **options: Any) -> Model:

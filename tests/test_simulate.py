@@ -16,18 +16,18 @@ import pytest
 from often import only_slow
 from quire.bench.records import milliseconds
 from quire.core.config import SchedulerConfig
-from quire.plan.rates import Chunk
+from quire.plan.rates import PlannedChunk
 from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Asked
+from quire.simulate.load import RequestStream
 from quire.simulate.measures import Gaps
-from quire.simulate.options import Load
+from quire.simulate.options import SimulatedLoad
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
-from quire.simulate.store import Link
+from quire.simulate.store import SimulatedLink
 from quire.simulate.timeline import Design
-from quire.simulate.times import Lines, StepTable
+from quire.simulate.times import InterpolatedTimes, StepTable
 
 TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
 
@@ -52,9 +52,9 @@ def found(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def run(design: Design, load: Load) -> Cluster:
+def run(design: Design, load: SimulatedLoad) -> Cluster:
     cluster = Cluster(design, {"ttft": 200.0})
-    cluster.run(Asked(load))
+    cluster.run(RequestStream(load))
     for replica in cluster.replicas:
         replica.pool.check()
         assert not replica.pool.num_used and not replica.scheduler.requests
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
     "apart": (
         {},
         {"request_rate": 8.0, "input_len": "64:600"},
-        {"prefill": 1, "replicas": 3, "link": Link(1 << 20, 1e9, 0.002)},
+        {"prefill": 1, "replicas": 3, "link": SimulatedLink(1 << 20, 1e9, 0.002)},
     ),
     "as many as are needed": (
         {"max_num_seqs": 8},
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
 @pytest.mark.parametrize(("seed", "name"), [*((0, name) for name in CASES), *(only_slow((1, name)) for name in CASES)])
 def test_many_steps_at_once_are_those_steps(name: str, seed: int) -> None:
     limits, load, design = CASES[name]
-    asked = Load(**({"num_prompts": 100, "input_len": "8:400", "output_len": "1:80", "seed": seed} | load))
+    asked = SimulatedLoad(**({"num_prompts": 100, "input_len": "8:400", "output_len": "1:80", "seed": seed} | load))
     one, many = (
         run(
             Design(**{"setup": setup(fast=fast, **limits), "times": TIMES, "replicas": 2, "seed": seed} | design), asked
@@ -145,7 +145,7 @@ def test_the_same_in_every_process() -> None:
 def test_every_token_of_every_request_comes_whatever_dies() -> None:
     """Gaps are counted one by one: each request has as many as its tokens less the first."""
     design = Design(setup=setup(), times=TIMES, replicas=3, mtbf=3.0, start=2.0, seed=1)
-    cluster = run(design, Load(num_prompts=200, request_rate=25.0, output_len="10:60", seed=1))
+    cluster = run(design, SimulatedLoad(num_prompts=200, request_rate=25.0, output_len="10:60", seed=1))
     [whole] = cluster.measures.tenants.values()
     assert cluster.deaths > 3 and answered(cluster) == 200
     assert sum(whole.gaps.counts.values()) == whole.output_tokens - 200
@@ -153,10 +153,10 @@ def test_every_token_of_every_request_comes_whatever_dies() -> None:
 
 def test_one_request_alone_takes_its_steps() -> None:
     design = Design(setup=setup(max_num_batched_tokens=512), times=TIMES, edge_ms=3.0)
-    cluster = run(design, Load(num_prompts=1, input_len="700", output_len="5"))
+    cluster = run(design, SimulatedLoad(num_prompts=1, input_len="700", output_len="5"))
     [each] = cluster.measures.tenants.values()
-    first = TIMES.seconds([Chunk(512, 0)]) + TIMES.seconds([Chunk(188, 512)])
-    gaps = [TIMES.seconds([Chunk(1, 700 + i)]) for i in range(4)]
+    first = TIMES.seconds([PlannedChunk(512, 0)]) + TIMES.seconds([PlannedChunk(188, 512)])
+    gaps = [TIMES.seconds([PlannedChunk(1, 700 + i)]) for i in range(4)]
     assert each.seconds["ttft"][0] == pytest.approx(first + 0.003, rel=1e-12)
     assert each.seconds["e2e"][0] == pytest.approx(first + 0.003 + sum(gaps), rel=1e-12)
     table = cluster.measures.results(cluster.last)["latency_ms"]
@@ -177,9 +177,9 @@ def test_percentiles_of_counted_gaps_are_those_of_the_gaps() -> None:
 
 def test_more_than_may_wait_is_refused() -> None:
     design = Design(setup=setup(max_num_seqs=2, max_num_queued_reqs=10), times=TIMES)
-    cluster = run(design, Load(num_prompts=50))
+    cluster = run(design, SimulatedLoad(num_prompts=50))
     assert cluster.measures.results(1.0)["failures"] == {"429": 40} and answered(cluster) == 10
-    long = run(Design(setup=setup(), times=TIMES), Load(num_prompts=3, input_len="2500"))
+    long = run(Design(setup=setup(), times=TIMES), SimulatedLoad(num_prompts=3, input_len="2500"))
     assert long.measures.results(1.0)["failures"] == {"too long": 3}
 
 
@@ -187,7 +187,7 @@ def test_the_fair_policy_serves_by_weight_and_first_come_does_not() -> None:
     means = {}
     for policy in ("fair", "fcfs"):
         limits = {"max_num_seqs": 4, "scheduling_policy": policy, "max_num_queued_reqs": 10_000}
-        load = Load(num_prompts=300, request_rate=40.0, tenant=("flood=9", "quiet=1"), seed=2)
+        load = SimulatedLoad(num_prompts=300, request_rate=40.0, tenant=("flood=9", "quiet=1"), seed=2)
         cluster = run(Design(setup=setup(**limits), times=TIMES), load)
         means[policy] = float(np.mean(cluster.measures.tenants["quiet"].seconds["ttft"]))
     assert means["fair"] < 0.2 * means["fcfs"]
@@ -196,7 +196,7 @@ def test_the_fair_policy_serves_by_weight_and_first_come_does_not() -> None:
 def test_prefixes_are_followed_by_the_engines_router_alone() -> None:
     shares = {}
     for router in ("prefix", "random", "round-robin", "least-requests", "two-choices"):
-        load = Load(num_prompts=300, request_rate=20.0, shared_prefix=320, prefixes=16, input_len="16:32")
+        load = SimulatedLoad(num_prompts=300, request_rate=20.0, shared_prefix=320, prefixes=16, input_len="16:32")
         cluster = run(Design(setup=setup(), times=TIMES, replicas=4, router=router), load)
         queries, hits = (sum(each) for each in zip(*(r.lookups for r in cluster.replicas), strict=True))
         shares[router] = hits / queries
@@ -205,12 +205,12 @@ def test_prefixes_are_followed_by_the_engines_router_alone() -> None:
 
 
 def test_decodes_between_two_that_were_asked_for_lie_on_a_line() -> None:
-    lines = Lines(TIMES)
-    chunks = [Chunk(1, 100), Chunk(1, 900), Chunk(1, 41)]
+    lines = InterpolatedTimes(TIMES)
+    chunks = [PlannedChunk(1, 100), PlannedChunk(1, 900), PlannedChunk(1, 41)]
     assert lines.seconds(chunks) == pytest.approx(TIMES.seconds(chunks), rel=1e-12)
     assert lines.decodes(3, 1041, 4)[2] == pytest.approx(TIMES.decodes(3, 1041, 4)[2], rel=1e-12)
-    assert lines.seconds([Chunk(90, 5)]) == TIMES.seconds([Chunk(90, 5)]) and lines.seconds([]) == 0.0
-    assert TIMES.decodes(3, 1041, 2) == [TIMES.seconds([Chunk(1, c + i) for _, c in chunks]) for i in range(2)]
+    assert lines.seconds([PlannedChunk(90, 5)]) == TIMES.seconds([PlannedChunk(90, 5)]) and lines.seconds([]) == 0.0
+    assert TIMES.decodes(3, 1041, 2) == [TIMES.seconds([PlannedChunk(1, c + i) for _, c in chunks]) for i in range(2)]
 
 
 @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 30])
@@ -223,11 +223,11 @@ def test_the_fewest_that_hold_are_found(least: int) -> None:
 
 def test_cells_are_clusters_by_themselves() -> None:
     """What two processes give is what the two loads give alone, put together."""
-    load = Load(num_prompts=90, request_rate=20.0, shared_prefix=64, tenant=("a=1", "b=1"))
+    load = SimulatedLoad(num_prompts=90, request_rate=20.0, shared_prefix=64, tenant=("a=1", "b=1"))
     design = Design(setup=setup(), times=TIMES, replicas=5, seed=7)
-    whole = run_cells(design, Asked(load), {"ttft": 50.0}, 2, lambda: None)
+    whole = run_cells(design, RequestStream(load), {"ttft": 50.0}, 2, lambda: None)
     alone = []
-    for at, asked in enumerate((list(Asked(load))[::2], list(Asked(load))[1::2])):
+    for at, asked in enumerate((list(RequestStream(load))[::2], list(RequestStream(load))[1::2])):
         alone.append(run_cells(replace(design, replicas=3 - at, seed=14 + at), asked, {"ttft": 50.0}, 1, list))
     assert whole.steps == sum(part.steps for part in alone) and whole.hits == sum(part.hits for part in alone) > 0
     told, seconds = whole.measures({"ttft": 50.0}).results(whole.last), max(part.last for part in alone)

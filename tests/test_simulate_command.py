@@ -12,8 +12,8 @@ from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.simulate.load import Asked
-from quire.simulate.options import ClusterOptions, Load, limits_of
+from quire.simulate.load import RequestStream
+from quire.simulate.options import ClusterOptions, SimulatedLoad, limits_of
 
 TABLE = '{"points": [[1, 0.01], [64, 0.012], [512, 0.06]], "per_key": 1e-7, "per_sequence": 1e-4}'
 SMALL = ["--num-blocks", "300", "--max-model-len", "256"]
@@ -137,18 +137,21 @@ def test_prompts_of_a_trace_share_what_their_blocks_share(tmp_path: Path) -> Non
     lengths = ((1024, [7, 8]), (1300, [7, 8, 9]), (700, [7, 5]))
     lines = [{"timestamp": 0, "input_length": n, "output_length": 3, "hash_ids": ids} for n, ids in lengths]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second, third = (ask.request(str(i), 4096).prompt for i, ask in enumerate(Asked(Load(), str(path))))
+    first, second, third = (
+        ask.request(str(i), 4096).prompt for i, ask in enumerate(RequestStream(SimulatedLoad(), str(path)))
+    )
     assert [len(first), len(second), len(third)] == [1024, 1300, 700]
     assert second[:1024] == first and third[:512] == first[:512] and third[512] != first[512]
 
 
 def test_made_up_loads_are_the_same_for_a_seed_and_as_asked() -> None:
-    load = Load(num_prompts=400, input_len="10:20", output_len="5", shared_prefix=32, prefixes=4, request_rate=9.0,
+    load = SimulatedLoad(num_prompts=400, input_len="10:20", output_len="5", shared_prefix=32, prefixes=4,
+    request_rate=9.0,
                 tenant=("a=3:2:1", "b=1"), seed=4)  # fmt: skip
-    asks = list(Asked(load))
-    assert asks == list(Asked(load)) and len({ask.parts[0] for ask in asks}) == 4
+    asks = list(RequestStream(load))
+    assert asks == list(RequestStream(load)) and len({ask.parts[0] for ask in asks}) == 4
     assert 260 < sum(ask.tenant == "a" for ask in asks) < 340 and {a.weight for a in asks if a.tenant == "a"} == {2.0}
-    assert Asked(load).rate == pytest.approx(9.0, rel=0.2) and all(42 <= ask.prompt_len <= 52 for ask in asks)
+    assert RequestStream(load).rate == pytest.approx(9.0, rel=0.2) and all(42 <= ask.prompt_len <= 52 for ask in asks)
     assert asks[0].request("0", 50).params.max_tokens == max(1, min(5, 50 - asks[0].prompt_len))
 
 

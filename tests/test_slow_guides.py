@@ -15,7 +15,7 @@ from quire.core.sequence import Sequence
 from quire.core.structured import StructuredOutputsParams
 from quire.sched.features.structured import SHARE, SLOW
 from quire.text.structured import guide as guides
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
@@ -83,7 +83,7 @@ def test_fast_guides_are_in_every_step() -> None:
 def test_a_sequence_whose_grammar_takes_long_too_often_ends() -> None:
     vocabulary = vocabulary_of(tokenizer(), VOCAB)
     read = READER.read(StructuredOutputsParams(regex="[ab]{1,20}"), (END,), vocabulary)
-    guide = Guide(Grammar(read.grammar, vocabulary), 20, (END,), read.completion)
+    guide = GrammarGuide(Grammar(read.grammar, vocabulary), 20, (END,), read.completion)
     for _ in range(10_000):
         guide.took(guides.SLOW)  # not long
     assert guide.seconds == pytest.approx(guides.SLOW)

@@ -20,7 +20,7 @@ from quire import LLM, SamplingParams
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.ops.backend import Ops
-from quire.ops.cpu.matrix import Matrix, take_apart
+from quire.ops.cpu.matrix import CpuMatrix, take_apart
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import LEAST_ZEROS, SPARSE, TWO_OF_FOUR, holds_blocks, two_of_four, without_zeros
 from quire.ops.kinds import KINDS
@@ -32,7 +32,7 @@ UNITS = native.units() if native else []
 ROWS = (*range(1, 18), 40, 130, 512)
 SHAPES = [(16, 128), (70, 384), (33, 1152)]
 """A block, blocks that are not full, and more columns than are expanded at a time."""
-FIELDS = [field[0] for field in Matrix._fields_]
+FIELDS = [field[0] for field in CpuMatrix._fields_]
 MODELS: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}]
 MASKS: list[Any] = ["2:4", 0.0, 0.5, 0.9, 1.0]
 
@@ -297,7 +297,7 @@ def test_descriptors_of_too_few_columns_are_refused() -> None:
     ops = ops_of("portable")
     assert set(SPARSE.values()) <= set(KINDS)
     _, sparse = both(ops, cases.random_weight(generator(), "bf16", 16, 64))
-    w = Matrix(**{name: getattr(sparse.handle, name) for name in FIELDS} | {"k": 48})
+    w = CpuMatrix(**{name: getattr(sparse.handle, name) for name in FIELDS} | {"k": 48})
     x, out = torch.zeros(1, 48), torch.zeros(1, 16)
     with pytest.raises(ValueError, match="columns"):
         ops.cpu.call("linear", out.data_ptr(), x.data_ptr(), w.at, 0, 1)

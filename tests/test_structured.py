@@ -22,7 +22,7 @@ from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.local import LocalEngine
 from quire.engine.loop import guiding
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from random_schemas import random_schema
@@ -51,7 +51,7 @@ def ready(shape: StructuredOutputsParams) -> tuple[Grammar, tuple[int, ...]]:
     return Grammar(read.grammar, vocabulary), read.completion
 
 
-def wander(guide: Guide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
+def wander(guide: GrammarGuide, most: int, draw: np.random.Generator, size: int = VOCAB) -> list[int]:
     """Tokens of a model that knows nothing: any that may come, each as likely as the other."""
     said: list[int] = []
     bits = np.empty(size // 32 + 1, np.int32)
@@ -82,7 +82,7 @@ def wandering(seeds: range) -> None:
         except BadRequest:
             continue
         most = len(completion) + draw.choice((0, 1, 2, 3, 8, 30))
-        guide = Guide(grammar, most, (END,), completion)
+        guide = GrammarGuide(grammar, most, (END,), completion)
         said = wander(guide, most, np.random.default_rng(seed))
         assert len(said) <= most
         text = b"".join(map(tokenizer().id_to_bytes, said)).decode()
@@ -102,7 +102,7 @@ def test_any_model_closes_in_time_2000() -> None:
 
 def test_drafts_leave_no_trace() -> None:
     grammar, completion = ready(StructuredOutputsParams(json=PERSON))
-    plain = Guide(grammar, 60, (END,), completion)
+    plain = GrammarGuide(grammar, 60, (END,), completion)
     said = wander(plain, 60, np.random.default_rng(1))
     guide, draw = plain.anew(), random.Random(2)
     for at in range(len(said)):
@@ -176,7 +176,7 @@ def test_special_tokens_of_a_structural_tag_are_those_of_the_model() -> None:
     tag = {"structures": [{"begin": "<|user|>", "schema": PERSON, "end": "<|end|>"}], "triggers": ["<|user|>"]}
     grammar, completion = ready(StructuredOutputsParams(structural_tag=tag))
     assert completion == ()
-    guide = Guide(grammar, 40, (0,), completion)
+    guide = GrammarGuide(grammar, 40, (0,), completion)
     assert guide.takes(tokenizer().special["<|user|>"])
     text = b"".join(map(tokenizer().id_to_bytes, guide.completion)).decode()
     assert text.endswith("<|end|>") and jsonschema.validate(json.loads(text.removesuffix("<|end|>")), PERSON) is None
@@ -278,13 +278,13 @@ def same(golden: dict[str, Any], engine: LocalEngine, requests: list[Request]) -
 def test_the_same_answers_whatever_runs_beside(
     golden: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at_once(self: guiding.Guiding, seq: Any) -> Any:
+    def at_once(self: guiding.GrammarCompiler, seq: Any) -> Any:
         future = Future[Any]()
         future.set_result(self._make(seq))
         return future
 
     if name == "preempted":  # too few run beside each other where they wait for the thread that makes guides
-        monkeypatch.setattr(guiding.Guiding, "begin", at_once)
+        monkeypatch.setattr(guiding.GrammarCompiler, "begin", at_once)
     engine = engine_of(**OPTIONS[name])
     same(golden, engine, shaped_requests(10))
     assert name != "preempted" or engine.engine.scheduler.preemptions > 0
@@ -317,13 +317,13 @@ def test_another_engine_goes_on_behind_what_it_is_told(golden: dict[str, Any]) -
 @needs_native
 def test_a_grammar_that_is_not_ready_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, may = engine_of(), threading.Event()
-    make = guiding.Guiding._make
+    make = guiding.GrammarCompiler._make
 
-    def late(self: guiding.Guiding, seq: Any) -> Any:
+    def late(self: guiding.GrammarCompiler, seq: Any) -> Any:
         assert may.wait(20.0)
         return make(self, seq)
 
-    monkeypatch.setattr(guiding.Guiding, "_make", late)
+    monkeypatch.setattr(guiding.GrammarCompiler, "_make", late)
     request = shaped_requests(1)[0]
     engine.submit(request)
     other = Request(id="o", prompt=(5, 6), params=SamplingParams(max_tokens=3), seed=1, arrival=0.0)

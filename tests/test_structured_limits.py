@@ -12,7 +12,7 @@ from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest, GrammarTooComplex
 from quire.core.request import Output, Request
-from quire.sample.constrained import Masks
+from quire.sample.constrained import MaskBuilder
 from quire.sample.rows import LogitRow
 from quire.text.structured import guide
 from quire.text.structured.refused import FAILURES
@@ -100,7 +100,7 @@ def test_a_guide_does_not_notice_what_others_made_of_its_grammar() -> None:
     text, letter = grammar_of("regex", BOMB, {}, []), next(iter(LETTER))
     vocabulary = vocabulary_of(tokenizer(), VOCAB)
 
-    def said(one: guide.Guide) -> list[bytes]:
+    def said(one: guide.GrammarGuide) -> list[bytes]:
         """Masks, while "a" is taken whether or not they have it."""
         masks, bits = list[bytes](), np.zeros((vocabulary.tokenizer.vocab_size + 31) // 32, np.int32)
         with pytest.raises(GrammarTooComplex):
@@ -110,22 +110,22 @@ def test_a_guide_does_not_notice_what_others_made_of_its_grammar() -> None:
                 assert one.takes(letter)
         return masks
 
-    alone = said(guide.Guide(guide.Grammar(text, vocabulary), 60, (4,), (letter,)))
+    alone = said(guide.GrammarGuide(guide.Grammar(text, vocabulary), 60, (4,), (letter,)))
     shared = guide.Grammar(text, vocabulary)
-    guides = [guide.Guide(shared, 60, (4,), (letter,)) for _ in range(3)]
+    guides = [guide.GrammarGuide(shared, 60, (4,), (letter,)) for _ in range(3)]
     assert [said(each) for each in guides] == [alone] * 3
     assert len(alone) > 9 and shared.spent
 
 
 def test_each_step_under_way_has_masks_of_its_own(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    make = Masks._make
+    make = MaskBuilder._make
 
-    def counted(self: Masks, rows: Any) -> Any:
+    def counted(self: MaskBuilder, rows: Any) -> Any:
         calls.append(rows)
         return make(self, rows)
 
-    monkeypatch.setattr(Masks, "_make", counted)
+    monkeypatch.setattr(MaskBuilder, "_make", counted)
     steps = []
     for name in ("one", "two"):
         engine.submit(asked(name, {"regex": "[a-z]{3,9}"}))
@@ -134,7 +134,7 @@ def test_each_step_under_way_has_masks_of_its_own(engine: Any, monkeypatch: pyte
         (seq,) = engine.engine.scheduler.running
         steps.append([LogitRow(seq, len(seq.tokens))])
         engine.engine.scheduler.running.remove(seq)
-    masks = Masks(VOCAB)
+    masks = MaskBuilder(VOCAB)
     calls.clear()
     for rows in steps:
         masks.begin(rows)

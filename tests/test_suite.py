@@ -17,7 +17,7 @@ from quire.bench.suite import run, session
 from quire.bench.suite.arrivals import parse_arrivals
 from quire.bench.suite.cases import matches
 from quire.bench.suite.compared import lines, pairs
-from quire.bench.suite.engines import FOREIGN, Job, command_of, name_of
+from quire.bench.suite.engines import FOREIGN, EngineJob, command_of, name_of
 from quire.bench.suite.models import source_of
 from quire.bench.suite.process import Command, Died, Process
 from quire.bench.suite.spec import Suite, read_suite
@@ -27,7 +27,7 @@ from quire.core.errors import ConfigError
 from quire.engine.options import engine_config
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 
 ROOT = Path(__file__).parent.parent
 STUB = Path(__file__).parent / "stub_peer.py"
@@ -141,7 +141,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """Engines are stubs: what each does by "engine on|off". No probe of the machine."""
     how: dict[str, str] = {}
 
-    def command(engine: str, job: Job) -> Command:
+    def command(engine: str, job: EngineJob) -> Command:
         name = f"{engine} {'eager' if job.options.get('enforce_eager') else 'plain'}"
         return Command([sys.executable, str(STUB), str(FOREIGN), str(tmp_path / "log"), name, how.get(name, "good")])
 
@@ -151,7 +151,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return how
 
 
-def measured(tmp_path: Path, text: str, **more: Any) -> list[Row]:
+def measured(tmp_path: Path, text: str, **more: Any) -> list[FigureRow]:
     file, suite = suite_of(tmp_path, text)
     asked = {"only": "", "retry": False, "make": False} | more
     return session.run_suite(file, suite, tmp_path / "rows.jsonl", tmp_path / "work", **asked)
@@ -225,7 +225,7 @@ def test_a_peer_without_an_environment_is_a_row_with_a_note(
 ) -> None:
     stub = run.command_of
 
-    def command(engine: str, job: Job) -> Command:
+    def command(engine: str, job: EngineJob) -> Command:
         return stub(engine, job) if engine == "quire" else command_of(engine, job)
 
     monkeypatch.setattr(run, "command_of", command)

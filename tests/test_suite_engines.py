@@ -19,7 +19,7 @@ from quire.bench.suite.engines import FOREIGN
 from quire.bench.suite.foreign.protocol import Item, run_load
 from quire.bench.suite.spec import read_suite
 from quire.bench.suite.unfused import unfuse
-from quire.bench.suite.worker import Plain, Recomputing, Reserving
+from quire.bench.suite.worker import PlainMode, Recomputing, Reserving
 from quire.core.errors import ConfigError
 from quire.ops.native import load_native
 from quire.ops.op import IMPLEMENTATIONS
@@ -35,7 +35,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield found
 
 
-def tokens_of(driver: Plain) -> list[list[int]]:
+def tokens_of(driver: PlainMode) -> list[list[int]]:
     found = run_load(driver, ITEMS, 0)
     assert [sum(record.tokens) for record in found["records"]] == [item.output for item in ITEMS]
     assert all(len(record.times) == len(record.tokens) for record in found["records"])
@@ -43,7 +43,7 @@ def tokens_of(driver: Plain) -> list[list[int]]:
 
 
 def test_baselines_answer_as_the_engine_does_itself(llm: LLM) -> None:
-    plain = Plain(llm.engine)
+    plain = PlainMode(llm.engine)
     expected = tokens_of(plain)
     for driver in (Recomputing(llm.engine), Reserving(llm.engine, True), Reserving(llm.engine, False)):
         llm.engine.reset_prefix_cache()

@@ -16,13 +16,13 @@ from quire.core.errors import ConfigError, EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, EngineInfo, EngineKilled, StepReport
-from quire.engine.life.kept import Kept
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.kept import UnfinishedRequest
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from stub_engine import StubEngine, expected
 from turns import turns
 
 LIMITS = SchedulerConfig(max_num_seqs=64)
-FOREVER = Patience(deaths=10_000)
+FOREVER = RestartPolicy(deaths=10_000)
 
 
 def request(name: str, tokens: int = 8, n: int = 1, **params: Any) -> Request:
@@ -64,7 +64,7 @@ class Engine(StubEngine):
 class Edge:
     """Collects what a supervised engine says."""
 
-    def __init__(self, deadly: dict[int, int] | None = None, patience: Patience = FOREVER, **how: Any) -> None:
+    def __init__(self, deadly: dict[int, int] | None = None, patience: RestartPolicy = FOREVER, **how: Any) -> None:
         self.engines: list[Engine] = []
         self.limits: list[EngineInfo | None] = []
 
@@ -164,7 +164,7 @@ def test_times_of_a_sequence_are_those_of_its_client() -> None:
 
 
 def test_preemptions_of_all_engines_count() -> None:
-    kept = Kept(request("a"))
+    kept = UnfinishedRequest(request("a"))
     for engine, told in enumerate(((0, 1, 1), (0, 2), (1,))):
         kept.again()
         for count in told:
@@ -223,7 +223,7 @@ def test_what_comes_or_leaves_during_a_trial_is_served_or_forgotten() -> None:
 
 
 def test_too_many_deaths_end_it_with_the_reason() -> None:
-    edge = Edge(patience=Patience(deaths=3))
+    edge = Edge(patience=RestartPolicy(deaths=3))
     edge.submit(request("a", 90))
     for _ in range(2):
         edge.poll(4)
@@ -234,14 +234,14 @@ def test_too_many_deaths_end_it_with_the_reason() -> None:
     with pytest.raises(EngineFailure, match="the stub died; that was death 3 within 600 s"):
         edge.poll()
     assert not edge.client.ready
-    only = Edge(patience=Patience(deaths=1))
+    only = Edge(patience=RestartPolicy(deaths=1))
     only.engine.dead = True
     with pytest.raises(EngineFailure, match=r"^the stub died$"):
         only.poll()
 
 
 def test_deaths_long_ago_do_not_count() -> None:
-    edge = Edge(patience=Patience(deaths=2, window=0.02), end=EngineKilled)
+    edge = Edge(patience=RestartPolicy(deaths=2, window=0.02), end=EngineKilled)
     edge.submit(request("a"))
     for _ in range(4):
         edge.poll()
@@ -269,7 +269,7 @@ def test_one_that_cannot_be_started_again_ends_it() -> None:
 
 
 def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
-    edge = Edge(patience=Patience(hang=0.05, deaths=10))
+    edge = Edge(patience=RestartPolicy(hang=0.05, deaths=10))
     edge.submit(request("a", 40))
     edge.poll(3)
     hung = edge.engine
@@ -284,7 +284,7 @@ def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
 
 
 def test_an_idle_engine_and_one_in_its_first_step_do_not_hang() -> None:
-    edge = Edge(patience=Patience(hang=0.02, deaths=10))
+    edge = Edge(patience=RestartPolicy(hang=0.02, deaths=10))
     edge.engine.silent = True
     for _ in range(60):
         edge.poll()
@@ -372,7 +372,7 @@ def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(seed: int) -> 
 
 
 def test_a_request_that_was_told_nothing_is_submitted_as_it_was() -> None:
-    kept = Kept(request("a", n=2, prompt_logprobs=0))
+    kept = UnfinishedRequest(request("a", n=2, prompt_logprobs=0))
     assert kept.again() == kept.request
     kept.take(Output(request_id="a", index=1, tokens=[9]))
     again = kept.again()

@@ -12,9 +12,9 @@ import pytest
 from quire.bench.arrivals import due_times
 from quire.bench.loads import ServeLoad
 from quire.bench.records import Record
-from quire.bench.serving import Measured, Server, targets_of
+from quire.bench.serving import Server, ServingResult, targets_of
 from quire.bench.sessions import Workload
-from quire.bench.sweep import MOST_POINTS, Point, Sweep, check, search, speed
+from quire.bench.sweep import MOST_POINTS, Sweep, SweepPoint, check, search, speed
 from quire.core.errors import ConfigError
 
 SERVER = Server("m", "pretended", "", False, 0, True)
@@ -27,7 +27,7 @@ class Pretended:
         self.slots, self.seconds, self.broken = slots, seconds, broken
         self.loads: list[ServeLoad] = []
 
-    async def measure(self, load: ServeLoad, warm: bool) -> Measured:
+    async def measure(self, load: ServeLoad, warm: bool) -> ServingResult:
         self.loads.append(load)
         bound = min(self.slots, load.max_concurrency or self.slots)
         free, records = [0.0] * bound, []
@@ -40,10 +40,10 @@ class Pretended:
             if self.broken <= load.request_rate < math.inf:
                 records[-1].error = "no"
         targets = targets_of(load.goodput)
-        return Measured(load, SERVER, Workload([], [], "poisson"), records, max(free), targets)
+        return ServingResult(load, SERVER, Workload([], [], "poisson"), records, max(free), targets)
 
     def sweep(self, **options: Any) -> Sweep:
-        points: list[Point] = []
+        points: list[SweepPoint] = []
         found = asyncio.run(search(ServeLoad(**options), self.measure, points.append))
         assert sorted(points, key=lambda point: point.at) == found.points and len(points) <= MOST_POINTS
         return found

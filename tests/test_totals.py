@@ -9,7 +9,7 @@ import pytest
 
 from quire.engine.client import EngineInfo, EngineKilled, StepReport
 from quire.engine.life.supervised import SupervisedEngine
-from quire.engine.statistic import Adding, Metric, annotated, over_replicas
+from quire.engine.statistic import Adding, PrometheusMetric, annotated, over_replicas
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from test_supervised import FOREVER, LIMITS, Engine, request
 
@@ -107,7 +107,7 @@ def test_no_statistic_is_without_a_rule() -> None:
 
 def test_what_metrics_need_there_is() -> None:
     known = {*Stats.__struct_fields__, *EngineInfo.__struct_fields__}
-    assert {metric.needs for metric in annotated(Stats, Metric).values()} <= {"", *known}
+    assert {metric.needs for metric in annotated(Stats, PrometheusMetric).values()} <= {"", *known}
 
 
 def test_numbers_are_those_of_all() -> None:

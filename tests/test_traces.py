@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.record.recording import FORMAT, Asked, Began, Ended
+from quire.engine.record.recording import FORMAT, EndLine, RequestLine, RunLine
 from stub_engine import stub_info
 
 MOONCAKE = """\
@@ -56,13 +56,13 @@ def recording(folder: Path, prompts: bool) -> Path:
     folder.mkdir()
     asked = [((1, 2, 3, 4), 9, 1.0), ((5, 6), 7, 3.0)]
     lines: list[msgspec.Struct] = [
-        Began(format=FORMAT, version="0", prompts=prompts, config=EngineConfig(), info=stub_info())
+        RunLine(format=FORMAT, version="0", prompts=prompts, config=EngineConfig(), info=stub_info())
     ]
     for number, (prompt, most, at) in enumerate(asked):
         said, params = prompt if prompts else (), SamplingParams(max_tokens=most)
         request = Request(id=f"r{number}", prompt=said, params=params, seed=1, arrival=at)
-        lines.append(Asked(at=at, prompt_tokens=len(prompt), request=request))
-    lines.append(Ended(at=2.0, id="r0", index=0, reason="stop", count=3))
+        lines.append(RequestLine(at=at, prompt_tokens=len(prompt), request=request))
+    lines.append(EndLine(at=2.0, id="r0", index=0, reason="stop", count=3))
     text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     (folder / "20250101T000000-1-000000.jsonl").write_bytes(text)
     return folder

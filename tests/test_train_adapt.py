@@ -25,7 +25,7 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.compress.train.text import Row, batch_of
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.learn.loop import Pace, Run
+from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.build import load_model
 from quire.quant.codebook import NF4_NUMBERS
 from test_learn import Plan
@@ -91,7 +91,7 @@ def test_it_begins_as_the_model_and_learns_its_rows(tmp_path: Path) -> None:
     with torch.no_grad():
         assert relative_error(logits_of(net, ROWS[0].tokens), logits(oracle, ROWS[0].tokens)) < 1e-5
     learner = NetLearner(net, lora.parameters, OfText(), ROWS[:2], 2, 0)
-    run = Run(learner, Pace(60, 0.02), Plan(60), tmp_path / "state.safetensors")
+    run = TrainingRun(learner, LearningSchedule(60, 0.02), Plan(60), tmp_path / "state.safetensors")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 4, "two rows are learned by heart"
 

@@ -23,7 +23,7 @@ from quire.compress.train.seen import SeenNet
 from quire.compress.train.student import fewer_layers, from_scratch, spread_layers
 from quire.compress.train.text import Row, batch_of
 from quire.core.errors import ConfigError
-from quire.learn.loop import Pace, Run
+from quire.learn.loop import LearningSchedule, TrainingRun
 from test_learn import Plan
 from test_model import TOLERANCE, prompt
 from test_train_adapt import logits_of
@@ -153,7 +153,9 @@ def test_hidden_states_are_learned_through_a_matrix(tmp_path: Path) -> None:
     assert relative_error(said[:19], states[2][0, :19]) < 1e-5
     objective = OfTeacher(NetTeacher(teacher, (1, 3)), share=1.0, hidden=hidden, hidden_weight=1.0)
     leaves = tuned(student, ()) | hidden.parameters
-    run = Run(NetLearner(student, leaves, objective, ROWS, 3, 0), Pace(30, 0.01), Plan(30), tmp_path / "state")
+    run = TrainingRun(
+        NetLearner(student, leaves, objective, ROWS, 3, 0), LearningSchedule(30, 0.01), Plan(30), tmp_path / "state"
+    )
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
     same = Hidden(teacher, teacher, 0)
@@ -196,7 +198,7 @@ def test_a_student_from_scratch_learns_of_its_teacher(family: str, tmp_path: Pat
     assert before == pytest.approx(math.log(99), rel=0.05), "it knows nothing"
     objective = OfTeacher(NetTeacher(teacher))
     learner = NetLearner(student, tuned(student, ()), objective, ROWS, 3, 0)
-    run = Run(learner, Pace(30, 0.01), Plan(30), tmp_path / "state")
+    run = TrainingRun(learner, LearningSchedule(30, 0.01), Plan(30), tmp_path / "state")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
     with pytest.raises(ConfigError, match=r"--student n_layer: config\.json of t has no such field"):

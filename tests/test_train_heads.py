@@ -20,7 +20,7 @@ from quire.core.errors import ConfigError
 from quire.model.net.tapped import Taps
 from quire.speculate.train import methods
 from quire.speculate.train.eagle3 import Eagle3Layer
-from quire.speculate.train.loop import Plan, Run
+from quire.speculate.train.loop import HeadTraining, HeadTrainingRun
 from quire.speculate.train.medusa import MedusaHeads
 from quire.speculate.train.target import Target
 from test_heads import hidden_states, layer_by_hand, relative, rms
@@ -66,11 +66,11 @@ def test_a_command_trains_and_measures(method: str, text: Path, tmp_path: Path) 
     )
 
 
-def run_of(out: Path, steps: int = 6) -> Run:
+def run_of(out: Path, steps: int = 6) -> HeadTrainingRun:
     torch.manual_seed(0)
     target = Target(flat_config(device="cpu"), 32, lambda spec: MedusaHeads.taps)
     rows = [list(range(5 + 32 * i, 37 + 32 * i)) for i in range(3)]
-    return Run(Plan("medusa", 2, steps, 2, 32, 1e-3, 0), MedusaHeads(target, 2), target, rows, out)
+    return HeadTrainingRun(HeadTraining("medusa", 2, steps, 2, 32, 1e-3, 0), MedusaHeads(target, 2), target, rows, out)
 
 
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_eagle3_learns_what_its_drafts_are(tmp_path: Path) -> None:
     tokens = [9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17]
     heads = made.heads(target, 4, [tokens])
     assert isinstance(heads, Eagle3Layer)
-    run = Run(Plan("eagle3", 4, 1, 1, 32, 1e-3, 0), heads, target, [tokens], tmp_path)
+    run = HeadTrainingRun(HeadTraining("eagle3", 4, 1, 1, 32, 1e-3, 0), heads, target, [tokens], tmp_path)
     run.write(torch.float32)
     with torch.no_grad():
         loss = float(heads.loss(*target.read(tokens), torch.tensor(tokens)))

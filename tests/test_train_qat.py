@@ -21,7 +21,7 @@ from quire.compress.write import write_folder
 from quire.core.config import flat_config
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
-from quire.learn.loop import Pace, Run
+from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.build import load_model
 from quire.quant.registry import QUANTIZERS
 from test_learn import Plan
@@ -56,7 +56,12 @@ def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, 
     write(tmp_path / "m", family, dtype=torch.bfloat16, tie_word_embeddings=False)
     net = net_of(tmp_path / "m", scheme, torch.bfloat16)
     parameters = tuned(net, ())
-    run = Run(NetLearner(net, parameters, OfText(), ROWS, 2, 0), Pace(2, 1e-3), Plan(2), tmp_path / "s.safetensors")
+    run = TrainingRun(
+        NetLearner(net, parameters, OfText(), ROWS, 2, 0),
+        LearningSchedule(2, 1e-3),
+        Plan(2),
+        tmp_path / "s.safetensors",
+    )
     run.go(lambda step, loss: None)
     write_folder(tmp_path / "out", net.tensors, net.config, net.folder, torch.bfloat16)
     plain = SeenNet.of(str(tmp_path / "out"))
@@ -105,7 +110,9 @@ def test_gradients_pass_straight_through(tmp_path: Path) -> None:
 def test_it_learns_under_rounding(tmp_path: Path) -> None:
     write(tmp_path, "llama", tie_word_embeddings=False)
     net = net_of(tmp_path, "int4", torch.bfloat16, "int8")
-    run = Run(NetLearner(net, tuned(net, ()), OfText(), ROWS[:2], 2, 0), Pace(30, 0.01), Plan(30), tmp_path / "s")
+    run = TrainingRun(
+        NetLearner(net, tuned(net, ()), OfText(), ROWS[:2], 2, 0), LearningSchedule(30, 0.01), Plan(30), tmp_path / "s"
+    )
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
 
@@ -132,7 +139,9 @@ def test_what_was_pruned_stays_zero(family: str, tmp_path: Path) -> None:
     masks, leaves = Masks(net), tuned(net, ())
     assert set(masks.masks) == set(pruned)
     net.seen.values.append(masks.value)
-    run = Run(NetLearner(net, leaves, OfText(), ROWS, 2, 0), Pace(6, 0.01), Plan(6), tmp_path / "s.safetensors")
+    run = TrainingRun(
+        NetLearner(net, leaves, OfText(), ROWS, 2, 0), LearningSchedule(6, 0.01), Plan(6), tmp_path / "s.safetensors"
+    )
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0]
     for name in pruned:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from quire.core.errors import EngineFailure
-from quire.engine.life.supervised import Patience
+from quire.engine.life.supervised import RestartPolicy
 from quire.engine.life.trial import TRIED
 from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
 from quire.engine.stats import Stats
@@ -63,7 +63,7 @@ def test_a_hang_is_longer_than_any_step_may_be(
 
 
 def test_what_is_paused_costs_no_step_and_is_not_to_blame() -> None:
-    edge = Edge(patience=Patience(hang=0.2))
+    edge = Edge(patience=RestartPolicy(hang=0.2))
     edge.submit(request("a", 20), request("b", 20, n=2))
     edge.poll(3)
     assert edge.client.pause("a") and not edge.client.pause("nobody")

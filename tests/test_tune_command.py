@@ -13,7 +13,7 @@ from quire.cli.flags import to_engine
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 from quire.tune import measure, session
 from quire.tune.report import MARK
 from quire.tune.space import allowed_axes, check_cores, check_quality, make_space, read_space, usual_axes, varied
@@ -71,7 +71,7 @@ def test_an_interrupt_leaves_the_best_so_far(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    once, calls = measure.Runs.run, list[int]()
+    once, calls = measure.CandidateRunner.run, list[int]()
 
     def interrupted(*args: Any) -> dict[str, float]:
         calls.append(args[2])
@@ -79,7 +79,7 @@ def test_an_interrupt_leaves_the_best_so_far(
             raise KeyboardInterrupt
         return once(*args)
 
-    monkeypatch.setattr(measure.Runs, "run", interrupted)
+    monkeypatch.setattr(measure.CandidateRunner, "run", interrupted)
     code, out, err = run("tune", *tiny, "--load", LOAD, *VARY)
     assert code == 130 and "not to the end: interrupted; run again" in out and "Traceback" not in out + err
     assert "The search did not end" in (tmp_path / "tuned.toml").read_text()
@@ -143,10 +143,10 @@ def test_what_cannot_be_is_refused(
 
 
 def test_the_usual_space_follows_load_and_machine() -> None:
-    axes = usual_axes(flat_config(), Load(batch=16, input=100, output=10), Slo(), False, False)
+    axes = usual_axes(flat_config(), PlannedLoad(batch=16, input=100, output=10), Slo(), False, False)
     assert axes["max_num_seqs"] == (4, 8, 16) and axes["max_num_batched_tokens"] == (128, 256, 512, 1024, 2048)
     assert not {"enable_prefix_caching", "target_itl_ms", "bf16_bits", "speculative_config"} & set(axes)
-    more = usual_axes(flat_config(), Load(rate=2.0, input=100, output=10, shared=50), Slo(itl=10.0), True, True)
+    more = usual_axes(flat_config(), PlannedLoad(rate=2.0, input=100, output=10, shared=50), Slo(itl=10.0), True, True)
     assert {"enable_prefix_caching", "target_itl_ms", "bf16_bits", "speculative_config"} <= set(more)
     assert more["max_num_seqs"][-1] == 256 and more["target_itl_ms"] == (0.0, 8.0)
 

@@ -10,9 +10,9 @@ import pytest
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.plan.load import Slo
-from quire.tune.learned import FLOOR, START, Learned, Seen
+from quire.tune.learned import FLOOR, START, Learned, Observation
 from quire.tune.objective import Objective
-from quire.tune.search import Limits, Search, Trial
+from quire.tune.search import CandidateTrial, Search, SearchBudget
 from quire.tune.space import Candidate, Space, make_space
 
 THROUGHPUT = Objective("throughput", Slo())
@@ -79,7 +79,7 @@ def test_the_best_is_found_with_a_fraction_of_the_runs(noise: float, planner: fl
 
 def test_an_order_is_the_same_for_a_seed() -> None:
     one, other, third = Machine(0.02), Machine(0.02), Machine(0.02)
-    search(one).run(), search(other).run(), search(third, limits=Limits(seed=1)).run()
+    search(one).run(), search(other).run(), search(third, limits=SearchBudget(seed=1)).run()
     assert one.calls == other.calls and one.calls != third.calls
 
 
@@ -92,7 +92,7 @@ def test_what_was_measured_is_not_measured_again() -> None:
     machine = Machine(0.02)
     kept: dict[Candidate, list[dict[str, float]]] = {}
 
-    def tell(trial: Trial) -> None:
+    def tell(trial: CandidateTrial) -> None:
         kept[trial.candidate] = list(trial.samples)
         if sum(map(len, kept.values())) == 9:
             raise KeyboardInterrupt
@@ -108,10 +108,10 @@ def test_what_was_measured_is_not_measured_again() -> None:
 
 
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
-    outcome = search(Machine(), limits=Limits(budget=1e-9)).run()
+    outcome = search(Machine(), limits=SearchBudget(budget=1e-9)).run()
     assert "budget" in outcome.stopped and outcome.best is None and not outcome.meets
-    assert search(Machine(), limits=Limits(budget=60)).run().stopped == ""
-    calibrated = search(Machine(), limits=Limits(budget=60, spent=61)).run()
+    assert search(Machine(), limits=SearchBudget(budget=60)).run().stopped == ""
+    calibrated = search(Machine(), limits=SearchBudget(budget=60, spent=61)).run()
     assert "budget" in calibrated.stopped, "what was calibrated before is of the budget"
 
 
@@ -147,7 +147,7 @@ def test_predictions_learn_a_factor_and_effects_of_values() -> None:
     learned = Learned(made, THROUGHPUT, reference)
     assert learned.margin == START
     near = [c for c in made.candidates if sum(a != b for a, b in zip(c.values, reference.values, strict=True)) < 2]
-    learned.fit([Seen(c, machine.guess(c), machine.true(c)) for c in near])
+    learned.fit([Observation(c, machine.guess(c), machine.true(c)) for c in near])
     name = "output_tokens_per_s"
     for candidate in made.candidates:
         found, exact = learned(candidate, machine.guess(candidate))[name], machine.true(candidate)[name]

@@ -18,12 +18,12 @@ from oracle import BACKENDS
 from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.life.channel import LocalChannel
 from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.engine.loop.planning import picture_bytes
 from quire.engine.requests import with_grammar
@@ -64,7 +64,7 @@ def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
     return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
 
 
-def inputs_of(family: str, pictures: tuple[Picture, ...]) -> dict[str, Tensor]:
+def inputs_of(family: str, pictures: tuple[PromptImage, ...]) -> dict[str, Tensor]:
     """What transformers' model takes of pictures."""
     pixels = [normalized(family, picture) for picture in pictures]
     if family in QWEN:
@@ -205,7 +205,7 @@ def test_an_engine_that_is_killed_is_gone_on_from(made: Made) -> None:
         want = run(engine, requests)
     tokens: dict[str, list[int]] = {each.id: [] for each in requests}
     ends: set[str] = set()
-    with closing(SupervisedEngine(start, Patience(), config.scheduler)) as client:
+    with closing(SupervisedEngine(start, RestartPolicy(), config.scheduler)) as client:
         for each in requests:
             client.submit(each)
         for _ in turns(lambda: len(ends) < len(requests)):

@@ -29,7 +29,7 @@ from quire.model.load.adapter_files import read_adapter
 from quire.model.load.roles import DISK_ROLES, Share
 from quire.model.vision.reading import HALF, Pixels, read_pixels
 from quire.ops.choice import choose
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.topology import Topology
 from quire.plan.weights import weight_parts
 from vision_models import FAMILIES, write_files
@@ -177,7 +177,7 @@ def test_one_of_several_ranks_has_the_tower(made: Callable[[str], Made]) -> None
     config = flat_config(model=str(made("gemma3").folder), device=BACKENDS[-1], tensor_parallel_size=2)
     found, choice = describe(config.model.model), choose(config.device)
     for rank in range(2):
-        model = load_model(config, backend(BACKENDS[-1]), place=Place(Topology(tensor=2), rank))
+        model = load_model(config, backend(BACKENDS[-1]), place=RankPlace(Topology(tensor=2), rank))
         planned = {part.role: part for part in weight_parts(config, found, choice, Share(rank, 2))}
         assert [model.vision is None, "vision" not in model.report, "vision" not in planned] == [rank > 0] * 3
         assert planned["embed"].nbytes == model.report["head"][1]

@@ -13,7 +13,7 @@ from fake_runner import FakeEngine, request
 from quire.core.errors import BadRequest
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
-from quire.sched.shares import Portions
+from quire.sched.shares import MicroBatches
 from test_scheduler import assert_golden
 from turns import turns, working
 
@@ -218,7 +218,7 @@ def test_to_ask_whether_to_plan_ahead_changes_nothing(stages: int, policy: str) 
     rng, yes = random.Random(stages), 0
     for blocks in (12, 40):
         engine = FakeEngine(blocks, 4, 48, scheduling_policy=policy, max_num_batched_tokens=9, max_num_seqs=3)
-        engine.scheduler._portions = Portions(stages, 2)
+        engine.scheduler._portions = MicroBatches(stages, 2)
         for i in range(14):
             asked = request(f"r{i}", [i % 2, *range(rng.randrange(1, 16))], rng.randint(3, 20), n=1 + i % 3,
                             priority=rng.randrange(3))  # fmt: skip

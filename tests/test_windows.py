@@ -18,7 +18,7 @@ from quire.core.config import flat_config
 from quire.core.dtypes import BF16
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.model.mixers.mixer import LayerKept
+from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
 from quire.run.budget import shape_kv
@@ -55,7 +55,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return str(path)
 
 
-def whole(parts: dict[int, LayerKept], length: int) -> LayerGroups:
+def whole(parts: dict[int, LayerCacheSpec], length: int) -> LayerGroups:
     """All layers in one group that frees nothing."""
     return LayerGroups((0,), (tuple(parts),))
 
@@ -63,7 +63,7 @@ def whole(parts: dict[int, LayerKept], length: int) -> LayerGroups:
 def cut(windows: dict[int, int], length: int) -> LayerGroups:
     """Groups of layers that see `windows` and keep them alike."""
     layout = KVLayout(16, 1, 16, BF16)
-    return group_layers({layer: LayerKept((layout,), window) for layer, window in windows.items()}, length)
+    return group_layers({layer: LayerCacheSpec((layout,), window) for layer, window in windows.items()}, length)
 
 
 @native
@@ -169,7 +169,7 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
     windows = {i: 0 if i % 6 == 5 else window for i in range(layers)}
     assert sum(w == 0 for w in windows.values()) == full
     layout = KVLayout(16, kv_heads, head_dim, BF16)
-    kv = shape_kv(flat_config(), {i: LayerKept((layout,), window) for i, window in windows.items()}, 32768)
+    kv = shape_kv(flat_config(), {i: LayerCacheSpec((layout,), window) for i, window in windows.items()}, 32768)
     before = 32768 * layers * 2 * kv_heads * head_dim * 2
     print(
         f"gemma-3-{size}, 32,768 tokens: {kv.bytes_held(32768) / 2**20:,.0f} MiB, {before / 2**20:,.0f} if all is kept"
@@ -177,11 +177,11 @@ def test_memory_of_a_long_context(size: str, share: float) -> None:
     assert kv.bytes_held(32768) < share * before
 
 
-def gemma3(size: str, first: int = 0) -> dict[int, LayerKept]:
+def gemma3(size: str, first: int = 0) -> dict[int, LayerCacheSpec]:
     """What the layers of a published size keep, by numbers from `first` on."""
     layers, _, kv_heads, head_dim, window = GEMMA3[size]
     layout = KVLayout(16, kv_heads, head_dim, BF16)
-    return {first + i: LayerKept((layout,), 0 if i % 6 == 5 else window) for i in range(layers)}
+    return {first + i: LayerCacheSpec((layout,), 0 if i % 6 == 5 else window) for i in range(layers)}
 
 
 @pytest.mark.parametrize("size", ["4b", "12b", "27b"])
@@ -191,7 +191,7 @@ def test_a_draft_model_of_another_layout_leaves_the_windows_alone(size: str, dra
     alone, first = shape_kv(flat_config(), parts, 32768).bytes_held(32768), len(parts)
     its = gemma3("1b", first)
     if drafts == "llama-3.2-1b":
-        its = dict.fromkeys(range(first, first + 16), LayerKept((KVLayout(16, 8, 64, BF16),)))
+        its = dict.fromkeys(range(first, first + 16), LayerCacheSpec((KVLayout(16, 8, 64, BF16),)))
     both = shape_kv(flat_config(), parts | its, 32768)
     least = sum(part.bytes_per_token * min(32768, part.window or 32768) for part in its.values())
     print(

@@ -16,9 +16,9 @@ import pytest
 
 from quire.core.errors import ConfigError, EngineFailure
 from quire.parallel import wire
-from quire.parallel.digest import HeardDigests, SaidDigests, digest
+from quire.parallel.digest import ReceivedDigests, SentDigests, digest
 from quire.parallel.mail import Hub, Spoke
-from quire.parallel.wire import HEAD, HELLO, TAG, Dropped, Peer, call, greet, listen, read_secret
+from quire.parallel.wire import HEAD, HELLO, TAG, ConnectionDropped, Peer, call, greet, listen, read_secret
 
 SECRET = b"s" * 32
 KEY = b"k" * 32
@@ -50,10 +50,10 @@ def recorded(first: Peer, raw: socket.socket, payload: bytes) -> bytes:
 
 def dropped(peer: Peer) -> str:
     """Why a peer is dropped; it stays so."""
-    with pytest.raises(Dropped) as error:
+    with pytest.raises(ConnectionDropped) as error:
         while True:
             assert peer.receive(5) is not None
-    with pytest.raises(Dropped):
+    with pytest.raises(ConnectionDropped):
         peer.send(b"x")
     assert "\n" not in error.value.message and peer.reason == error.value.message
     return error.value.message
@@ -78,9 +78,9 @@ def test_another_secret_is_dropped_by_both_sides() -> None:
     listener = listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, *listener.getsockname(), b"t" * 32, 10)
-        with pytest.raises(Dropped, match=r"127\.0\.0\.1:\d+ has another secret"):
+        with pytest.raises(ConnectionDropped, match=r"127\.0\.0\.1:\d+ has another secret"):
             greet(listener.accept()[0], SECRET, called=True)
-        with pytest.raises(Dropped):
+        with pytest.raises(ConnectionDropped):
             calling.result()
     listener.close()
 
@@ -99,7 +99,7 @@ def test_strangers_are_dropped(sent: bytes, why: str) -> None:
     a, b = socket.socketpair()
     a.sendall(sent)
     a.shutdown(socket.SHUT_WR)
-    with pytest.raises(Dropped, match=why):
+    with pytest.raises(ConnectionDropped, match=why):
         greet(b, SECRET, called=True)
     a.close()
 
@@ -113,7 +113,7 @@ def test_who_sends_back_what_it_hears_is_dropped() -> None:
                 a.sendall(data)
 
     threading.Thread(target=mirror, daemon=True).start()
-    with pytest.raises(Dropped, match="another secret"):
+    with pytest.raises(ConnectionDropped, match="another secret"):
         greet(b, SECRET, called=True)
     a.close()
 
@@ -121,7 +121,7 @@ def test_who_sends_back_what_it_hears_is_dropped() -> None:
 def test_a_silent_caller_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "GREETING_S", 0.1)
     a, b = socket.socketpair()
-    with pytest.raises(Dropped, match="did not greet in time"):
+    with pytest.raises(ConnectionDropped, match="did not greet in time"):
         greet(b, SECRET, called=True)
     a.close()
 
@@ -175,7 +175,7 @@ def test_truncated_and_oversized_frames(monkeypatch: pytest.MonkeyPatch) -> None
         raw.sendall(HEAD.pack(5, 1))
         assert "left a frame unfinished" in dropped(second)
     with pair() as (first, second, _):
-        with pytest.raises(Dropped, match="did not take a frame in time"):
+        with pytest.raises(ConnectionDropped, match="did not take a frame in time"):
             for _ in range(1000):
                 first.send(bytes(1 << 16))
         assert second.receive(1) is not None
@@ -201,7 +201,7 @@ def test_garbage(count: int) -> None:
             raw.shutdown(socket.SHUT_WR)
             if data.startswith(good):  # by chance: that is no garbage yet
                 assert second.receive(5) == good[HEAD.size : -TAG]
-            with pytest.raises(Dropped) as error:
+            with pytest.raises(ConnectionDropped) as error:
                 assert second.receive(5) is None
             assert "\n" not in error.value.message
 
@@ -256,10 +256,10 @@ def test_ranks_join_and_say_what_they_have_to() -> None:
     first.say(b"one")
     assert hub.listen(1, 5000) == b"one" and hub.listen(2, 5000) == b"two" and hub.listen(1) is None
     second.leave()
-    with pytest.raises(Dropped, match="ended the connection"):
+    with pytest.raises(ConnectionDropped, match="ended the connection"):
         hub.listen(2, 5000)
     hub.leave()
-    with pytest.raises(Dropped, match="ended the connection"):
+    with pytest.raises(ConnectionDropped, match="ended the connection"):
         first.hear(5000)
     first.leave()
 
@@ -274,13 +274,13 @@ def test_who_is_missing_is_said() -> None:
         for each in calls:
             each.result().leave()
     listener.close()
-    with pytest.raises(Dropped, match=f"{host}:{port}"):
+    with pytest.raises(ConnectionDropped, match=f"{host}:{port}"):
         Spoke(host, port, SECRET, 1, 2, 0.2)
 
 
 def test_ranks_that_differ_are_named() -> None:
     hub, spokes = joined(3)
-    said, heard = [SaidDigests(spoke) for spoke in spokes], HeardDigests(hub, patience_ms=200)
+    said, heard = [SentDigests(spoke) for spoke in spokes], ReceivedDigests(hub, patience_ms=200)
     for step in range(1, 4):
         for rank in (heard, *said):
             rank.step((step, 2), b"arrays" * step)

@@ -13,7 +13,7 @@ from transformers.image_processing_utils import select_best_resolution
 
 from oracle import backend
 from quire.core.config import flat_config
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.model.build import Model, load_model
 from quire.ops.arrays import to_torch
 from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
@@ -51,13 +51,13 @@ CASES += [(name, any_size(name, size), size) for name in ("llava_next", "llava_o
 CASES += [("llava_onevision", (1, TILE, TILE), (50, 60))]
 
 
-def picture(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed: int = 0) -> Picture:
+def picture(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed: int = 0) -> PromptImage:
     """Noise of tiles of `shape`, whose features are `rows` in one run."""
     pixels = torch.randint(0, 256, (*shape, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    return Picture(key=b"k" * 16, pixels=pixels.numpy().tobytes(), shape=shape, runs=((5, rows),), size=size)
+    return PromptImage(key=b"k" * 16, pixels=pixels.numpy().tobytes(), shape=shape, runs=((5, rows),), size=size)
 
 
-def normalized(name: str, made: Picture) -> Tensor:
+def normalized(name: str, made: PromptImage) -> Tensor:
     """What the processor would give: [tiles, 3, height, width] f32."""
     told = PREPROCESSORS[name]
     values = torch.from_numpy(made.image.copy()).float() / 255
@@ -73,7 +73,7 @@ def patches(pixels: Tensor, size: int = 8, merge: int = 2) -> tuple[Tensor, Tens
 
 
 @torch.no_grad()
-def features(name: str, model: PreTrainedModel, made: Picture) -> Tensor:
+def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
     """transformers' features [rows, width] of a picture; further ones stand beside them."""
     pixels, whole, height = normalized(name, made), model.model, made.shape[1:]
     if name in QWEN:
@@ -104,13 +104,13 @@ class Made:
     def load(self, device: str, **options: Any) -> Model:
         return load_model(flat_config(model=str(self.folder), **options), backend(device))
 
-    def want(self, shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[Picture, Tensor]:
+    def want(self, shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[PromptImage, Tensor]:
         """A picture and transformers' features of it."""
         want = features(self.name, self.oracle, picture(shape, size, 1))
         return picture(shape, size, len(want)), want
 
 
-def see(model: Model, shown: Picture) -> Tensor:
+def see(model: Model, shown: PromptImage) -> Tensor:
     """The tower's features, as torch has them."""
     assert model.vision is not None
     return to_torch(model.vision.tower.ops.host(model.vision(shown)))

@@ -12,7 +12,7 @@ from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
 from quire.ops.experts import padded_rows
-from quire.ops.latents import Heads, LatentLayout
+from quire.ops.latents import LatentHeads, LatentLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -46,7 +46,7 @@ def latent_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
                 "table": rope_table(500, r // 2),
                 "slots": torch.randperm(blocks * size, generator=g)[:t],
                 "cache": allocate(layout, blocks),
-                "heads": Heads(heads, normal(g, rank)),
+                "heads": LatentHeads(heads, normal(g, rank)),
             }
 
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from op_cases.registry import cases
 from op_cases.weights import normal, random_weight
-from quire.ops.experts import ACTIVATIONS, Between, Choices, Grouped, Routing, padded_rows
+from quire.ops.experts import ACTIVATIONS, Choices, ExpertActivation, Grouped, Routing, padded_rows
 from quire.ops.op import Case
 from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import plain_packed
@@ -101,7 +101,9 @@ def expert_mlp_cases(g: Generator) -> Iterator[Case]:
                 "x": normal(g, t, hidden),
                 "gate_up": plain_grouped(g, first, experts, 2 * f, hidden, group, biased),
                 "down": plain_grouped(g, last, experts, hidden, f, group, biased),
-                "between": Between(list(ACTIVATIONS)[(i + t) % len(ACTIVATIONS)], (1.702, 7.0) if biased else None),
+                "between": ExpertActivation(
+                    list(ACTIVATIONS)[(i + t) % len(ACTIVATIONS)], (1.702, 7.0) if biased else None
+                ),
                 "choices": random_choices(g, t, top_k, experts),
             }
 

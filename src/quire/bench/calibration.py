@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from quire.core.config import DeviceConfig, EngineConfig
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose
-from quire.plan.devices import Device
+from quire.plan.devices import GpuSheet
 from quire.plan.memory import choice_of, facts_of, kv_format, rank_needs
 from quire.plan.predict import Machine
 from quire.plan.rates import Calibration, machine_key, recall
@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 
 def machine_of(
-    config: EngineConfig, device: Device | None, fresh: bool = False, beside: tuple[str, ...] = ()
+    config: EngineConfig, device: GpuSheet | None, fresh: bool = False, beside: tuple[str, ...] = ()
 ) -> Machine:
     """Where `config` is to run: a named GPU, or this machine, calibrated for what the config needs, and for the formats
     `beside`, which advice compares.

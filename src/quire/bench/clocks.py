@@ -78,7 +78,7 @@ def parts(record: Record, moments: Moments, offset: float) -> dict[str, float] |
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedClocks:
     """Requests whose clocks were joined: record -> its parts, in seconds; and what was found of the clocks."""
 
     found: list[tuple[Record, dict[str, float]]]
@@ -107,7 +107,7 @@ class Joined:
         }
 
 
-def join(records: Sequence[Record]) -> Joined | None:
+def join(records: Sequence[Record]) -> JoinedClocks | None:
     """Those that were answered with an account; None where no request was."""
     told = sorted((r for r in records if r.ok and r.moments is not None), key=lambda r: r.sent)
     if not told:
@@ -122,4 +122,4 @@ def join(records: Sequence[Record]) -> Joined | None:
     if not found:
         return None
     surest = min(chosen, key=lambda each: each.trip)
-    return Joined(found, surest.offset, surest.trip, chosen[-1].offset - chosen[0].offset)
+    return JoinedClocks(found, surest.offset, surest.trip, chosen[-1].offset - chosen[0].offset)

@@ -29,7 +29,7 @@ Take = Callable[[bytes, float], None]
 """Called with bytes, and the seconds of `time.perf_counter` at which they were read."""
 
 
-class Patience(NamedTuple):
+class ClientTimeouts(NamedTuple):
     """Seconds that a client waits: for a connection, for the first byte of an answer, from each to the next, and for
     all of it."""
 
@@ -39,12 +39,12 @@ class Patience(NamedTuple):
     whole: float = 3600.0
 
     @classmethod
-    def of(cls, seconds: float) -> Patience:
+    def of(cls, seconds: float) -> ClientTimeouts:
         """Where nothing may take longer than `seconds` but a whole answer, which may take six times as long."""
         return cls(min(CONNECT_SECONDS, seconds), seconds, seconds, 6 * seconds)
 
 
-PATIENT = Patience()
+PATIENT = ClientTimeouts()
 
 
 class HttpFailure(QuireError):
@@ -58,7 +58,7 @@ class _Stale(Exception):
 class _Connection(asyncio.Protocol):
     """One connection: an answer at a time. `clean`: it can take another request."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: ClientTimeouts) -> None:
         self._patience = patience
         self._watch: asyncio.TimerHandle | None = None
         self._sent = 0.0
@@ -205,7 +205,7 @@ class Events:
 class Client:
     """Requests to one server, `base_url` being like http://127.0.0.1:8000."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, patience: Patience = PATIENT) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None, patience: ClientTimeouts = PATIENT) -> None:
         self._patience = patience
         try:
             parts = urlsplit(base_url)

@@ -25,7 +25,7 @@ from quire.core.config import SECTIONS
 from quire.core.request import FinishReason, Output, Request
 from quire.engine.client import EngineInfo
 from quire.engine.local import LocalEngine
-from quire.engine.record.recording import Asked, Changed, Ended, Run
+from quire.engine.record.recording import AdapterLine, EndLine, RecordedRun, RequestLine
 
 FACTS = ("model", "backend", "isa", "dtype", "quantization", "kv_cache_dtype", "vocab_size")
 """Of an engine, on which its bits depend."""
@@ -46,7 +46,7 @@ class Difference:
 
 
 @dataclass
-class Outcome:
+class ReplayResult:
     """What came of a replay. `unfinished`: requests whose end was not recorded; `skipped`: those that left at once;
     `pictured`: those with pictures, whose pixels are not recorded, so that they cannot run."""
 
@@ -79,7 +79,7 @@ class Outcome:
         }
 
 
-def options_of(run: Run) -> dict[str, Any]:
+def options_of(run: RecordedRun) -> dict[str, Any]:
     """What the recorded engine was told, by flat names, and the limits that it had found for itself."""
     flat: dict[str, Any] = {}
     for name, section in SECTIONS.items():
@@ -90,7 +90,7 @@ def options_of(run: Run) -> dict[str, Any]:
     return flat | {"max_model_len": info.max_model_len, "num_blocks": info.num_blocks}
 
 
-def doubts(run: Run, info: EngineInfo) -> list[str]:
+def doubts(run: RecordedRun, info: EngineInfo) -> list[str]:
     """What differs between the recorded engine and this one, and may change bits."""
     found = [
         f"{name} was {getattr(run.began.info, name)}, here it is {getattr(info, name)}"
@@ -105,18 +105,18 @@ def doubts(run: Run, info: EngineInfo) -> list[str]:
 class Replay:
     """`run` on `engine`; `speed`: times as fast as requests arrived, inf = all at once."""
 
-    def __init__(self, run: Run, engine: LocalEngine, speed: float) -> None:
+    def __init__(self, run: RecordedRun, engine: LocalEngine, speed: float) -> None:
         self._run, self._engine, self._speed = run, engine, speed
-        events: list[Asked | Changed] = [*run.asked, *run.changes]
-        self._events = deque(sorted(events, key=lambda each: (each.at, isinstance(each, Asked))))
+        events: list[RequestLine | AdapterLine] = [*run.asked, *run.changes]
+        self._events = deque(sorted(events, key=lambda each: (each.at, isinstance(each, RequestLine))))
         self._live: dict[Key, list[int]] = {}
         self._requests: dict[str, Request] = {}
         self._records: dict[str, Record] = {}
         self._limits: dict[Key, int] = {}
         self._start = 0.0
-        self.outcome = Outcome()
+        self.outcome = ReplayResult()
 
-    def go(self) -> Outcome:
+    def go(self) -> ReplayResult:
         """Submit what is due, step, until all has ended."""
         for name, folder in self._run.began.adapters.items():
             self._engine.change_adapter(name, folder)
@@ -142,7 +142,7 @@ class Replay:
             now = time.perf_counter()
             if due > now:
                 return due - now
-            if isinstance(event, Asked):
+            if isinstance(event, RequestLine):
                 self._submit(event, due)
             elif any(self._requests[key[0]].adapter == event.name for key in self._live):
                 return 0.0
@@ -151,7 +151,7 @@ class Replay:
             self._events.popleft()
         return 0.0
 
-    def _submit(self, asked: Asked, due: float) -> None:
+    def _submit(self, asked: RequestLine, due: float) -> None:
         ends = [self._run.ends.get((asked.request.id, i)) for i in range(asked.request.params.n)]
         if all(end is not None and end.reason == "abort" and not end.count for end in ends):
             self.outcome.skipped += 1
@@ -170,7 +170,7 @@ class Replay:
         self._records[request.id] = Record(due, time.perf_counter(), input_tokens=len(request.prompt))
         self._engine.submit(request)
 
-    def _made_up(self, asked: Asked, ends: list[Ended | None]) -> Request:
+    def _made_up(self, asked: RequestLine, ends: list[EndLine | None]) -> Request:
         """A request of the same lengths, whose tokens its seed makes up."""
         rng, vocab = random.Random(asked.request.seed), self._engine.info.vocab_size
         first = min(FIRST_TOKEN, vocab - 1)

@@ -14,7 +14,7 @@ import msgspec
 from quire.bench.http import Client, HttpFailure
 from quire.bench.loads import ServeLoad
 from quire.bench.records import Moments, Record
-from quire.bench.sessions import Session, Tokens, Turn, Workload
+from quire.bench.sessions import RandomTokens, Session, SessionTurn, Workload
 from quire.core.errors import QuireError
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Sender:
 
     def __init__(self, client: Client, load: ServeLoad, model: str, tells_time: bool) -> None:
         self._client, self._load = client, load
-        self._stand_in = Tokens(load.seed, load.vocab_size)
+        self._stand_in = RandomTokens(load.seed, load.vocab_size)
         self._fields: dict[str, Any] = {
             "model": model,
             "temperature": 0,
@@ -157,7 +157,7 @@ class Sender:
                 answer = self._stand_in.answer(number, at, record.output_tokens)
             said += answer
 
-    async def _send(self, prompt: list[int], turn: Turn, record: Record, name: str, ids: bool) -> list[int]:
+    async def _send(self, prompt: list[int], turn: SessionTurn, record: Record, name: str, ids: bool) -> list[int]:
         """One streamed completion; what goes wrong is noted in the record. The answer's tokens, if `ids` are told."""
         body = {**self._fields, "prompt": prompt, "max_tokens": turn.output_tokens}
         if ids:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from quire.bench.clocks import Joined, join
-from quire.bench.http import Client, HttpFailure, Patience
+from quire.bench.clocks import JoinedClocks, join
+from quire.bench.http import Client, ClientTimeouts, HttpFailure
 from quire.bench.loads import CLOCKS, ServeLoad
 from quire.bench.records import (
     TARGETS,
@@ -30,7 +30,7 @@ from quire.core.errors import ConfigError
 from quire.engine.life.progress import counting_bar
 from quire.figures.machine import now, this_machine
 from quire.figures.metrics import PERCENTILES
-from quire.figures.rows import Engine, Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 ALIASES = {"e2el": "e2e"}
 """vLLM's names of targets."""
@@ -62,9 +62,9 @@ class Server:
     local: bool
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> RowMachine:
         """This one, or one of which no more is known than that it is another."""
-        return this_machine() if self.local else Machine(name="another machine")
+        return this_machine() if self.local else RowMachine(name="another machine")
 
 
 async def look(client: Client, load: ServeLoad) -> Server:
@@ -102,7 +102,7 @@ def _loopback(host: str) -> bool:
 
 
 @dataclass
-class Measured:
+class ServingResult:
     """What came of a load: its records, and the figures that are made of them. `seconds`: first due to last answer."""
 
     load: ServeLoad
@@ -113,7 +113,7 @@ class Measured:
     targets: dict[str, float]
     notes: list[str] = field(default_factory=list)
 
-    def joined(self) -> Joined | None:
+    def joined(self) -> JoinedClocks | None:
         """The requests whose clocks were joined with the server's."""
         return join(self.records)
 
@@ -154,23 +154,23 @@ class Measured:
             found["attainment"] = attainment(self.records, self.targets) / max(1, len(self.records))
         return found
 
-    def row(self, command: str = "", suite: str = "") -> Row:
+    def row(self, command: str = "", suite: str = "") -> FigureRow:
         """As a measured row of the benchmark "serve"; `command` makes it again."""
         load, good = self.load, [r for r in self.records if r.ok]
         rate = 0.0 if math.isinf(load.request_rate) else load.request_rate
         if self.workload.arrivals == "ramp":
             rate = (load.ramp_up_start_rps + load.ramp_up_end_rps) / 2
         targets = " ".join(f"{name}:{limit:g}" for name, limit in self.targets.items())
-        return Row(
+        return FigureRow(
             kind="measured",
             benchmark="serve",
             suite=suite,
             time=now(),
             command=command,
             machine=self.server.machine,
-            engine=Engine(name=self.server.name, version=self.server.version),
-            model=Model(name=self.server.model),
-            load=Load(
+            engine=RowEngine(name=self.server.name, version=self.server.version),
+            model=RowModel(name=self.server.model),
+            load=RowLoad(
                 requests=self.workload.requests,
                 batch=load.max_concurrency,
                 input_len=sum(r.input_tokens for r in good) / max(1, len(good)),
@@ -186,13 +186,13 @@ class Measured:
         )
 
 
-async def measure(load: ServeLoad, on_done: Callable[[], None] = lambda: None, warm: bool = True) -> Measured:
+async def measure(load: ServeLoad, on_done: Callable[[], None] = lambda: None, warm: bool = True) -> ServingResult:
     """Send everything and measure; `on_done` is called after each request. `warm`: with what is sent before.
 
     `Unavailable` when nobody answers, `ConfigError` for a load that cannot be.
     """
     targets, planned = targets_of(load.goodput), None
-    async with Client(load.base_url, load.api_key or None, Patience.of(load.timeout)) as client:
+    async with Client(load.base_url, load.api_key or None, ClientTimeouts.of(load.timeout)) as client:
         planned = workload_of(load)  # refused before the server is asked
         server = await look(client, load)
         if server.longest:
@@ -215,7 +215,7 @@ async def measure(load: ServeLoad, on_done: Callable[[], None] = lambda: None, w
         )
     if server.tells_time and not any(record.moments for record in sender.records):
         notes.append("the server told no times of its own: where time went is not known")
-    return Measured(load, server, planned, sender.records, seconds, targets, notes)
+    return ServingResult(load, server, planned, sender.records, seconds, targets, notes)
 
 
 async def run(load: ServeLoad, on_done: Callable[[], None] = lambda: None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _PREFIX, _OWN, _BLOCK, _ANSWER = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionTurn:
     """`new` makes the tokens that are said after all that was said before; `think`: seconds after the last answer."""
 
     new: Callable[[], list[int]]
@@ -42,7 +42,7 @@ class Session:
     """A conversation. Its first turn is due `due` seconds after the start."""
 
     due: float
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionTurn, ...]
 
     @property
     def tokens(self) -> int:
@@ -67,19 +67,19 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Span:
+class ThinkTime:
     """Seconds, drawn uniformly from [low, high]."""
 
     low: float
     high: float
 
     @classmethod
-    def parse(cls, text: str, what: str) -> Span:
+    def parse(cls, text: str, what: str) -> ThinkTime:
         """From "0.5" or "0.5:2"."""
         return cls(*bounds(text, what, float, 0.0, "0.5:2"))
 
 
-class Tokens:
+class RandomTokens:
     """Random ids of one seed and vocabulary."""
 
     def __init__(self, seed: int, vocab_size: int) -> None:
@@ -132,7 +132,7 @@ def workload_of(load: ServeLoad, longest: int = 0) -> Workload:
 
 def _made_up(load: ServeLoad, arrivals: str, turns: Length, longest: int) -> Workload:
     inputs, outputs = Length.parse(load.input_len, "input-len"), Length.parse(load.output_len, "output-len")
-    think, tokens = Span.parse(load.think_time, "think-time"), Tokens(load.seed, load.vocab_size)
+    think, tokens = ThinkTime.parse(load.think_time, "think-time"), RandomTokens(load.seed, load.vocab_size)
     rng = random.Random(load.seed)
     prefix = tokens.prefix(load.shared_prefix)
     count = load.num_prompts or DEFAULT_REQUESTS
@@ -143,7 +143,7 @@ def _made_up(load: ServeLoad, arrivals: str, turns: Length, longest: int) -> Wor
             length = inputs.draw(rng)
             before = prefix if turn == 0 else []
             found.append(
-                Turn(
+                SessionTurn(
                     partial(_after, before, partial(tokens.own, number, turn, length)),
                     len(before) + length,
                     outputs.draw(rng),
@@ -170,7 +170,7 @@ def _after(before: list[int], own: Callable[[], list[int]]) -> list[int]:
 def _traced(load: ServeLoad, arrivals: str, longest: int) -> Workload:
     path = Path(load.trace)
     trace = read_trace(path, load.trace_layout, load.num_prompts)
-    tokens = Tokens(load.seed, load.vocab_size)
+    tokens = RandomTokens(load.seed, load.vocab_size)
     chosen: list[Traced] = []
     for request in trace.requests:
         read, written = _scaled(request.input_tokens, load), _scaled(request.output_tokens, load)
@@ -189,13 +189,13 @@ def _traced(load: ServeLoad, arrivals: str, longest: int) -> Workload:
         for number, (at, request) in enumerate(zip(due, chosen, strict=True))
     ]
     warmup = [
-        Session(0.0, (Turn(partial(tokens.own, len(sessions) + i, 0, turn.input_tokens), turn.input_tokens, 2),))
+        Session(0.0, (SessionTurn(partial(tokens.own, len(sessions) + i, 0, turn.input_tokens), turn.input_tokens, 2),))
         for i, turn in enumerate(session.turns[0] for session in sessions[: load.warmup])
     ]
     return Workload(sessions, warmup, arrivals, f"{trace.layout}:{path.name}", trace.notes)
 
 
-def _turn(load: ServeLoad, trace: Trace, tokens: Tokens, number: int, request: Traced) -> Turn:
+def _turn(load: ServeLoad, trace: Trace, tokens: RandomTokens, number: int, request: Traced) -> SessionTurn:
     length = _scaled(request.input_tokens, load)
     new: Callable[[], list[int]]
     if request.prompt:
@@ -203,7 +203,7 @@ def _turn(load: ServeLoad, trace: Trace, tokens: Tokens, number: int, request: T
     else:
         block = max(1, round(trace.block_size * load.length_scale))
         new = partial(tokens.blocks, request.blocks, block, number, length)
-    return Turn(new, length, _scaled(request.output_tokens, load))
+    return SessionTurn(new, length, _scaled(request.output_tokens, load))
 
 
 def _scaled(length: int, load: ServeLoad) -> int:

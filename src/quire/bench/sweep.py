@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from quire.bench.loads import SWEEPS, ServeLoad
 from quire.bench.records import attainment
-from quire.bench.serving import Measured, measure
+from quire.bench.serving import ServingResult, measure
 from quire.core.errors import ConfigError
 
 FOLLOWS = 0.95
@@ -30,15 +30,15 @@ MOST_POINTS = 24
 OVER = 1 << 14
 """Requests per second, or at a time, beyond which one client tells little."""
 
-Measure = Callable[[ServeLoad, bool], Awaitable[Measured]]
+Measure = Callable[[ServeLoad, bool], Awaitable[ServingResult]]
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One load of a sweep: `at` requests per second, or at a time. `why`: it was not held; "" where it was."""
 
     at: float
-    measured: Measured
+    measured: ServingResult
     offered: float
     answered: float
     why: str
@@ -57,8 +57,8 @@ class Sweep:
     """
 
     kind: str
-    points: list[Point]
-    knee: Point | None
+    points: list[SweepPoint]
+    knee: SweepPoint | None
     bounded: bool
 
     def results(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Sweep:
         return shown.measured.results() | {"sweep": lines, "knee": {self.kind: knee, "bounded": self.bounded}}
 
 
-def _of(measured: Measured) -> dict[str, float | None]:
+def _of(measured: ServingResult) -> dict[str, float | None]:
     found = measured.metrics()
     names = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "e2e_ms_p99", "goodput_per_s")
     return {name: found[name] for name in names if name in found}
@@ -95,7 +95,7 @@ def speed(times: Sequence[float]) -> float:
     return (high - low) / took if took > 0 else math.inf
 
 
-def judged(at: float, measured: Measured, before: Point | None) -> Point:
+def judged(at: float, measured: ServingResult, before: SweepPoint | None) -> SweepPoint:
     """A load beside the one that was last held (None: the first)."""
     load, records = measured.load, measured.records
     answered = speed([r.chunks[-1] for r in records if r.ok])
@@ -113,19 +113,19 @@ def judged(at: float, measured: Measured, before: Point | None) -> Point:
         needed = before.answered * math.sqrt(at / before.at)
         if answered < needed:
             why = f"{answered:.2f} requests/s after {before.answered:.2f} at {before.at:g}"
-    return Point(at, measured, offered, answered, why)
+    return SweepPoint(at, measured, offered, answered, why)
 
 
-async def sweep(load: ServeLoad, on_point: Callable[[Point], None] = lambda _: None) -> Sweep:
+async def sweep(load: ServeLoad, on_point: Callable[[SweepPoint], None] = lambda _: None) -> Sweep:
     """All loads until the knee is found. `ConfigError` for a load that cannot be swept."""
     return await search(load, _measured, on_point)
 
 
-async def _measured(load: ServeLoad, warm: bool) -> Measured:
+async def _measured(load: ServeLoad, warm: bool) -> ServingResult:
     return await measure(load, warm=warm)
 
 
-async def search(load: ServeLoad, one: Measure, on_point: Callable[[Point], None]) -> Sweep:
+async def search(load: ServeLoad, one: Measure, on_point: Callable[[SweepPoint], None]) -> Sweep:
     """The same, where `one` measures a load."""
     check(load)
     return await _Search(load, one, on_point).go()
@@ -148,9 +148,9 @@ def check(load: ServeLoad) -> None:
 class _Search:
     """Doubling from a load that is held, or halving to one, then bisection."""
 
-    def __init__(self, load: ServeLoad, one: Measure, on_point: Callable[[Point], None]) -> None:
+    def __init__(self, load: ServeLoad, one: Measure, on_point: Callable[[SweepPoint], None]) -> None:
         self._load, self._one, self._on_point = load, one, on_point
-        self._points: list[Point] = []
+        self._points: list[SweepPoint] = []
         self._whole = load.sweep == "concurrency"
         self._pace = 0.0  # requests per second, about
 
@@ -201,7 +201,7 @@ class _Search:
         self._least = rate / 64
         return rate / 2
 
-    async def _try(self, at: float, held: Point | None) -> Point:
+    async def _try(self, at: float, held: SweepPoint | None) -> SweepPoint:
         """One load of `sweep_seconds`, about, whose prompts no other load has."""
         pace = at if not self._whole else (self._pace * (at / held.at if held else 1.0) or 1.0)
         count = max(LEAST, math.ceil(pace * self._load.sweep_seconds), int(4 * at) if self._whole else 0)

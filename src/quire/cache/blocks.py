@@ -24,7 +24,7 @@ REMEMBERED = 1 << 15
 """Keys of evicted content that are kept, to explain misses: 6 MB."""
 
 
-class Watcher(Protocol):
+class BlockListener(Protocol):
     """Is told what becomes of published content."""
 
     def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
@@ -47,7 +47,7 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED, watcher: Watcher | None = None
+        self, num_blocks: int, lanes: int = 1, remembered: int = REMEMBERED, watcher: BlockListener | None = None
     ) -> None:
         """`remembered`: keys of evicted content, 0 where no miss is explained; `watcher` is told what becomes of it."""
         self.num_blocks, self.lanes, self._remembered = num_blocks, lanes, remembered

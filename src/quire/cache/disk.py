@@ -15,7 +15,7 @@ import time
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from quire.cache.store_folder import StoreFolder
-from quire.cache.tiers import Counts, Wanted
+from quire.cache.tiers import StoreCounts, StoreKey
 
 log = logging.getLogger(__name__)
 HEADER = Struct("<8sIIQ24s")
@@ -54,9 +54,9 @@ class DiskStore:
         self._thread.start()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """Bytes and blocks are those of the whole folder, as last seen."""
-        return Counts(self._held[1], self._held[0], self._written, self._bad, self._dropped)
+        return StoreCounts(self._held[1], self._held[0], self._written, self._bad, self._dropped)
 
     def has(self, key: bytes) -> bool:
         """Whether there is such a file, or will be."""
@@ -79,7 +79,7 @@ class DiskStore:
             self._pending[key] = tokens, data
             self._wake.notify()
 
-    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that is not there. They are then those used last, the deepest a little before."""
         found: dict[bytes, Any] = {}
         for want in wanted:
@@ -122,7 +122,7 @@ class DiskStore:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def _load(self, want: Wanted) -> Any:
+    def _load(self, want: StoreKey) -> Any:
         """The bytes of a block; None if there is none that is whole and of these tokens, which then is removed."""
         path = self._folder.path(want.key)
         try:

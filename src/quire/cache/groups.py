@@ -135,7 +135,7 @@ class LayerGroups:
         return sum(min(length, window or length) for window in self.windows)
 
 
-class Kept(Protocol):
+class LayerCache(Protocol):
     """What a layer keeps of each token."""
 
     @property
@@ -154,14 +154,14 @@ class Kept(Protocol):
         ...
 
 
-def _one_group(parts: Mapping[int, Kept], length: int) -> LayerGroups:
+def _one_group(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     """All layers in one group, which keeps what any of them sees of `length` tokens."""
     windows = [part.window for part in parts.values()]
     every = all(0 < window < length for window in windows)
     return LayerGroups((max(windows) if every else 0,), (tuple(parts),))
 
 
-def group_layers(parts: Mapping[int, Kept], length: int) -> LayerGroups:
+def group_layers(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     """Cut layers, what they keep by their numbers, into groups such that a sequence of `length` tokens holds the least
     memory.
 

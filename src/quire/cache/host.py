@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
-from quire.cache.tiers import Counts, Store, Wanted
+from quire.cache.tiers import Store, StoreCounts, StoreKey
 
 
 class HostStore:
@@ -20,9 +20,9 @@ class HostStore:
         self._written = 0
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """Of all tiers together."""
-        below = Counts() if self._below is None else self._below.counts
+        below = StoreCounts() if self._below is None else self._below.counts
         held = len(self._blocks)
         return below._replace(
             blocks=below.blocks + held, bytes=below.bytes + held * self._nbytes, written=below.written + self._written
@@ -49,7 +49,7 @@ class HostStore:
         if first is not None and self._below is not None and not self._below.has(first[0]):
             self._below.put(first[0], *first[1])
 
-    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that no tier has."""
         mine: dict[bytes, Any] = {}
         with self._lock:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from quire.cache.blocks import BlockPool
-from quire.cache.tiers import Wanted
+from quire.cache.tiers import StoreKey
 from quire.core.request import Miss, MissKind
 from quire.core.sequence import SLID_OUT, STORED, Sequence
 
@@ -66,7 +66,7 @@ class PrefixCache:
         firsts = [self._first(seq, count, window) for window in windows]
         return [[SLID_OUT] * first + tables[group][first:count] for group, first in enumerate(firsts)]
 
-    def wanted(self, seq: Sequence, windows: tuple[int, ...], stored: Stored) -> tuple[list[Wanted], int]:
+    def wanted(self, seq: Sequence, windows: tuple[int, ...], stored: Stored) -> tuple[list[StoreKey], int]:
         """What a store has beyond the pool of the prefix of `seq`, and how many tokens more that is; in order."""
         found = self.match(seq, windows, stored)
         count = len(found[0])
@@ -79,10 +79,10 @@ class PrefixCache:
         more = count - len(self.match(seq, windows)[0]) if blocks else 0
         return (blocks, more * self.block_size) if more > 0 else ([], 0)
 
-    def wanted_at(self, seq: Sequence, i: int, group: int) -> Wanted:
+    def wanted_at(self, seq: Sequence, i: int, group: int) -> StoreKey:
         """The i-th block of tokens, as the layers of `group` hold it."""
         size = self.block_size
-        return Wanted(_of_group(seq.kv.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
+        return StoreKey(_of_group(seq.kv.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
 
     def _find(self, seq: Sequence, i: int, key: bytes, group: int, stored: Stored | None) -> int:
         """The block of `group` that holds the i-th block of tokens, STORED, or SLID_OUT."""

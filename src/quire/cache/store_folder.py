@@ -88,12 +88,12 @@ class StoreFolder:
         return self.home / name[:2] / name
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[Account]:
+    def locked(self) -> Iterator[FolderUsage]:
         """The account, which no other process has meanwhile."""
         with self._mutex:  # threads of one process have one lock of the file
             fcntl.flock(self._account, fcntl.LOCK_EX)
             try:
-                yield Account(self._account)
+                yield FolderUsage(self._account)
             finally:
                 fcntl.flock(self._account, fcntl.LOCK_UN)
 
@@ -124,7 +124,7 @@ class StoreFolder:
         os.close(self._account)
 
 
-class Account:
+class FolderUsage:
     """Bytes and files of a folder, while they are locked."""
 
     def __init__(self, file: int) -> None:

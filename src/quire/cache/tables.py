@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache, Stored
-from quire.cache.tiers import Tiers, Wanted
+from quire.cache.tiers import StoreKey, Tiers
 from quire.core.sequence import SLID_OUT, STORED, Sequence
 
 
@@ -135,12 +135,12 @@ class BlockTables:
         held = sum(self.lanes.of(i) == lane for table in found for i, b in enumerate(table) if b != SLID_OUT)
         return held + len(found) > self.pool.num_blocks // self.sizes.holders
 
-    def stored(self, seq: Sequence, has: Stored) -> tuple[list[Wanted], int]:
+    def stored(self, seq: Sequence, has: Stored) -> tuple[list[StoreKey], int]:
         """Blocks beyond the pool that `seq` could start from, in order, and how many tokens they would save it."""
         prefix = self._prefix_for(seq)
         return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
 
-    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: Rows[Wanted]) -> None:
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: GenericSequence[StoreKey]) -> None:
         """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
 
         `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.

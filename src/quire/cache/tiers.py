@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -29,14 +29,14 @@ MOST_PATIENCE = 1024
 FOLLOW = 0.3
 
 
-class Wanted(NamedTuple):
+class StoreKey(NamedTuple):
     """A block that a store has: the key of its tokens for a group of layers."""
 
     key: bytes
     tokens: tuple[int, ...]
 
 
-class Counts(NamedTuple):
+class StoreCounts(NamedTuple):
     """Of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want of
     time or room."""
 
@@ -51,7 +51,7 @@ class Store(Protocol):
     """Keeps the content of blocks by key. One thread calls all but `read`, which another may call meanwhile."""
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """What it holds and did."""
         ...
 
@@ -71,7 +71,7 @@ class Store(Protocol):
         """Whether other processes find the block."""
         ...
 
-    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that is not there, damaged or of other tokens."""
         ...
 
@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
 
-class Rates:
+class StoreRates:
     """Seconds that a block takes to be read and a token to be computed, as they were lately."""
 
     def __init__(self) -> None:
@@ -120,10 +120,10 @@ def _toward(known: float, found: float) -> float:
     return found if not known else known + FOLLOW * (found - known)
 
 
-class Reading:
+class StoreRead:
     """Blocks that a thread reads from a store; `found` is there once it is `done`."""
 
-    def __init__(self, wanted: Rows[Wanted]) -> None:
+    def __init__(self, wanted: GenericSequence[StoreKey]) -> None:
         self.wanted = wanted
         self.found: dict[bytes, Any] = {}
         self.seconds = 0.0
@@ -140,13 +140,13 @@ class Tiers:
 
     def __init__(self, store: Store, block_bytes: int, through: int = 0) -> None:
         self.store, self._through = store, through
-        self.rates = Rates()
+        self.rates = StoreRates()
         self.piece = max(1, PIECE_BYTES // block_bytes)
         self.hits = self.misses = self.dropped = 0
         self.saves: list[Save] = []
         self.fills: list[tuple[int, Any]] = []
         self._unsaved: dict[int, Save] = {}
-        self._asked: SimpleQueue[Reading | None] = SimpleQueue()
+        self._asked: SimpleQueue[StoreRead | None] = SimpleQueue()
         self._room = threading.Semaphore(PIECES)
         self._returned, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -198,12 +198,12 @@ class Tiers:
 
     # ----------------------------------------------------------------------------------------------- from the store
 
-    def read(self, wanted: Rows[Wanted]) -> Reading:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Begin to read a piece."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="quire-kv-read", daemon=True)
             self._thread.start()
-        reading = Reading(wanted)
+        reading = StoreRead(wanted)
         self._asked.put(reading)
         return reading
 
@@ -212,7 +212,7 @@ class Tiers:
         self._unsaved.pop(block, None)
         self.fills.append((block, data))
 
-    def ended(self, reading: Reading) -> None:
+    def ended(self, reading: StoreRead) -> None:
         """What it found was used."""
         self._room.release()
         self.hits += len(reading.found)
@@ -220,7 +220,7 @@ class Tiers:
         if reading.found:
             self.rates.read(len(reading.found), reading.seconds)
 
-    def drop(self, reading: Reading) -> None:
+    def drop(self, reading: StoreRead) -> None:
         """Nobody wants it any more."""
         with self._lock:
             reading.dropped = True

@@ -104,9 +104,9 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 async def _ask_all(url: str) -> tuple[list[Answer], float]:
     """All answers, and the seconds they took together."""
-    from quire.bench.http import Client, Patience
+    from quire.bench.http import Client, ClientTimeouts
 
-    client = Client(url, patience=Patience.of(ANSWER_SECONDS))
+    client = Client(url, patience=ClientTimeouts.of(ANSWER_SECONDS))
     name = await _model_name(client)
     asked: list[tuple[str, str, dict[str, Any]]] = [
         *((q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in QUESTIONS),

@@ -15,8 +15,8 @@ from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
 from quire.cli.params import PATH, command, option
 
 if TYPE_CHECKING:
-    from quire.bench.serving import Measured
-    from quire.bench.sweep import Point
+    from quire.bench.serving import ServingResult
+    from quire.bench.sweep import SweepPoint
     from quire.engine.local import LocalEngine
     from quire.figures.files import Appending
 
@@ -65,7 +65,7 @@ def serve(options: dict[str, Any], output: Path | None) -> None:
     rows = Appending(output) if output is not None and output.suffix == ROWS else None
     if load.sweep:
 
-        def on_point(point: Point) -> None:
+        def on_point(point: SweepPoint) -> None:
             print(_line(load.sweep, point), flush=True)
             _keep(rows, point.measured)
 
@@ -79,12 +79,12 @@ def serve(options: dict[str, Any], output: Path | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _keep(rows: Appending | None, measured: Measured) -> None:
+def _keep(rows: Appending | None, measured: ServingResult) -> None:
     if rows is not None:
         rows.add(measured.row(_command(measured.load)))
 
 
-def _line(kind: str, point: Point) -> str:
+def _line(kind: str, point: SweepPoint) -> str:
     return f"{kind} {point.at:.2f}: {point.answered:.2f} requests/s answered, {point.why or 'held'}"
 
 

@@ -18,10 +18,10 @@ from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.figures.rows import Row
-    from quire.plan.advice import Change
+    from quire.figures.rows import FigureRow
+    from quire.plan.advice import OptionChange
     from quire.plan.file import Plan
-    from quire.plan.load import Load
+    from quire.plan.load import PlannedLoad
     from quire.plan.predict import Planner
     from quire.plan.sizing import Cost, Sizing
 
@@ -82,13 +82,13 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
     _show(planner, made, sizing, cost, changes)
 
 
-def _usual_load(engine: EngineConfig) -> Load:
+def _usual_load(engine: EngineConfig) -> PlannedLoad:
     """One request, short enough for the model."""
-    from quire.plan.load import Load
+    from quire.plan.load import PlannedLoad
     from quire.plan.memory import facts_of
 
     longest = engine.model.max_model_len or facts_of(engine)[0].spec.max_position
-    return Load(input=max(1, min(512, longest // 2)), output=max(1, min(128, longest // 4)))
+    return PlannedLoad(input=max(1, min(512, longest // 2)), output=max(1, min(128, longest // 4)))
 
 
 def _place(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -101,7 +101,7 @@ def _place(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return device_of(name), given
 
 
-def _show(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None, changes: list[Change]) -> None:
+def _show(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None, changes: list[OptionChange]) -> None:
     found = made.prediction
     show("model", _model_rows(planner))
     show(f"memory of {'the rank' if planner.config.parallel.ranks == 1 else 'each rank'}", _memory_rows(planner, made))
@@ -186,11 +186,10 @@ def _device_rows(planner: Planner, sizing: Sizing, cost: Cost | None) -> Rows:
     return rows
 
 
-def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None) -> Row:
+def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None) -> FigureRow:
     """The prediction as figures are kept: medians are means here, which `dialect` says."""
     from quire.figures.machine import now, this_engine, this_machine
-    from quire.figures.rows import Load as RowLoad
-    from quire.figures.rows import Machine, Model, Row
+    from quire.figures.rows import FigureRow, RowLoad, RowMachine, RowModel
 
     found, load, device = made.prediction, made.load, planner.machine.device
     machine = this_machine()
@@ -200,7 +199,7 @@ def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | Non
             "bf16_flops_per_s": device.peak(16),
             "link_bytes_per_s": device.link,
         }
-        machine = Machine(name=device.name, memory_bytes=device.memory, limits=limits)
+        machine = RowMachine(name=device.name, memory_bytes=device.memory, limits=limits)
     metrics = {
         "ttft_ms_mean": found.ttft_ms, "tpot_ms_mean": found.tpot_ms, "e2e_ms_mean": found.e2e_ms,
         "output_tokens_per_s": found.output_tokens_per_s, "total_tokens_per_s": found.total_tokens_per_s,
@@ -211,10 +210,10 @@ def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | Non
     if cost is not None:
         metrics |= {"cost_per_request": cost.request, "cost_per_million_tokens": cost.million_tokens}
     devices = (sizing.devices or sizing.ranks) if load.rate else planner.config.parallel.processes
-    return Row(
+    return FigureRow(
         kind="predicted", benchmark="plan", time=now(), command=shlex.join(["quire", *sys.argv[1:]]),
         machine=msgspec.structs.replace(machine, devices=devices), engine=this_engine(),
-        model=Model(name=planner.facts.name, parameters=planner.facts.parameters,
+        model=RowModel(name=planner.facts.name, parameters=planner.facts.parameters,
                     format=planner.config.model.quantization or planner.facts.scheme, kv_format=planner.kept),
         load=RowLoad(requests=load.batch, batch=0 if load.rate else load.batch, input_len=load.input,
                   output_len=load.output, arrivals="poisson" if load.rate else "at-once", rate=load.rate,

@@ -14,8 +14,8 @@ from quire.cli.params import PATH, argument, command
 from quire.engine.options import KNOWN
 
 if TYPE_CHECKING:
-    from quire.bench.replay import Outcome
-    from quire.engine.record.recording import Run
+    from quire.bench.replay import ReplayResult
+    from quire.engine.record.recording import RecordedRun
 
 KV_FLAGS = {"ctk", "ctv", "kv_cache_dtype"}
 
@@ -52,7 +52,7 @@ def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     _judge(run, outcome)
 
 
-def _describe(run: Run) -> None:
+def _describe(run: RecordedRun) -> None:
     began, last = run.began, run.asked[-1].at if run.asked else 0.0
     print(f"run {run.name}: {len(run.asked)} requests within {last:.1f} s, {began.info.model}, quire {began.version}")
     if not began.prompts:
@@ -61,7 +61,7 @@ def _describe(run: Run) -> None:
         print(f"{run.lost} lines of the recording are missing")
 
 
-def _judge(run: Run, outcome: Outcome) -> None:
+def _judge(run: RecordedRun, outcome: ReplayResult) -> None:
     """Say what was found; exit code 1 for a difference, or where something could not be run."""
     for count, what in (
         (outcome.unfinished, "requests have no end in the recording: they ran, and nothing is compared with them"),

@@ -96,10 +96,10 @@ def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
-    from quire.engine.life.supervised import Patience, SupervisedEngine
+    from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
-    patience = Patience(
+    patience = RestartPolicy(
         hang=server.watchdog_timeout, deaths=server.max_engine_deaths, window=server.engine_deaths_window
     )
     count = config.parallel.data_parallel_size

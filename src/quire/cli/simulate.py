@@ -11,16 +11,16 @@ from msgspec import Struct
 
 from quire.cli.flags import ENGINE, pick, to_arguments, to_engine, with_flags
 from quire.cli.params import PATH, argument, command, option
-from quire.simulate.options import ClusterOptions, Load
+from quire.simulate.options import ClusterOptions, SimulatedLoad
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.simulate.design import Made
-    from quire.simulate.load import Asked
-    from quire.simulate.outcome import Outcome
+    from quire.simulate.design import TimedDesign
+    from quire.simulate.load import RequestStream
+    from quire.simulate.outcome import SimulationResult
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
-OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": Load}
+OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": SimulatedLoad}
 FLAGS = OWN | {name: ENGINE[name] for name in PANELS}
 
 
@@ -41,15 +41,15 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     Steps take as long as quire plan predicts for --device, or as --step-times says. --slo with --search replicas finds
     the fewest replicas that hold it.
     """
-    cluster, load = pick(options, ClusterOptions), pick(options, Load)
-    own = {*ClusterOptions.__struct_fields__, *Load.__struct_fields__} - {"seed"}
+    cluster, load = pick(options, ClusterOptions), pick(options, SimulatedLoad)
+    own = {*ClusterOptions.__struct_fields__, *SimulatedLoad.__struct_fields__} - {"seed"}
     config = to_engine({name: value for name, value in options.items() if name not in own})
     words = ["quire", "simulate", *([trace] if trace else []), *to_arguments(options)]
 
     from quire.simulate.design import design_of
-    from quire.simulate.load import Asked
+    from quire.simulate.load import RequestStream
 
-    asked = Asked(load, trace)
+    asked = RequestStream(load, trace)
     made = design_of(config, cluster, load.seed)
     if cluster.search:
         _search(made, asked, config, cluster, output, shlex.join(words))
@@ -58,7 +58,7 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     _report(made, asked, config, found, cluster.replicas, output, shlex.join(words))
 
 
-def _run(made: Made, asked: Asked, cluster: ClusterOptions, replicas: int = 0) -> Outcome:
+def _run(made: TimedDesign, asked: RequestStream, cluster: ClusterOptions, replicas: int = 0) -> SimulationResult:
     from quire.bench.serving import targets_of
     from quire.engine.life.progress import counting_bar
     from quire.simulate.outcome import simulate
@@ -70,7 +70,13 @@ def _run(made: Made, asked: Asked, cluster: ClusterOptions, replicas: int = 0) -
 
 
 def _report(
-    made: Made, asked: Asked, config: EngineConfig, found: Outcome, replicas: int, output: Path | None, command: str
+    made: TimedDesign,
+    asked: RequestStream,
+    config: EngineConfig,
+    found: SimulationResult,
+    replicas: int,
+    output: Path | None,
+    command: str,
 ) -> None:
     from quire.bench.report import report
     from quire.figures.files import Appending
@@ -87,14 +93,19 @@ def _report(
 
 
 def _search(
-    made: Made, asked: Asked, config: EngineConfig, cluster: ClusterOptions, output: Path | None, command: str
+    made: TimedDesign,
+    asked: RequestStream,
+    config: EngineConfig,
+    cluster: ClusterOptions,
+    output: Path | None,
+    command: str,
 ) -> None:
     from quire.simulate.options import limits_of
     from quire.simulate.search import fewest
     from quire.simulate.show import show_try
 
     limits = limits_of(cluster.slo)
-    tried: dict[int, Outcome] = {}
+    tried: dict[int, SimulationResult] = {}
 
     def holds(replicas: int) -> bool:
         found = tried[replicas] = _run(made, asked, cluster, replicas)

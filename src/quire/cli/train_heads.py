@@ -15,7 +15,7 @@ from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.speculate.train.loop import Plan, Run
+    from quire.speculate.train.loop import HeadTraining, HeadTrainingRun
 
 HELD_OUT = 20
 """Every so many rows one is not learned from."""
@@ -49,9 +49,9 @@ def train_heads(
         raise ConfigError(f"--method {method!r} is not one of {', '.join(METHODS)}", param="method")
     set_model(options, target)
     config = to_engine(options)
-    from quire.speculate.train.loop import Plan
+    from quire.speculate.train.loop import HeadTraining
 
-    run, held = _run(config, Plan(method, heads, steps, BATCH, length, RATE, config.model.seed), data, out)
+    run, held = _run(config, HeadTraining(method, heads, steps, BATCH, length, RATE, config.model.seed), data, out)
     if run.resume():
         print(f"going on after step {run.step} of {steps}")
     _go(run)
@@ -63,7 +63,9 @@ def train_heads(
     _measure(config, method, out, held, heads)
 
 
-def _run(config: EngineConfig, plan: Plan, data: Sequence[Path], out: Path) -> tuple[Run, list[list[int]]]:
+def _run(
+    config: EngineConfig, plan: HeadTraining, data: Sequence[Path], out: Path
+) -> tuple[HeadTrainingRun, list[list[int]]]:
     """The run, and the rows it does not learn from."""
     import torch
 
@@ -71,7 +73,7 @@ def _run(config: EngineConfig, plan: Plan, data: Sequence[Path], out: Path) -> t
     from quire.model.disk.hub import hub_of
     from quire.model.disk.tokenizer import tokenizer_folder
     from quire.speculate.train import methods
-    from quire.speculate.train.loop import Run
+    from quire.speculate.train.loop import HeadTrainingRun
     from quire.speculate.train.target import Target
     from quire.text.tokenizer import Tokenizer
 
@@ -90,10 +92,10 @@ def _run(config: EngineConfig, plan: Plan, data: Sequence[Path], out: Path) -> t
     made = methods.METHODS[plan.method]
     target = Target(config, plan.length, made.taps)
     learned = [row for i, row in enumerate(rows) if i % HELD_OUT]
-    return Run(plan, made.heads(target, plan.heads, learned), target, learned, out), rows[::HELD_OUT]
+    return HeadTrainingRun(plan, made.heads(target, plan.heads, learned), target, learned, out), rows[::HELD_OUT]
 
 
-def _go(run: Run) -> None:
+def _go(run: HeadTrainingRun) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from quire.engine.life.progress import LongProgress

@@ -18,8 +18,8 @@ from quire.tune.options import TuneOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quire.tune.search import Outcome, Trial
-    from quire.tune.session import Session
+    from quire.tune.search import CandidateTrial, TuneResult
+    from quire.tune.session import TuneSession
 
 
 @command("tune")
@@ -35,12 +35,12 @@ def tune(options: dict[str, Any]) -> None:
 
     from quire.tune.report import MARK, config_text, print_outcome
     from quire.tune.rows import check_output
-    from quire.tune.session import Session
+    from quire.tune.session import TuneSession
 
     check_output(Path(asked.output), MARK)
     console = Console(highlight=False)
     given = {name: value for name, value in options.items() if name in KNOWN}
-    session = Session(base, given, asked)
+    session = TuneSession(base, given, asked)
     with _bar(len(session.predicted)) as tell:
         outcome = session.run(tell)
     print_outcome(outcome, console)
@@ -51,7 +51,7 @@ def tune(options: dict[str, Any]) -> None:
     raise click.exceptions.Exit(_ended(session, outcome, console))
 
 
-def _ended(session: Session, outcome: Outcome, console: Console) -> int:
+def _ended(session: TuneSession, outcome: TuneResult, console: Console) -> int:
     """What is to be said at the end, and the exit code."""
     if outcome.stopped:
         console.print(f"not to the end: {outcome.stopped}; run again, it goes on", markup=False)
@@ -66,7 +66,7 @@ def _ended(session: Session, outcome: Outcome, console: Console) -> int:
 
 
 @contextmanager
-def _bar(candidates: int) -> Iterator[Callable[[Trial], None]]:
+def _bar(candidates: int) -> Iterator[Callable[[CandidateTrial], None]]:
     """Progress on standard error: how many runs, and the last one's figures."""
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -78,7 +78,7 @@ def _bar(candidates: int) -> Iterator[Callable[[Trial], None]]:
     with LongProgress(*columns, transient=True) as bar:
         task = bar.add_task(f"{candidates:,} configurations predicted", total=None)
 
-        def tell(trial: Trial) -> None:
+        def tell(trial: CandidateTrial) -> None:
             nonlocal runs
             runs += 1
             bar.update(task, description=f"run {runs}: {difference(trial.candidate)}")

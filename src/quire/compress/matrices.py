@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.compress.net import Net
 from quire.core.errors import ConfigError, ModelError
-from quire.model.disk.claim import Place
+from quire.model.disk.claim import RolePlace
 from quire.model.load.roles import DISK_ROLES, FUSED
 from quire.ops.arrays import to_torch
 
@@ -31,7 +31,7 @@ class Matrix:
     """
 
     holder: str
-    place: Place
+    place: RolePlace
     name: str
 
     @property

@@ -25,22 +25,22 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.families.rope import shared_tables, short_reach
 from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
 from quire.ops.arrays import AnyArray, to_torch
-from quire.ops.differentiable import Differentiable, Observer, Site, differentiable
-from quire.ops.held import Held
+from quire.ops.differentiable import Differentiable, MatrixSite, Observer, differentiable
+from quire.ops.held import AutogradCache
 from quire.quant.base import QWeight
 
 IGNORED = -100
 """A target that is none, as in torch's and transformers' losses."""
 
 
-class _Sited(Reader):
+class _Sited(WeightReader):
     """Tells the backend which matrices it packs next. `streams`: as of `Net`."""
 
     streams = True
@@ -48,18 +48,18 @@ class _Sited(Reader):
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
     ) -> tuple[QWeight, AnyArray | None]:
-        """As of `Reader`. The table of tokens is a matrix of products where it is the head."""
+        """As of `WeightReader`. The table of tokens is a matrix of products where it is the head."""
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
 
     def dense(self, role: str, layer: int) -> Linear:
-        """As of `Reader`."""
+        """As of `WeightReader`."""
         self._tell_site((role,), layer)
         return super().dense(role, layer)
 
     @contextmanager
     def part(self, layer: int | None = None) -> Iterator[None]:
-        """As of `Reader`, which gives memory back; not where the same is read again at once."""
+        """As of `WeightReader`, which gives memory back; not where the same is read again at once."""
         if not self.streams:
             yield
             return
@@ -68,7 +68,7 @@ class _Sited(Reader):
 
     def _tell_site(self, roles: tuple[str, ...], layer: int | None) -> None:
         assert isinstance(self.ops, Differentiable)
-        self.ops.site = Site(roles, layer)
+        self.ops.site = MatrixSite(roles, layer)
 
 
 class Net:
@@ -132,9 +132,9 @@ class Net:
         self.require_grad(requires_grad)
         return load_decoder(self.reader(), self._ropes)
 
-    def reader(self, share: Share | None = None) -> Reader:
+    def reader(self, share: Share | None = None) -> WeightReader:
         """The reader of the current values, in f32."""
-        made = _Sited(self.opened, self.ops, Form(F32), share or Share(), None)
+        made = _Sited(self.opened, self.ops, MatrixForm(F32), share or Share(), None)
         made.streams = self.streams
         return made
 
@@ -193,8 +193,8 @@ class Net:
         shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
         return replace(batch, positions=batch.positions + shifts.int())
 
-    def _cache(self, layer: int) -> tuple[Held, ...]:
-        return tuple(map(Held.of, mixer_of(self.spec, layer).parts(1, F32)))
+    def _cache(self, layer: int) -> tuple[AutogradCache, ...]:
+        return tuple(map(AutogradCache.of, mixer_of(self.spec, layer).parts(1, F32)))
 
     def before_layers(self) -> Decoder:
         """What `enter` runs, of the current values: the table of tokens and what follows it."""
@@ -293,7 +293,8 @@ class Net:
 
 
 def flat(tokens: Tensor, rows: Tensor | None = None) -> Batch:
-    """tokens int [B, L] as a batch of whole sequences over `Held` caches; `rows` int32: that want logits, None: all."""
+    """tokens int [B, L] as a batch of whole sequences over `AutogradCache` caches; `rows` int32: that want logits,
+    None: all."""
     count, length = tokens.shape
     return in_a_row(tokens.flatten(), torch.full((count,), length), rows)
 

@@ -13,16 +13,16 @@ from quire.compress.released import Released
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
-from quire.model.disk.checkpoint import Checkpoint, Source, TensorInfo
-from quire.model.disk.claim import Place, claim, disk_shape, drop_layers_beyond, slots
+from quire.model.disk.checkpoint import Checkpoint, TensorInfo, TensorSource
+from quire.model.disk.claim import RolePlace, claim, disk_shape, drop_layers_beyond, slots
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.disk.rewrite import Rewritten
-from quire.model.disk.stacked import Stacked
+from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
@@ -34,19 +34,19 @@ from quire.quant.registry import DENSE
 class Plain:
     """A model as plain tensors: `opened` with the names of roles, `base` the tensors under their names on disk."""
 
-    opened: Opened
-    base: Source
+    opened: ModelHeaders
+    base: TensorSource
     config: dict[str, Any]
 
-    def over(self, base: Source) -> tuple[Opened, Rewritten]:
+    def over(self, base: TensorSource) -> tuple[ModelHeaders, Rewritten]:
         """The same read from `base`, which has the tensors of `self.base`, and the names there of what it reads."""
         family = self.opened.family
         source = rewritten = Rewritten(base, family.rewrites)
-        stacked = Stacked(source, family, self.opened.spec.layers) if family.stacks else source
+        stacked = StackedSource(source, family, self.opened.spec.layers) if family.stacks else source
         return replace(self.opened, source=stacked), rewritten
 
 
-def as_plain(opened: Opened) -> Plain:
+def as_plain(opened: ModelHeaders) -> Plain:
     """`opened` as it is where it is plain, dequantized where it is not."""
     if opened.folder.is_file():
         gguf = GgufModel.open(opened.folder)
@@ -62,7 +62,7 @@ def as_plain(opened: Opened) -> Plain:
     return _dequantized(opened, opened.spec, replace(opened.family, stacks={}), raw)
 
 
-def _dequantized(opened: Opened, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
+def _dequantized(opened: ModelHeaders, spec: ModelSpec, family: Family, raw: dict[str, Any]) -> Plain:
     """The tensors as `spec` and `family` have them. `raw`: their config.json, which is told which biases there are."""
     source = Dequantized(opened, spec, family)
     pieces = sorted(source.present & set(opened.family.stacks))
@@ -86,15 +86,15 @@ class _Slot:
     """A tensor: part `part` ("weight" or "bias") of the role or fused matrix `holder`."""
 
     holder: str
-    place: Place
+    place: RolePlace
     part: str
 
 
 class Dequantized:
-    """A `Source` of f32 tensors named and laid out as `spec` and `family` have them, from those of `opened`."""
+    """A `TensorSource` of f32 tensors named and laid out as `spec` and `family` have them, from those of `opened`."""
 
-    def __init__(self, opened: Opened, spec: ModelSpec, family: Family) -> None:
-        self._reader = Reader(opened, differentiable(), Form(F32), Share(), None)
+    def __init__(self, opened: ModelHeaders, spec: ModelSpec, family: Family) -> None:
+        self._reader = WeightReader(opened, differentiable(), MatrixForm(F32), Share(), None)
         self._spec, self._family = spec, family
         self.infos: dict[str, TensorInfo] = {}
         self.present = set[str]()
@@ -113,7 +113,7 @@ class Dequantized:
                 self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
                 self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
 
-    def _found(self, role: str, place: Place) -> Mapping[str, str]:
+    def _found(self, role: str, place: RolePlace) -> Mapping[str, str]:
         found = self._reader.opened.claim
         return found.get(found.holder(role, *place), *place)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.model.disk.rewrite import Rewrite, Rewritten
 from quire.ops.arrays import to_torch
 
@@ -30,9 +30,9 @@ def _names(rule: Rewrite) -> re.Pattern[str]:
 
 
 class Released:
-    """A `Source` of those of `source`, which are named as rewrites name them, under the names of the release."""
+    """A `TensorSource` of those of `source`, which are named as rewrites name them, under the names of the release."""
 
-    def __init__(self, source: Source, rewrites: Sequence[Rewrite]) -> None:
+    def __init__(self, source: TensorSource, rewrites: Sequence[Rewrite]) -> None:
         self._source = source
         self._members: dict[str, list[str]] = {}
         self.infos: dict[str, TensorInfo] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.core.dtypes import is_float
 from quire.core.errors import ModelError
-from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch_dtype
 
@@ -35,7 +35,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
     Deleting one brings back the value of the file.
     """
 
-    def __init__(self, source: Source, dtype: torch.dtype) -> None:
+    def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
         self.source, self.dtype = source, dtype
         self._set: dict[str, Tensor] = {}
 
@@ -95,7 +95,7 @@ class Tensors(Described, MutableMapping[str, Tensor]):
 
 
 class Current:
-    """A `Source` of the values that `tensors` have when they are read."""
+    """A `TensorSource` of the values that `tensors` have when they are read."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors

@@ -20,7 +20,7 @@ KEY_BYTES = 16
 _END = 1 << 31
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
+class PromptImage(msgspec.Struct, frozen=True, kw_only=True):
     """One picture of a prompt, ready for the tower.
 
     `pixels`: uint8 RGB of its tiles as they were resized and cut, C order [tiles, height, width, 3] of `shape` (all
@@ -59,7 +59,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         return np.frombuffer(self.pixels, np.uint8).reshape(*self.shape, 3)
 
 
-class PictureLimits(msgspec.Struct, frozen=True):
+class ImageLimits(msgspec.Struct, frozen=True):
     """What an engine can do with one picture, in rows of the prompt; 0 = any number.
 
     `kept`: rows of features that there is room for. `step`: where rows of a run see each other, those that one step
@@ -86,7 +86,7 @@ class PictureLimits(msgspec.Struct, frozen=True):
             )
 
 
-class Piece(NamedTuple):
+class ImagePiece(NamedTuple):
     """`count` rows of a step from `row` on, which are the features of a picture from `feature` on."""
 
     row: int
@@ -101,17 +101,17 @@ def placeholders(key: bytes, count: int, vocab_size: int) -> list[int]:
     return ids
 
 
-def pieces(picture: Picture, start: int, end: int) -> Iterator[Piece]:
-    """The rows of `picture` among the tokens from `start` to before `end`; `Piece.row` counts from `start`."""
+def pieces(picture: PromptImage, start: int, end: int) -> Iterator[ImagePiece]:
+    """The rows of `picture` among the tokens from `start` to before `end`; `ImagePiece.row` counts from `start`."""
     feature = 0
     for first, count in picture.runs:
         low, high = max(first, start), min(first + count, end)
         if low < high:
-            yield Piece(low - start, feature + low - first, high - low)
+            yield ImagePiece(low - start, feature + low - first, high - low)
         feature += count
 
 
-def grid_positions(pictures: Sequence[Picture], start: int, end: int) -> NDArray[np.int32]:
+def grid_positions(pictures: Sequence[PromptImage], start: int, end: int) -> NDArray[np.int32]:
     """Positions [3, end - start] (time, row, column) of the tokens from `start` to before `end` (M-RoPE; Wang et al.
     2024, Qwen2-VL).
 
@@ -138,6 +138,6 @@ def grid_positions(pictures: Sequence[Picture], start: int, end: int) -> NDArray
     return found
 
 
-def grid_shift(pictures: Sequence[Picture], index: int) -> int:
+def grid_shift(pictures: Sequence[PromptImage], index: int) -> int:
     """What is added to the index of a token of text at `index` for its position: pictures before it count less."""
     return sum(max(p.grid) - p.rows for p in pictures if p.end <= index)

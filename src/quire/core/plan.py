@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.core.errors import QuireError
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
 
@@ -69,7 +69,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     blocks: BlockWork = NO_WORK
     preempted: tuple[Sequence, ...] = ()
-    encodes: tuple[Picture, ...] = ()
+    encodes: tuple[PromptImage, ...] = ()
     drops: tuple[bytes, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ import msgspec
 
 from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.core.pooling import PoolingKind
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -81,7 +81,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     completion: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PromptImage, ...] = ()
 
     def reach(self, longest: int) -> int:
         """Tokens that a sequence of it may have in all, where none has more than `longest`."""

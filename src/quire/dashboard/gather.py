@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 
 SUFFIXES = (".jsonl", ".parquet")
 MAX_ROWS = 200_000
@@ -21,7 +21,7 @@ class File:
     """`name`: below the folder that all files are in."""
 
     name: str
-    rows: list[Row]
+    rows: list[FigureRow]
 
 
 def found(paths: Iterable[Path]) -> list[Path]:

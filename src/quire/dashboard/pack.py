@@ -11,7 +11,7 @@ import msgspec
 
 from quire.dashboard.gather import File
 from quire.figures.metrics import LIMITS, METRICS, Metric
-from quire.figures.rows import Row, fields
+from quire.figures.rows import FigureRow, fields
 
 DISTINCT = ("kind", "benchmark", "suite", "time", "command", "machine", "engine", "model", "load", "technique", "on",
             "improves", "claim", "options", "dialect", "notes")  # fmt: skip
@@ -67,7 +67,7 @@ def _about(metric: Metric) -> list[str]:
     return [metric.unit, metric.better, metric.definition]
 
 
-def _numbers(row: Row, names: Distinct) -> list[list[Any]]:
+def _numbers(row: FigureRow, names: Distinct) -> list[list[Any]]:
     return [
         [names.place(list(row.metrics)), *map(_short, row.metrics.values())],
         [names.place(list(row.intervals)), *([_short(i.low), _short(i.high)] for i in row.intervals.values())],

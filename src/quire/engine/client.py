@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.core.errors import EngineFailure
-from quire.core.pictures import PictureLimits
+from quire.core.pictures import ImageLimits
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart, Output, Request
 from quire.engine.stats import Stats
@@ -51,7 +51,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     pooling: Pooling = Pooling()
     pictures: bool = False
-    picture_limits: PictureLimits = PictureLimits()
+    picture_limits: ImageLimits = ImageLimits()
 
 
 RANK_KILLED = "rank_killed"

@@ -17,12 +17,12 @@ from quire.core.plan import StepPlan
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart, Output, Request
 from quire.engine.client import EngineInfo
-from quire.engine.loop.adapting import Adapting
+from quire.engine.loop.adapting import AdapterChanger
 from quire.engine.loop.experts import ExpertCounts
 from quire.engine.loop.facts import engine_info
 from quire.engine.loop.intake import check_kind, check_pictures, classify
 from quire.engine.loop.planning import MemoryPlan
-from quire.engine.loop.tiering import Portable, Tiering
+from quire.engine.loop.tiering import LeavingRequests, StoreWriter
 from quire.engine.stats import Stats
 from quire.model.build import Model
 from quire.ops.backend import Ops
@@ -106,9 +106,9 @@ class Engine:
     speculator: Speculator | None
     step_queue: StepQueue
     ahead: bool
-    adapting: Adapting
-    tiering: Tiering | None
-    moving: Portable | None
+    adapting: AdapterChanger
+    tiering: StoreWriter | None
+    moving: LeavingRequests | None
     experts: ExpertCounts | None
     pooling: Pooling
     decoder_start: DecoderStart | None

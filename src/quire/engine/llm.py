@@ -22,7 +22,7 @@ from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.pooled import PoolingCalls
 from quire.engine.requests import (
-    Encoded,
+    EncodedPrompt,
     Message,
     Prompt,
     Seeds,
@@ -37,7 +37,7 @@ from quire.engine.requests import (
     text_or_ids,
     with_grammar,
 )
-from quire.engine.sources import Source, images_of, without_pictures
+from quire.engine.sources import ImageSource, images_of, without_pictures
 from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.text.detokenizer import continuation
 from quire.text.structured.checks import checks_of
@@ -98,22 +98,22 @@ class PromptReader:
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 
-    def read(self, prompt: Prompt) -> tuple[str | None, Encoded]:
+    def read(self, prompt: Prompt) -> tuple[str | None, EncodedPrompt]:
         """The text of a prompt, None where ids were given, and its ids with its pictures."""
         if isinstance(prompt, str):
             check_size(self._info, self.tokenizer, prompt)
-            return prompt, Encoded(self.tokenizer.encode(prompt))
+            return prompt, EncodedPrompt(self.tokenizer.encode(prompt))
         if not isinstance(prompt, Mapping):
-            return None, Encoded(prompt)
+            return None, EncodedPrompt(prompt)
         text, ids = text_or_ids(prompt)
-        if isinstance(ids, Encoded):
+        if isinstance(ids, EncodedPrompt):
             return text, ids
         pictures = images_of(prompt.get("multi_modal_data"))
         if pictures:
             return text, self._seen(text, ids, pictures)
-        return self.read(text or "") if ids is None else (text, Encoded(ids))
+        return self.read(text or "") if ids is None else (text, EncodedPrompt(ids))
 
-    def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[Source]) -> Encoded:
+    def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[ImageSource]) -> EncodedPrompt:
         """A text with marks of pictures, or ids in which each has as many image tokens as it has rows."""
         preparer = self.preparer
         preparer.admit(sources)
@@ -122,7 +122,7 @@ class PromptReader:
             return preparer.encode(text, self._prepared(sources), "prompt", special=True)
         return preparer.place(list(ids or ()), self._prepared(sources), "prompt_token_ids")
 
-    def _prepared(self, sources: Sequence[Source]) -> list[Prepared]:
+    def _prepared(self, sources: Sequence[ImageSource]) -> list[Prepared]:
         return [self.preparer.prepare(source, alone=len(sources) == 1) for source in sources]
 
     def of_chat(
@@ -134,7 +134,7 @@ class PromptReader:
     ) -> Prompt:
         """The prompt of a conversation, through the model's chat template or the text `chat_template`."""
         template = self.template if chat_template is None else ChatTemplate({"default": chat_template}, self.tokenizer)
-        sources: list[Source] = []
+        sources: list[ImageSource] = []
         plain = [without_pictures(message, f"messages[{i}]", sources) for i, message in enumerate(messages)]
         if not sources:
             return {"prompt_token_ids": template.encode(plain, tools, **variables)}

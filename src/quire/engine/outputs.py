@@ -10,7 +10,7 @@ from functools import partial
 from quire.core.request import Output, Request, SequenceReport, TokenLogprob, span
 from quire.text.detokenizer import Growth, OutputText
 from quire.text.structured.checker import SchemaError
-from quire.text.structured.checks import Checks
+from quire.text.structured.checks import AnswerChecks
 from quire.text.tokenizer import Tokenizer
 
 
@@ -123,7 +123,7 @@ class RequestBuilder:
         tokenizer: Tokenizer | None,
         prompt: Sequence[int],
         shown: list[int] | None = None,
-        checks: Checks | None = None,
+        checks: AnswerChecks | None = None,
     ) -> None:
         self.request, self._checks = request, checks
         self._text, self._shown = text, shown

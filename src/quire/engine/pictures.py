@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.media import MediaConfig
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.engine.client import EngineInfo
-from quire.engine.requests import Encoded, check_size
+from quire.engine.requests import EncodedPrompt, check_size
 from quire.engine.sources import (
     NEEDS_PILLOW,
     Base64,
-    Source,
+    ImageSource,
     base64_of,
     bytes_of,
     data_of,
@@ -29,8 +29,8 @@ from quire.engine.sources import (
     scheme_of,
     too_large,
 )
-from quire.pictures.prompt import Pictures, Prepared, open_pictures
-from quire.pictures.reading import Limits, read_picture
+from quire.pictures.prompt import ImagePrompts, Prepared, open_pictures
+from quire.pictures.reading import DecodeLimits, read_picture
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Preparer:
     def __init__(self, info: EngineInfo, media: MediaConfig, tokenizer: Tokenizer) -> None:
         self.media = media
         self._info, self._tokenizer = info, tokenizer
-        self._limits = Limits(bytes=media.max_image_bytes, pixels=media.max_image_pixels)
+        self._limits = DecodeLimits(bytes=media.max_image_bytes, pixels=media.max_image_pixels)
         self._kept: OrderedDict[Key, Prepared] = OrderedDict()
         self._room = round(media.mm_processor_cache_gb * 1e9)
         self._making: dict[Key, Future[Prepared]] = {}
@@ -64,7 +64,7 @@ class Preparer:
         """Pictures that were not prepared, as they had been before."""
 
     @property
-    def pictures(self) -> Pictures:
+    def pictures(self) -> ImagePrompts:
         """What the model makes of pictures; `BadRequest` where it takes none here."""
         if self._pictures is None:
             raise BadRequest(self.refused)
@@ -75,7 +75,7 @@ class Preparer:
         """What stands for a picture in the text of a prompt; "" where there may be none."""
         return "" if self._pictures is None else self._pictures.image_token
 
-    def admit(self, sources: Sequence[Source]) -> None:
+    def admit(self, sources: Sequence[ImageSource]) -> None:
         """Refuse pictures that this model does not take, and more than a prompt may have, before any is read."""
         if sources and self.refused:
             raise BadRequest(f"{sources[0].where}: {self.refused}", param=sources[0].where)
@@ -85,7 +85,7 @@ class Preparer:
             told = f"{where}: {len(sources)} pictures are more than the {most} of a prompt (--limit-mm-per-prompt)"
             raise BadRequest(told, param=where)
 
-    def prepare(self, source: Source, alone: bool) -> Prepared:
+    def prepare(self, source: ImageSource, alone: bool) -> Prepared:
         """Read a picture that is here already, or in a file, and make it ready. `alone`: its prompt has no other."""
         given, where = source.take(), source.where
         if isinstance(given, (str, Base64, bytes, bytearray, memoryview, os.PathLike)):
@@ -181,7 +181,9 @@ class Preparer:
                 param=param,
             )
 
-    def encode(self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False) -> Encoded:
+    def encode(
+        self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False
+    ) -> EncodedPrompt:
         """Token ids of a text with a mark for each picture. `param`: the field it came in, None = it may be too long.
 
         `special`: with what the tokenizer puts around texts.
@@ -191,13 +193,13 @@ class Preparer:
             check_size(self._info, self._tokenizer, full, param)
         return self.place(self._tokenizer.encode(full, special), prepared, param or "messages")
 
-    def place(self, ids: Sequence[int], prepared: Sequence[Prepared], param: str) -> Encoded:
+    def place(self, ids: Sequence[int], prepared: Sequence[Prepared], param: str) -> EncodedPrompt:
         """The same of ids, in which an image token stands for each row of a picture."""
         with _named(param):
             found, pictures = self.pictures.place(ids, prepared, self._info.vocab_size)
-        return Encoded(found, pictures)
+        return EncodedPrompt(found, pictures)
 
-    def shown(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+    def shown(self, ids: Sequence[int], pictures: Sequence[PromptImage]) -> list[int]:
         """The ids of a prompt as replies have them: rows of pictures are image tokens, which vocabularies know."""
         found = list(ids)
         for start, count in (run for picture in pictures for run in picture.runs):
@@ -214,7 +216,7 @@ def _named(where: str) -> Iterator[None]:
         raise BadRequest(f"{where}: {error.message}", param=where) from None
 
 
-def _refused(info: EngineInfo, pictures: Pictures | None) -> str:
+def _refused(info: EngineInfo, pictures: ImagePrompts | None) -> str:
     """Why pictures are not taken, "" where they are."""
     if not info.pictures:
         return TAKES_NONE

@@ -13,10 +13,10 @@ import msgspec
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
 from quire.core.params import SamplingParams
-from quire.core.pictures import Picture, placeholders
+from quire.core.pictures import PromptImage, placeholders
 from quire.core.request import Request, longest_prompt
 from quire.engine.client import EngineInfo
-from quire.text.structured.reader import READER, Read
+from quire.text.structured.reader import READER, CompiledGrammar
 from quire.text.structured.refused import REFUSED
 from quire.text.structured.vocabulary import vocabulary_of
 from quire.text.tokenizer import Tokenizer
@@ -32,11 +32,11 @@ Message = Mapping[str, Any]
 _FIELDS = {"prompt", "prompt_token_ids", "multi_modal_data"}
 
 
-class Encoded(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """Token ids of a prompt, and its pictures: their rows have ids beyond the vocabulary."""
 
     ids: Sequence[int]
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[PromptImage, ...] = ()
 
 
 def listed(prompts: Any) -> list[Any]:
@@ -147,7 +147,7 @@ def check_tokens(tokenizer: Tokenizer, text: str, limit: int, param: str = "prom
 
 def make_request(
     info: EngineInfo,
-    prompt: Sequence[int] | Encoded,
+    prompt: Sequence[int] | EncodedPrompt,
     params: SamplingParams,
     *,
     request_id: str,
@@ -162,7 +162,7 @@ def make_request(
     the field.
     """
     params.validate(info.vocab_size)
-    ids, pictures = prompt if isinstance(prompt, Encoded) else (prompt, ())
+    ids, pictures = prompt if isinstance(prompt, EncodedPrompt) else (prompt, ())
     limit = room(info, len(ids))
     _check_ids(info, ids, pictures)
     if pictures and params.prompt_logprobs is not None:
@@ -192,7 +192,7 @@ def make_request(
     )
 
 
-def _check_ids(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
+def _check_ids(info: EngineInfo, ids: Sequence[int], pictures: Sequence[PromptImage]) -> None:
     """Each in the vocabulary, but for the rows of `pictures`, which have the ids of those."""
     text = _beside(info, ids, pictures) if pictures else ids
     if text and (min(text) < 0 or max(text) >= info.vocab_size):
@@ -200,7 +200,7 @@ def _check_ids(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]
         raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
 
 
-def _beside(info: EngineInfo, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+def _beside(info: EngineInfo, ids: Sequence[int], pictures: Sequence[PromptImage]) -> list[int]:
     """The ids that are not of pictures."""
     if not info.pictures:
         raise BadRequest("prompt: this model takes no pictures", param="prompt")
@@ -225,11 +225,13 @@ def with_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request) -> Req
     return request if asked is None else add_grammar(request, asked.result())
 
 
-def ask_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = "") -> Future[Read] | None:
+def ask_grammar(
+    vocab_size: int, tokenizer: Tokenizer, request: Request, frame: str = ""
+) -> Future[CompiledGrammar] | None:
     """The grammar of a request's structured outputs, to come in its tenant's turn; None where it has none.
 
-    `frame`: what may stand around them (see `Reader.ask`). `BadRequest` naming the field when there is no such grammar;
-    `Overloaded` when too many wait.
+    `frame`: what may stand around them (see `WeightReader.ask`). `BadRequest` naming the field when there is no such
+    grammar; `Overloaded` when too many wait.
     """
     params = request.params
     if params.structured_outputs is None:
@@ -239,7 +241,7 @@ def ask_grammar(vocab_size: int, tokenizer: Tokenizer, request: Request, frame: 
     return READER.ask(params.structured_outputs, ends, vocabulary, frame, request.tenant)
 
 
-def add_grammar(request: Request, read: Read) -> Request:
+def add_grammar(request: Request, read: CompiledGrammar) -> Request:
     """`request` with the grammar that was read; `BadRequest` when `max_tokens` cannot hold any text of it, or where an
     engine could not follow it for this tenant."""
     REFUSED.check(request.tenant, read.grammar)

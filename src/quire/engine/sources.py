@@ -41,7 +41,7 @@ class Base64(NamedTuple):
 
 
 @dataclass(slots=True)
-class Source:
+class ImageSource:
     """A picture as it came in the field `where`.
 
     `given`: a URL (data:, file:, http:, https:), `Base64`, bytes of a file, its path, a PIL image or an array. Whoever
@@ -57,23 +57,23 @@ class Source:
         return given
 
 
-def source_of(part: Mapping[str, Any], at: str) -> Source | None:
+def source_of(part: Mapping[str, Any], at: str) -> ImageSource | None:
     """The picture that a part of a message's content is (OpenAI's shape), or None where it is none.
 
     `BadRequest` naming the field that is wrong.
     """
-    if isinstance(part.get("source"), Source):
+    if isinstance(part.get("source"), ImageSource):
         return part["source"]  # type: ignore[no-any-return]
     if part.get("type") != "image_url":
         return None
     image = part.get("image_url")
     if isinstance(image, str):
-        return Source(f"{at}.image_url", image)
+        return ImageSource(f"{at}.image_url", image)
     if not isinstance(image, Mapping) or not isinstance(image.get("url"), str):
         raise BadRequest(f"{at}.image_url.url: required, a string", param=f"{at}.image_url.url")
     if image.get("detail") not in DETAILS:
         raise BadRequest(f"{at}.image_url.detail: must be auto, low or high", param=f"{at}.image_url.detail")
-    return Source(f"{at}.image_url.url", image["url"])
+    return ImageSource(f"{at}.image_url.url", image["url"])
 
 
 def forget(part: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ def image_of(given: Any, where: str, most: int) -> Image:
         raise BadRequest(f"{where}: the picture cannot be read: {error}", param=where) from None
 
 
-def images_of(data: Any) -> list[Source]:
+def images_of(data: Any) -> list[ImageSource]:
     """The pictures of vLLM's `multi_modal_data`: {"image": one or a list of them}."""
     if data is None:
         return []
@@ -230,7 +230,7 @@ def images_of(data: Any) -> list[Source]:
         raise BadRequest(f'{at}: must be {{"image": ...}}; only pictures are read', param=at)
     given = data.get("image")
     images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    return [Source(f"{at}.image[{i}]", _named(image)) for i, image in enumerate(images)]
+    return [ImageSource(f"{at}.image[{i}]", _named(image)) for i, image in enumerate(images)]
 
 
 def _named(given: Any) -> Any:
@@ -238,7 +238,7 @@ def _named(given: Any) -> Any:
     return Path(given) if isinstance(given, str) and scheme_of(given) not in SCHEMES else given
 
 
-def without_pictures(message: Any, where: str, sources: list[Source]) -> Any:
+def without_pictures(message: Any, where: str, sources: list[ImageSource]) -> Any:
     """A message without its pictures, which are added to `sources`; what is no message is refused by the template."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), (list, tuple)):
         return message
@@ -250,11 +250,11 @@ def without_pictures(message: Any, where: str, sources: list[Source]) -> Any:
     return {**message, "content": parts}
 
 
-def _source(part: Mapping[str, Any], at: str) -> Source | None:
+def _source(part: Mapping[str, Any], at: str) -> ImageSource | None:
     """The picture of a part: an object of the caller's ({"type": "image", "image": ...}), or as OpenAI has it."""
     if part.get("type") in ("image", "image_pil"):
         given = next((part[name] for name in ("image", "image_pil", "url", "path") if part.get(name) is not None), None)
         if given is None:
             raise BadRequest(f"{at}.image: required, a picture", param=f"{at}.image")
-        return Source(f"{at}.image", _named(given))
+        return ImageSource(f"{at}.image", _named(given))
     return source_of(part, at)

@@ -16,13 +16,13 @@ from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import DecoderStart
 from quire.engine.engine import Engine, StepQueue
-from quire.engine.loop.adapting import Adapting
+from quire.engine.loop.adapting import AdapterChanger
 from quire.engine.loop.block_store import BlockStore
 from quire.engine.loop.experts import expert_counts
 from quire.engine.loop.facts import pooling_of
-from quire.engine.loop.guiding import Guiding
+from quire.engine.loop.guiding import GrammarCompiler
 from quire.engine.loop.planning import make_memory_plan, same_weights
-from quire.engine.loop.tiering import Portable, Tiering
+from quire.engine.loop.tiering import LeavingRequests, StoreWriter
 from quire.model.build import Model, check_start, load_model
 from quire.model.offload.shards import Shards
 from quire.model.timing import with_stages
@@ -30,12 +30,12 @@ from quire.ops.backend import open_backend
 from quire.parallel.place import ALONE
 from quire.run.budget import KVPlan
 from quire.run.executor import Allocated, Executor, LocalExecutor
-from quire.run.led import LedExecutor
+from quire.run.led import MultiRankExecutor
 from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
-from quire.sched.features.images import Encoding, Limits
+from quire.sched.features.images import EncoderLimits, EncoderScheduler
 from quire.sched.scheduler import Scheduler
-from quire.sched.shares import Portions
+from quire.sched.shares import MicroBatches
 from quire.speculate.load import Drafting, load_drafting
 from quire.speculate.speculator import Speculator
 
@@ -73,7 +73,7 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
             model = replace(model, vision=None)
         drafting = load_drafting(config, model, ops, progress, place)
         own = LocalExecutor(config, model, ops, drafting)
-        return build_engine(LoadedModels(own if ranks is None else LedExecutor(own, ranks), drafting, since))
+        return build_engine(LoadedModels(own if ranks is None else MultiRankExecutor(own, ranks), drafting, since))
 
 
 def with_options(executor: Executor, config: EngineConfig) -> LoadedModels:
@@ -98,12 +98,12 @@ def build_engine(loaded: LoadedModels) -> Engine:
     allocated = executor.allocate(plan.kv, plan.limits)
     stored = allocated.blocks.stored
     store = None if stored is None else BlockStore(executor, plan.kv, stored.nbytes, loaded.since[0])
-    guiding = Guiding(config.model, str(model.folder), model.spec.vocab_size)
+    guiding = GrammarCompiler(config.model, str(model.folder), model.spec.vocab_size)
     scheduler = Scheduler(
         plan.limits,
         _tables(executor, plan.kv, store),
         plan.kv.max_model_len,
-        Portions(parallel.pipeline_parallel_size, parallel.steps_under_way),
+        MicroBatches(parallel.pipeline_parallel_size, parallel.steps_under_way),
         _encoding(plan.limits, model),
         guiding.begin,
     )
@@ -119,9 +119,11 @@ def build_engine(loaded: LoadedModels) -> Engine:
         speculator=speculator,
         step_queue=StepQueue(runner, scheduler, speculator, most, staged),
         ahead=ahead,
-        adapting=Adapting(executor, scheduler, store),
-        tiering=None if store is None else Tiering(store, scheduler, runner),
-        moving=Portable(scheduler, store.tiers.store) if store is not None and parallel.prefill_replicas else None,
+        adapting=AdapterChanger(executor, scheduler, store),
+        tiering=None if store is None else StoreWriter(store, scheduler, runner),
+        moving=LeavingRequests(scheduler, store.tiers.store)
+        if store is not None and parallel.prefill_replicas
+        else None,
         experts=expert_counts(model.decoder, parallel, model.place.experts),
         pooling=pooling,
         decoder_start=None if model.encoder is None else DecoderStart(config.cache.block_size, model.decoder_start),
@@ -144,12 +146,14 @@ def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, 
     return Speculator(drafting.asked, proposer, scheduler, runner.move_blocks, allocated.step.model.spec.vocab_size)
 
 
-def _encoding(limits: SchedulerConfig, model: Model) -> Encoding | None:
+def _encoding(limits: SchedulerConfig, model: Model) -> EncoderScheduler | None:
     """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
     if model.vision is None:
         return None
     mutual = model.spec.sight.mutual
-    return Encoding(Limits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs))
+    return EncoderScheduler(
+        EncoderLimits(*limits.encoder_rows, mutual, limits.max_num_batched_tokens, limits.max_num_seqs)
+    )
 
 
 @contextmanager

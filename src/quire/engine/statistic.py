@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 from msgspec import Struct
 
 S = TypeVar("S", bound=Struct)
-A = TypeVar("A", "Adding", "Metric")
+A = TypeVar("A", "Adding", "PrometheusMetric")
 Add = Callable[[Sequence[Any], str], Any]
 """One value of the field of that name of several structs."""
 
@@ -29,7 +29,7 @@ class Adding(NamedTuple):
     stays: bool = False
 
 
-class Metric(NamedTuple):
+class PrometheusMetric(NamedTuple):
     """A family of Prometheus, with `help` in the words of /metrics; a counter's `name` is without its `_total`.
 
     `label`: name of the label that tells the places of a tuple apart. `value`: what is shown of the struct, where that
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
     needs: str = ""
 
 
-gauge, counter = partial(Metric, "gauge"), partial(Metric, "counter")
+gauge, counter = partial(PrometheusMetric, "gauge"), partial(PrometheusMetric, "counter")
 """A figure that rises and falls, and a running total."""
 
 

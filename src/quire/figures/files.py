@@ -10,14 +10,14 @@ import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.whole import becoming, write_whole
-from quire.figures.rows import SCHEMA, Row
+from quire.figures.rows import SCHEMA, FigureRow
 
 MAX_BYTES = 1 << 30
 STRUCTURED = ("machine", "engine", "model", "load")
 """Fields that are columns for each of their parts in Parquet; other nested ones are JSON."""
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[FigureRow]:
     """Those of a .jsonl or .parquet file. `ConfigError` names the line that is none.
 
     The last line may be cut off, as a run that was killed leaves it: it counts as not there.
@@ -41,12 +41,12 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _decode(found: Any, where: str) -> Row:
+def _decode(found: Any, where: str) -> FigureRow:
     version = found.get("schema") if isinstance(found, dict) else None
     if isinstance(version, int) and version > SCHEMA:
         raise ConfigError(f"{where} has schema {version}, this quire knows {SCHEMA}; use a newer one")
     try:
-        return msgspec.convert(found, Row)
+        return msgspec.convert(found, FigureRow)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where} is no row: {error}") from None
 
@@ -65,7 +65,7 @@ class Appending:
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror or error}") from None
 
-    def add(self, row: Row) -> None:
+    def add(self, row: FigureRow) -> None:
         """Append one; `ConfigError` where the disk refuses."""
         try:
             with self.path.open("ab") as out:
@@ -75,7 +75,7 @@ class Appending:
         self.have.add(row.key)
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[FigureRow]) -> None:
     """A whole .jsonl or .parquet file."""
     try:
         if path.suffix == ".parquet":
@@ -95,7 +95,7 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _to_parquet(path: Path, rows: list[Row]) -> None:
+def _to_parquet(path: Path, rows: list[FigureRow]) -> None:
     """Metrics are columns of numbers, `metrics.NAME`; what else is nested is JSON text."""
     pyarrow = _pyarrow()
     flat = [dict(_flat(msgspec.to_builtins(row))) for row in rows]

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import quire
 from quire.core.machine import cores, processor
-from quire.figures.rows import Engine, Machine
+from quire.figures.rows import RowEngine, RowMachine
 
 STANDS_ON = ("torch", "numpy", "tokenizers", "triton")
 
 
-def this_machine(limits: dict[str, float] | None = None) -> Machine:
+def this_machine(limits: dict[str, float] | None = None) -> RowMachine:
     """The processor, what this process may use of it, and its `limits`, measured by the caller."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(
+    return RowMachine(
         name=processor(),
         cores=cores().physical,
         memory_bytes=memory,
@@ -28,7 +28,7 @@ def this_machine(limits: dict[str, float] | None = None) -> Machine:
     )
 
 
-def this_engine() -> Engine:
+def this_engine() -> RowEngine:
     """quire as it runs here, and what it stands on."""
     versions = {"python": platform.python_version()}
     for name in STANDS_ON:
@@ -36,7 +36,7 @@ def this_engine() -> Engine:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return Engine(name="quire", version=quire.__version__, commit=_commit(), versions=versions)
+    return RowEngine(name="quire", version=quire.__version__, commit=_commit(), versions=versions)
 
 
 def now() -> str:

@@ -16,7 +16,7 @@ SCHEMA = 1
 Kind = Literal["measured", "predicted", "simulated", "imported"]
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class RowMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Where it ran. `limits`: names of `quire.figures.metrics.LIMITS`, measured in the same rounds where possible."""
 
     name: Annotated[str, Meta(description="Processor or device, as it names itself.")]
@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     limits: Annotated[dict[str, float], Meta(description="What it can do at most, by name.")] = {}
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class RowEngine(msgspec.Struct, frozen=True, kw_only=True):
     """What ran."""
 
     name: Annotated[str, Meta(description="quire, llama.cpp, openvino, vllm, transformers, ...")]
@@ -36,7 +36,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     versions: Annotated[dict[str, str], Meta(description="Of what it stands on: torch, Python, ...")] = {}
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class RowModel(msgspec.Struct, frozen=True, kw_only=True):
     """Of what."""
 
     name: Annotated[str, Meta(description="A name or a shape.")]
@@ -45,7 +45,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     kv_format: Annotated[str, Meta(description="Of keys and values.")] = ""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class RowLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked of it. Lengths in tokens."""
 
     requests: Annotated[int, Meta(description="In all.")] = 1
@@ -65,7 +65,7 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
     high: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of everything that was found in one configuration."""
 
     schema: Annotated[int, Meta(description="Version of this schema.")] = SCHEMA
@@ -74,10 +74,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     suite: Annotated[str, Meta(description="Name of the suite it is part of.")] = ""
     time: Annotated[str, Meta(description="ISO 8601, UTC.")] = ""
     command: Annotated[str, Meta(description="Makes the row again.")] = ""
-    machine: Annotated[Machine, Meta(description="Where it ran.")]
-    engine: Annotated[Engine, Meta(description="What ran.")]
-    model: Annotated[Model, Meta(description="Of what.")]
-    load: Annotated[Load, Meta(description="What was asked of it.")]
+    machine: Annotated[RowMachine, Meta(description="Where it ran.")]
+    engine: Annotated[RowEngine, Meta(description="What ran.")]
+    model: Annotated[RowModel, Meta(description="Of what.")]
+    load: Annotated[RowLoad, Meta(description="What was asked of it.")]
     technique: Annotated[str, Meta(description="The technique that is switched in this row; empty: none.")] = ""
     on: Annotated[bool, Meta(description="Whether `technique` is on.")] = True
     improves: Annotated[str, Meta(description="Name of the metric that `technique` is for.")] = ""
@@ -92,7 +92,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Names the configuration: equal for two rows that differ only in when they were made and what was found."""
-        read = msgspec.json.decode(msgspec.json.encode(self), type=Row)  # 8 and 8.0 lie in a file as the same
+        read = msgspec.json.decode(msgspec.json.encode(self), type=FigureRow)  # 8 and 8.0 lie in a file as the same
         told = {name: msgspec.to_builtins(getattr(read, name)) for name in KEY}
         told["machine"] = {"name": self.machine.name, "devices": self.machine.devices, "cores": self.machine.cores}
         told["engine"] = self.engine.name
@@ -106,7 +106,7 @@ KEY = ("kind", "benchmark", "suite", "model", "load", "technique", "on", "option
 
 def fields() -> list[tuple[str, str, str]]:
     """(name, type, meaning) of every field, parts with dots: what the documentation's table says."""
-    return list(_fields(Row, ""))
+    return list(_fields(FigureRow, ""))
 
 
 def _fields(struct: type[msgspec.Struct], before: str) -> list[tuple[str, str, str]]:

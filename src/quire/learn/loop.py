@@ -43,7 +43,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True)
-class Pace:
+class LearningSchedule:
     """`steps` in all, `rate` of Adam at its highest, gradients cut to a norm of `clip`."""
 
     steps: int
@@ -56,14 +56,16 @@ class Pace:
         return self.rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / self.steps))
 
 
-class Run:
+class TrainingRun:
     """A learner on its way. `plan`: what a run is; one that goes on must be of the same.
 
     `state`: the file that is kept now and then. `paged`: Adam's moments are in a file beside it, which the system pages
     in and out (as QLoRA's paged optimizer does, Dettmers et al. 2023): memory for them is not needed all at once.
     """
 
-    def __init__(self, learner: Learner, pace: Pace, plan: DataclassInstance, state: Path, paged: bool = False) -> None:
+    def __init__(
+        self, learner: Learner, pace: LearningSchedule, plan: DataclassInstance, state: Path, paged: bool = False
+    ) -> None:
         self.learner, self.pace = learner, pace
         self.step, self.losses = 0, list[float]()
         self._parameters, self._plan, self._state = dict(learner.parameters()), asdict(plan), state

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
@@ -76,7 +76,7 @@ class Vision(Protocol):
         """Bytes that encoding a picture of `rows` rows takes beside its features."""
         ...
 
-    def __call__(self, picture: Picture) -> Array:
+    def __call__(self, picture: PromptImage) -> Array:
         """f32 [picture.rows, width], which nothing changes later. A function of the picture alone, to the bit."""
         ...
 

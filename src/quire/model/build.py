@@ -18,12 +18,12 @@ from quire.core.exclusions.table import check_known
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward, Vision
-from quire.model.borrowed.found import Borrowed, find_borrowed
+from quire.model.borrowed.found import TransformersModel, find_borrowed
 from quire.model.describe import compute_dtype, describe, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.hub import hub_of
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.families.rope import Rope, shared_tables, short_reach
 from quire.model.known import known_of, known_of_device
 from quire.model.load.adapters import Adapters, parse_modules
@@ -34,7 +34,7 @@ from quire.model.load.extension import Base
 from quire.model.load.joined_shares import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
 from quire.model.load.stages import stages_of
 from quire.model.mixers.table import layouts_of
@@ -47,7 +47,7 @@ from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout
 from quire.ops.lazy import require_torch, torch_dtype
-from quire.parallel.place import ALONE, Place
+from quire.parallel.place import ALONE, RankPlace
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
@@ -84,7 +84,7 @@ class Model:
     encoder: Encoder | None = None
     decoder_start: int = 0
     writing: Writing | None = None
-    place: Place = ALONE
+    place: RankPlace = ALONE
     span: range | None = None
     pooling: Pooling = NO_VECTORS
     classifier: Host | None = None
@@ -111,7 +111,7 @@ def load_model(
     config: EngineConfig,
     ops: Ops,
     progress: LoadProgress | None = None,
-    place: Place = ALONE,
+    place: RankPlace = ALONE,
     shards: Shards | None = None,
 ) -> Model:
     """Load and pack the share of `config.model` that a rank at `place` has, joined with those of other ranks.
@@ -182,7 +182,7 @@ def check_start(config: EngineConfig, ops: Ops) -> None:
     check_known(config.features, known_of(config, found) | known_of_device(config, ops.name, ops.chosen))
 
 
-def _opened(config: EngineConfig) -> Opened:
+def _opened(config: EngineConfig) -> ModelHeaders:
     """The model folder, without what reads pictures where its text alone is wanted."""
     options = config.model
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
@@ -190,18 +190,18 @@ def _opened(config: EngineConfig) -> Opened:
 
 
 def _reader(
-    config: EngineConfig, opened: Opened, ops: Ops, form: Form, share: Share, progress: LoadProgress | None
-) -> Reader:
+    config: EngineConfig, opened: ModelHeaders, ops: Ops, form: MatrixForm, share: Share, progress: LoadProgress | None
+) -> WeightReader:
     """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
     adapters, cache = load_room(config, opened, ops, share), None
     if not form.runs:
         cache = packed_cache(config, opened, ops, form.dtype, form.target, share)
     if cache is not None:
         cache.load(progress or (lambda done, total, what: None))
-    return Reader(opened, ops, form, share, progress, adapters, cache)
+    return WeightReader(opened, ops, form, share, progress, adapters, cache)
 
 
-def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | None:
+def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder | None:
     """This rank's share of the encoder, where there is one."""
     if not reader.opened.spec.encoder_decoder:
         return None
@@ -209,7 +209,7 @@ def _encoder(reader: Reader, decoder: Decoder, still: AnyArray) -> Encoder | Non
     return load_encoder(reader, decoder.embed, still)
 
 
-def _vision(reader: Reader, dtype: Dtype) -> Vision | None:
+def _vision(reader: WeightReader, dtype: Dtype) -> Vision | None:
     """What makes rows of pictures, where the model takes any."""
     opened = reader.opened.vision
     if opened is None:
@@ -221,14 +221,16 @@ def _vision(reader: Reader, dtype: Dtype) -> Vision | None:
     return vision
 
 
-def _ropes(reader: Reader, length: int) -> dict[Rope, AnyArray]:
+def _ropes(reader: WeightReader, length: int) -> dict[Rope, AnyArray]:
     """The tables of layers' ropes for `length` positions, on the device."""
     tables = shared_tables(reader.opened.spec.rope, length)
     reader.count("rope", "f32", sum(t.nbytes for t in tables.values()))
     return dict(zip(tables, reader.place(tuple(tables.values())), strict=True))
 
 
-def _load_borrowed(config: EngineConfig, ops: Ops, found: Borrowed, target: Quantizer | None, device: Known) -> Model:
+def _load_borrowed(
+    config: EngineConfig, ops: Ops, found: TransformersModel, target: Quantizer | None, device: Known
+) -> Model:
     """A model by transformers' code; options that only the table's families have are refused."""
     options = config.model
     name = own_name(options.model, found.folder)
@@ -272,13 +274,13 @@ def _warn(folder: Path, notes: tuple[str, ...]) -> None:
         log.warning("%s: %s", folder, note)
 
 
-def form_of(config: EngineConfig, dtype: Dtype, target: Quantizer | None) -> Form:
+def form_of(config: EngineConfig, dtype: Dtype, target: Quantizer | None) -> MatrixForm:
     """What matrices become."""
     options = config.model
-    return Form(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
+    return MatrixForm(dtype, target, options.group_size, options.activations, config.parallel.rank_invariant)
 
 
-def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
+def load_adapters(config: EngineConfig, reader: WeightReader, base: Base) -> None:
     """Those that are named at the start, for the model `base`, where there is room for any."""
     room = reader.adapters
     if room is not None:
@@ -288,7 +290,7 @@ def load_adapters(config: EngineConfig, reader: Reader, base: Base) -> None:
         reader.count("adapters", "f32", room.nbytes)
 
 
-def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> Adapters | None:
+def load_room(config: EngineConfig, opened: ModelHeaders, ops: Ops, share: Share) -> Adapters | None:
     """Room for LoRA adapters, or None when they were not asked for."""
     lora = config.lora
     if not lora.enable_lora:
@@ -297,7 +299,7 @@ def load_room(config: EngineConfig, opened: Opened, ops: Ops, share: Share) -> A
     return Adapters(opened, share, lora, rows, ops, config.parallel.ranks)
 
 
-def check_groups(opened: Opened, target: Quantizer | None, group: int) -> None:
+def check_groups(opened: ModelHeaders, target: Quantizer | None, group: int) -> None:
     """Refuse a group size before minutes of loading, naming the first matrix that it does not divide."""
     if target is None:
         return

@@ -12,18 +12,18 @@ from typing import Any
 
 from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.model.borrowed.found import Borrowed, find_borrowed
-from quire.model.disk.checkpoint import Checkpoint, Source, float_dtype, resolve
+from quire.model.borrowed.found import TransformersModel, find_borrowed
+from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, resolve
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
-from quire.model.disk.opened import Opened, OpenedVision
+from quire.model.disk.opened import ModelHeaders, VisionHeaders
 from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.rewrite import Rewritten
-from quire.model.disk.stacked import Stacked
+from quire.model.disk.stacked import StackedSource
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.mixer import WIDE
@@ -63,7 +63,7 @@ class ModelFacts:
     """What `describe` finds without reading a weight. Sizes in bytes, `dtype` as on disk, KV counted in bf16.
 
     `active_parameters`: less those of the experts a token does not take. `roles`: those the model has for certain.
-    `stored`, `quantized`: as of `Opened`. `borrowed`: it runs by the code of transformers.
+    `stored`, `quantized`: as of `ModelHeaders`. `borrowed`: it runs by the code of transformers.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
     `vision`: beside all of that, which is of the decoder; only `bytes_on_disk` and `tensors` are of both.
@@ -91,7 +91,7 @@ class ModelFacts:
     borrowed: bool = False
 
 
-def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> Opened:
+def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> ModelHeaders:
     """Read config and headers of `model` (folder, GGUF file, hub name, "" = the embedded one), claim every tensor."""
     folder = resolve(model, hub)
     gguf = GgufModel.open(folder) if folder.is_file() else None
@@ -101,7 +101,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         spec, family, config = read_spec(raw, str(folder / "config.json"))
     required = family.required_parts(config)
-    source: Source
+    source: TensorSource
     origins, notes, pictures = dict[str, str](), list[str](), None
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
@@ -127,7 +127,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         scheme, dtype = gguf.tensors.scheme, gguf.tensors.dtype
     else:
         if family.stacks:
-            source = Stacked(source, family, spec.layers)
+            source = StackedSource(source, family, spec.layers)
         endings, spoken = cache_scales(config.child("quantization_config"))
         family = replace(family, buffers=(*family.buffers, *endings))
         scheme, dtype = detect(source.infos, config.child("quantization_config"), origins), float_dtype(source.infos)
@@ -142,7 +142,9 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     pooling = read_pooling(folder, config, spec.hidden, not alone)
     named = own_name(model, folder)
     vision = open_vision(folder, raw, spec, pictures, seed)
-    return Opened(named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision)
+    return ModelHeaders(
+        named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
+    )
 
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
@@ -180,7 +182,7 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
     )
 
 
-def _vision_facts(opened: OpenedVision) -> VisionFacts:
+def _vision_facts(opened: VisionHeaders) -> VisionFacts:
     matrices, tables, others = list[tuple[int, int]](), 0, 0
     for made in (opened.tower, opened.projector):
         for (role, _), parts in made.claim.parts.items():
@@ -194,7 +196,7 @@ def _vision_facts(opened: OpenedVision) -> VisionFacts:
     return VisionFacts(kind, tower, projector, tensors, tuple(matrices), tables, others)
 
 
-def _describe_borrowed(model: str, found: Borrowed) -> ModelFacts:
+def _describe_borrowed(model: str, found: TransformersModel) -> ModelFacts:
     infos = found.checkpoint.infos
     parameters = sum(i.numbers for i in infos.values())
     return ModelFacts(

@@ -19,13 +19,13 @@ from quire.core.exclusions.features import (
     found,
 )
 from quire.model.describe import ModelFacts
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.mixers.table import features_of
 from quire.ops.choice import READ_WEIGHTS
 from quire.quant.registry import quantizer
 
 
-def known_of(config: EngineConfig, model: ModelFacts | Opened) -> Known:
+def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
     """Of a model whose headers were read; `config`: of the engine, which may leave out what reads pictures."""
     spec, words = model.spec, {"model": model.name, "family": model.spec.family, "folder": str(model.folder)}
     if isinstance(model, ModelFacts) and model.borrowed:

@@ -17,10 +17,10 @@ from quire.model.build import form_of, kv_layouts
 from quire.model.describe import compute_dtype, open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_of
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.families.rope import shared_tables
 from quire.model.load.builders import BLOCKS, load_layer
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.model.load.roles import Share, local_spec
 from quire.model.load.stages import Costs, numbers_of, stages_of
 from quire.ops.arrays import Array, Host
@@ -48,12 +48,12 @@ def with_stages(config: EngineConfig, ops: Ops) -> EngineConfig:
     return replace(config, parallel=replace(parallel, pipeline_layers=layers))
 
 
-def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
+def measured(config: EngineConfig, opened: ModelHeaders, ops: Ops) -> Costs:
     """Seconds of each layer and of the head. Layers of one kind are timed once; the head by how many numbers it has."""
     spec, share = opened.spec, Share(0, config.parallel.tensor_parallel_size)
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
-    reader = Reader(opened, ops, form_of(config, dtype, target), share, None)
+    reader = WeightReader(opened, ops, form_of(config, dtype, target), share, None)
     kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):
@@ -65,7 +65,7 @@ def measured(config: EngineConfig, opened: Opened, ops: Ops) -> Costs:
     return layers, head
 
 
-def _layer_seconds(config: EngineConfig, reader: Reader, dtype: Dtype, index: int) -> tuple[float, float]:
+def _layer_seconds(config: EngineConfig, reader: WeightReader, dtype: Dtype, index: int) -> tuple[float, float]:
     """Of one token: of a prompt, and of answers."""
     spec, ops, size = reader.opened.spec, reader.ops, config.cache.block_size
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()

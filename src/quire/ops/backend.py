@@ -29,7 +29,7 @@ from quire.ops.lazy import require_torch
 from quire.ops.native import best_ops, require_native
 from quire.ops.op import implementations
 from quire.ops.tuning import Tuning
-from quire.ops.weights import Packed, PackedForm, Stored, Weight
+from quire.ops.weights import Packed, PackedForm, StoredMatrix, Weight
 
 if TYPE_CHECKING:
     from quire.ops.runtime import Runtime
@@ -154,7 +154,7 @@ class Ops(ABC):
     # Weights
 
     @abstractmethod
-    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
         """`weight` in the layout `linear` reads; `narrow`: in 12 bits, if it is bf16 and `--bf16-bits` has it so.
 
         One that is stored is taken where `packs_stored`.
@@ -169,7 +169,7 @@ class Ops(ABC):
         """Whether `pack_stack` takes matrices of `kind` one by one."""
         return False
 
-    def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
+    def pack_stack(self, weights: Iterable[Weight | StoredMatrix], count: int) -> Packed:
         """`count` matrices below each other in the layout `linear` reads, packed one at a time."""
         raise NotImplementedError(f"backend {self.name} packs matrices whole")
 

@@ -43,7 +43,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")
 
 
 @dataclass(frozen=True)
-class Device:
+class BackendFacts:
     """What is known of a backend before it is imported: `DEVICE` of its folder in `quire.ops`.
 
     `option`: its name for `--device`; `unit` gives the instruction set, or the device's name, and the threads. `extra`:
@@ -59,7 +59,7 @@ class Device:
     others: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def devices() -> dict[str, Device]:
+def devices() -> dict[str, BackendFacts]:
     """Name of each backend, which is that of its folder -> what is known of it."""
     folders = importlib.import_module("quire.ops").__path__
     names = [module.name for module in pkgutil.iter_modules(folders) if module.ispkg]

@@ -24,18 +24,18 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.choice import READ_WEIGHTS
 from quire.ops.experts import Grouped
 from quire.ops.held import attend, held, spans
-from quire.ops.latents import Heads, rank_of
+from quire.ops.latents import LatentHeads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.reference.experts import grouped_linear
 from quire.ops.reference.latents import head_linear, turned_latents
 from quire.ops.reference.layers import linear
-from quire.ops.weights import Packed, Stored, Weight
+from quire.ops.weights import Packed, StoredMatrix, Weight
 
 
 @dataclass(frozen=True)
-class Site:
+class MatrixSite:
     """Which matrices of a model a packed one holds, from top to bottom."""
 
     roles: tuple[str, ...]
@@ -103,7 +103,7 @@ class Differentiable(ReferenceOps):
     def __init__(self) -> None:
         super().__init__()
         self.name = "differentiable"
-        self.site: Site | None = None
+        self.site: MatrixSite | None = None
         self.observers: list[Observer] = []
         self._latents: Tensor | None = None
         table: dict[str, Callable[..., Any]] = {name: op.pure for name, op in REGISTRY.items()}
@@ -115,7 +115,7 @@ class Differentiable(ReferenceOps):
         for name, fn in table.items():
             setattr(self, name, fn)
 
-    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
         """`weight` as it is, with its site."""
         return replace(super().pack(weight), handle=self.site)
 
@@ -132,7 +132,7 @@ class Differentiable(ReferenceOps):
         return False
 
     def _seen(self, w: Packed, x: Tensor, expert: int | None = None) -> None:
-        if isinstance(w.handle, Site):
+        if isinstance(w.handle, MatrixSite):
             for observer in self.observers:
                 for role in w.handle.roles:
                     observer(role, w.handle.layer, expert, x.detach())
@@ -156,7 +156,7 @@ class Differentiable(ReferenceOps):
         return head_linear(x, w, heads, n)
 
     def _latent_rope_and_cache(
-        self, q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+        self, q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: LatentHeads
     ) -> Tensor:
         turned, normed = turned_latents(q, kv, positions, table, slots, held(cache), heads)
         if self.observers:

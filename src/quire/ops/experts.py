@@ -68,7 +68,7 @@ def group(packed: Packed, experts: int, n: int, bias: Array | None) -> Grouped:
 
 
 @dataclass(frozen=True)
-class Between:
+class ExpertActivation:
     """What stands between an expert's matrices: act(gate) * up, `kind` a key of ACTIVATIONS; or `clamped_swiglu`.
 
     `clamp`: its (alpha, limit).

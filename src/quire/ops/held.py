@@ -20,13 +20,13 @@ ONE_BY_ONE, TOGETHER = 1, 0
 
 
 @dataclass(frozen=True, eq=False)
-class Held(KVCache):
+class AutogradCache(KVCache):
     """A cache of one layer that holds what was written as it is: (slots [t] int64, keys [t, ...], values [t, ...])."""
 
     written: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, layout: KVLayout) -> Held:
+    def of(cls, layout: KVLayout) -> AutogradCache:
         """An empty one. Of `layout` the sizes of a head and of a block count."""
         return cls(layout, torch.empty(0), torch.empty(0))
 
@@ -43,15 +43,15 @@ class Held(KVCache):
         return place, keys, values
 
 
-def held(cache: KVCache) -> Held:
+def held(cache: KVCache) -> AutogradCache:
     """`cache`; `TypeError` where it is one that cuts the graph."""
-    if not isinstance(cache, Held):
+    if not isinstance(cache, AutogradCache):
         raise TypeError("the differentiable backend writes to Held caches only")
     return cache
 
 
 @dataclass(frozen=True)
-class Span:
+class KeySpan:
     """n rows begin..end that read the slots `keys` [m] int64: by `order` row i the first m - n + 1 + i, or all."""
 
     begin: int
@@ -65,9 +65,9 @@ class Span:
         return self.end - self.begin, len(self.keys), self.order
 
 
-def spans(cu_q: Tensor, context: Tensor, block_tables: Tensor, size: int) -> list[Span]:
+def spans(cu_q: Tensor, context: Tensor, block_tables: Tensor, size: int) -> list[KeySpan]:
     """The batch of `ops.attention` as spans. Sequences of one row over the same keys (an encoder's) become one."""
-    ends, lengths, found = cu_q.tolist(), context.tolist(), list[Span]()
+    ends, lengths, found = cu_q.tolist(), context.tolist(), list[KeySpan]()
     last = -1
     for s, length in enumerate(lengths):
         begin, end = ends[s], ends[s + 1]
@@ -75,19 +75,20 @@ def spans(cu_q: Tensor, context: Tensor, block_tables: Tensor, size: int) -> lis
             continue
         same = last >= 0 and end - begin == 1 and lengths[last] == length and found[-1].end == begin
         if same and found[-1].shape[2] == TOGETHER and torch.equal(block_tables[s], block_tables[last]):
-            found[-1] = Span(found[-1].begin, end, found[-1].keys, TOGETHER)
+            found[-1] = KeySpan(found[-1].begin, end, found[-1].keys, TOGETHER)
             continue
         blocks = block_tables[s, : -(-length // size)].long()
         keys = (blocks[:, None] * size + torch.arange(size)).flatten()[:length]
-        found.append(Span(begin, end, keys, TOGETHER if end - begin == 1 else ONE_BY_ONE))
+        found.append(KeySpan(begin, end, keys, TOGETHER if end - begin == 1 else ONE_BY_ONE))
         last = s
     return found
 
 
-def attend(q: Tensor, held: tuple[Tensor, Tensor, Tensor], batch: list[Span], spec: AttentionSpec) -> Tensor:
-    """softmax(scores) v of queries q [T, heads, d] over `Held.rows`, keys [N, kv_heads, d]: [T, heads, d of values]."""
+def attend(q: Tensor, held: tuple[Tensor, Tensor, Tensor], batch: list[KeySpan], spec: AttentionSpec) -> Tensor:
+    """softmax(scores) v of queries q [T, heads, d] over `AutogradCache.rows`, keys [N, kv_heads, d]: [T, heads, d of
+    values]."""
     place, keys, values = held
-    groups: dict[tuple[int, int, int], list[Span]] = {}
+    groups: dict[tuple[int, int, int], list[KeySpan]] = {}
     for span in batch:
         groups.setdefault(span.shape, []).append(span)
     order, parts = list[Tensor](), list[Tensor]()

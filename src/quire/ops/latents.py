@@ -44,7 +44,7 @@ def rank_of(cache: KVCache) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Heads:
+class LatentHeads:
     """How many heads a layer's queries have, and the weight f32 [rank] of the norm of its latents."""
 
     count: int

@@ -14,7 +14,7 @@ Copies = Sequence[tuple[Tensor, Tensor]]
 """(target, source) of copies that are queued."""
 
 
-class Mark(Protocol):
+class QueueEvent(Protocol):
     """A point in a queue of work."""
 
     def wait(self) -> None:
@@ -29,21 +29,21 @@ class Runtime(Protocol):
         """Host memory (uint8) that copies read and write while the host goes on."""
         ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueEvent:
         """This point of the main queue."""
         ...
 
-    def send(self, copies: Copies, after: Mark | None) -> Mark:
+    def send(self, copies: Copies, after: QueueEvent | None) -> QueueEvent:
         """Queue copies on the side, behind `after` (None: all that the main queue holds by now); the main queue goes on
         when they are done. Returns their end."""
         ...
 
-    def ahead(self, copies: Copies) -> Mark:
+    def ahead(self, copies: Copies) -> QueueEvent:
         """Queue copies on a third queue, behind all that the main queue holds by now, which does not wait for them.
         Returns their end."""
         ...
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: QueueEvent) -> None:
         """What is queued on the main queue from here on runs behind `mark`; the host does not wait."""
         ...
 

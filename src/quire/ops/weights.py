@@ -119,7 +119,7 @@ class RoundForm:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSelection:
     """The rows of `data` [rows, ...] in the order of the index `order` [n] int64, or as they are."""
 
     data: Array
@@ -133,22 +133,22 @@ class Rows:
         """They, copied where they have an order."""
         return self.data if self.order is None else self.data[self.order]
 
-    def take(self, rows: slice | Array) -> Rows:
+    def take(self, rows: slice | Array) -> RowSelection:
         """The rows `rows` of them."""
         if self.order is not None:
-            return Rows(self.data, self.order[rows])
-        return Rows(self.data[rows]) if isinstance(rows, slice) else Rows(self.data, rows)
+            return RowSelection(self.data, self.order[rows])
+        return RowSelection(self.data[rows]) if isinstance(rows, slice) else RowSelection(self.data, rows)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredMatrix:
     """A matrix [n, k] that is still what its file holds: `parts` below each other, in the form `form`.
 
     `block` columns cannot be parted.
     """
 
     form: BlockForm | RoundForm
-    parts: tuple[Rows, ...]
+    parts: tuple[RowSelection, ...]
     k: int
     block: int
 
@@ -163,30 +163,30 @@ class Stored:
         return self.form.kind
 
     @property
-    def whole(self) -> Rows:
+    def whole(self) -> RowSelection:
         """All parts as one."""
-        return self.parts[0] if len(self.parts) == 1 else Rows(concat([part.ordered for part in self.parts]))
+        return self.parts[0] if len(self.parts) == 1 else RowSelection(concat([part.ordered for part in self.parts]))
 
-    def take_rows(self, rows: slice | Array) -> Stored:
+    def take_rows(self, rows: slice | Array) -> StoredMatrix:
         """The rows `rows` (a slice, or an index [m] int64 that may permute)."""
         return replace(self, parts=(self.whole.take(rows),))
 
-    def slice_cols(self, start: int, stop: int) -> Stored | None:
+    def slice_cols(self, start: int, stop: int) -> StoredMatrix | None:
         """The columns start..stop, None where these part a block."""
         if start % self.block or stop % self.block:
             return None
         cut = tuple(p.data[:, start * p.data.shape[1] // self.k : stop * p.data.shape[1] // self.k] for p in self.parts)
-        parts = tuple(Rows(data, part.order) for data, part in zip(cut, self.parts, strict=True))
+        parts = tuple(RowSelection(data, part.order) for data, part in zip(cut, self.parts, strict=True))
         return replace(self, parts=parts, k=stop - start)
 
-    def below(self, others: Sequence[Stored]) -> Stored:
+    def below(self, others: Sequence[StoredMatrix]) -> StoredMatrix:
         """This matrix and `others`, in the same form, below each other."""
         return replace(self, parts=tuple(part for stored in (self, *others) for part in stored.parts))
 
 
 ARRAYS = ("codes", "scales", "zeros", "mins", "table", "order", "units", "min_units")
 """The fields of a `Weight` that are arrays."""
-W = TypeVar("W", bound=Weight | Stored)
+W = TypeVar("W", bound=Weight | StoredMatrix)
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def as_tensors(weight: W) -> W:
         return None if part is None else to_torch(part)
 
     changes: dict[str, Any]
-    if isinstance(weight, Stored):
-        changes = {"parts": tuple(Rows(to_torch(part.data), each(part.order)) for part in weight.parts)}
+    if isinstance(weight, StoredMatrix):
+        changes = {"parts": tuple(RowSelection(to_torch(part.data), each(part.order)) for part in weight.parts)}
     else:
         changes = {name: each(getattr(weight, name)) for name in ARRAYS}
     return replace(weight, **changes)

@@ -9,7 +9,7 @@ import numpy as np
 NBYTES = 8 * 64
 
 
-class Busy:
+class BusyTimes:
     """`seconds` [world]: time that ranks spent in steps and not in waiting for each other; each writes its own."""
 
     def __init__(self, file: int, world: int) -> None:

@@ -21,7 +21,7 @@ class Mail(Protocol):
     world: int
 
 
-class Saying(Mail, Protocol):
+class DigestSender(Mail, Protocol):
     """A rank that is not the first."""
 
     def say(self, message: bytes) -> None:
@@ -29,7 +29,7 @@ class Saying(Mail, Protocol):
         ...
 
 
-class Listening(Mail, Protocol):
+class DigestReceiver(Mail, Protocol):
     """Rank 0."""
 
     def listen(self, rank: int, milliseconds: int = 0) -> bytes | None:
@@ -42,10 +42,10 @@ def digest(step: int, sizes: Sequence[int], arrays: bytes) -> bytes:
     return WORD.pack(step, zlib.crc32(arrays, zlib.crc32(struct.pack(f"<{len(sizes)}q", *sizes))))
 
 
-class SaidDigests:
+class SentDigests:
     """A rank's digests, on their way to rank 0."""
 
-    def __init__(self, mail: Saying) -> None:
+    def __init__(self, mail: DigestSender) -> None:
         self._mail, self._step = mail, 0
 
     def step(self, sizes: Sequence[int], arrays: bytes) -> None:
@@ -54,10 +54,10 @@ class SaidDigests:
         self._mail.say(digest(self._step, sizes, arrays))
 
 
-class HeardDigests:
+class ReceivedDigests:
     """Rank 0's digests, and what the others say of theirs."""
 
-    def __init__(self, mail: Listening, patience_ms: int = 30_000) -> None:
+    def __init__(self, mail: DigestReceiver, patience_ms: int = 30_000) -> None:
         self._mail, self._patience = mail, patience_ms
         self._step = 0
         self._due: deque[bytes] = deque()

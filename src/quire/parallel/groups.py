@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import AXES, Topology
 
@@ -25,12 +25,12 @@ def place_among(
     crowded: bool,
     experts: ExpertPlan,
     world: SharedComm | None = None,
-) -> Place:
+) -> RankPlace:
     """The place of `rank` among ranks on several `hosts`.
 
-    `files`: memory of this host for its groups (`Memory.of`), by axis. `across(name, rank, world)` joins a group of
-    that name over hosts: all of its members make it at once, each its axes in one order, so that nobody waits in turn.
-    `world`: the ranks of this host, one of which leaving ends every group in memory.
+    `files`: memory of this host for its groups (`SharedFiles.of`), by axis. `across(name, rank, world)` joins a group
+    of that name over hosts: all of its members make it at once, each its axes in one order, so that nobody waits in
+    turn. `world`: the ranks of this host, one of which leaving ends every group in memory.
     """
     comms: dict[str, Comm] = {}
     for axis in AXES:
@@ -41,4 +41,4 @@ def place_among(
             comms[axis] = SharedComm(files[axis], own, len(group), crowded, within=world)
         else:
             comms[axis] = across(f"{axis} {group[0]}", own, len(group))
-    return Place(topology, rank, comms, experts)
+    return RankPlace(topology, rank, comms, experts)

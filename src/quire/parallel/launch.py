@@ -14,7 +14,7 @@ import msgspec
 
 from quire.parallel.ahead import started
 from quire.parallel.link import Link
-from quire.parallel.wire import Dropped
+from quire.parallel.wire import ConnectionDropped
 
 END_SECONDS = 3.0
 """That a process may take to end by itself."""
@@ -86,7 +86,7 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
     """To an agent: end the process now."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class ProcessExited(msgspec.Struct, frozen=True, tag="ended"):
     """From an agent: the process has ended, with a code as `Popen` has it, as `message` says."""
 
     code: int
@@ -99,23 +99,23 @@ ORDER, DATA = b"o", b"d"
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def order(message: Order | Ended) -> bytes:
+def order(message: Order | ProcessExited) -> bytes:
     """An order, or what came of it, as bytes of a link."""
     return ORDER + _encode(message)
 
 
-class Elsewhere:
+class RemoteLauncher:
     """Processes without messages that an agent runs; `link`: to the agent, for these alone."""
 
     def __init__(self, link: Link, kind: str, line: bytes) -> None:
         self._link, self._code = link, None if self._ask(link, kind, line) else LOST
-        self._decode = msgspec.msgpack.Decoder(Ended).decode
+        self._decode = msgspec.msgpack.Decoder(ProcessExited).decode
 
     @staticmethod
     def _ask(link: Link, kind: str, line: bytes) -> bool:
         try:
             link.send(order(Launch(kind, line)))
-        except Dropped:
+        except ConnectionDropped:
             return False
         return True
 
@@ -128,7 +128,7 @@ class Elsewhere:
         while self._code is None:
             try:
                 said = self._link.receive(POLL_SECONDS)
-            except Dropped:
+            except ConnectionDropped:
                 self._code = LOST
             else:
                 self._code = None if said is None else self._decode(said[1:]).code

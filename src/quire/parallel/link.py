@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.parallel.wire import Dropped, Peer, call, greet, listen
+from quire.parallel.wire import ConnectionDropped, Peer, call, greet, listen
 
 logger = logging.getLogger("quire.cluster")
 
@@ -33,7 +33,8 @@ Address = tuple[str, int]
 
 
 class Link:
-    """Messages in order, to and from who knows the secret. Any thread may send, one receives. `Dropped` ends it."""
+    """Messages in order, to and from who knows the secret. Any thread may send, one receives. `ConnectionDropped` ends
+    it."""
 
     def __init__(self, peer: Peer, address: Address) -> None:
         self._peer, self.address = peer, address
@@ -43,11 +44,12 @@ class Link:
         self._sender.start()
 
     def send(self, message: bytes) -> None:
-        """Hand over a message that is not empty; never waits. `Dropped` once it is known that nobody gets it."""
+        """Hand over a message that is not empty; never waits. `ConnectionDropped` once it is known that nobody gets
+        it."""
         if not 0 < len(message) <= LONGEST:
             raise ValueError(f"a message of {len(message):,} bytes; 1 to {LONGEST:,} can be sent")
         if self._peer.reason:
-            raise Dropped(self._peer.reason)
+            raise ConnectionDropped(self._peer.reason)
         self._waiting.put(message)
 
     def receive(self, seconds: float) -> bytes | None:
@@ -72,7 +74,7 @@ class Link:
         self._peer.close()
 
     def _send_all(self) -> None:
-        with contextlib.suppress(Dropped):  # who receives is told
+        with contextlib.suppress(ConnectionDropped):  # who receives is told
             while not self._peer.reason:
                 try:
                     message = self._waiting.get(timeout=BEAT)
@@ -84,7 +86,7 @@ class Link:
 
 
 def dial(address: Address, secret: bytes) -> Link:
-    """A link to who listens at `address`. `Dropped` where nobody does who knows the secret."""
+    """A link to who listens at `address`. `ConnectionDropped` where nobody does who knows the secret."""
     return Link(call(*address, secret, CALL_SECONDS, LONGEST), address)
 
 
@@ -117,7 +119,7 @@ class Listener:
     def _take(self, sock: socket.socket, address: Address) -> None:
         try:
             peer = greet(sock, self._secret, called=True, longest=LONGEST)
-        except Dropped as refused:
+        except ConnectionDropped as refused:
             logger.warning("refused: %s", refused)
             return
         finally:
@@ -125,7 +127,7 @@ class Listener:
         link = Link(peer, address)
         try:
             self._serve(link)
-        except Dropped as dropped:
+        except ConnectionDropped as dropped:
             logger.info("%s", dropped)
         except msgspec.MsgspecError as error:
             logger.warning("%s:%d says what is not understood: %s", *address, error)

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.parallel.wire import GREETING_S, Dropped, Peer, call, greet
+from quire.parallel.wire import GREETING_S, ConnectionDropped, Peer, call, greet
 
 GREETED = 64
 """Callers who are greeted at once; more are sent away."""
@@ -63,7 +63,7 @@ class Gate:
                 self._found.put((peer, msgspec.msgpack.decode(said, type=Joining)))
             except msgspec.MsgspecError:
                 raise peer.drop("does not say which rank it is") from None
-        except Dropped as error:
+        except ConnectionDropped as error:
             log.warning("%s", error)
         finally:
             self._room.release()
@@ -92,12 +92,12 @@ class Hub:
             )
 
     def tell(self, message: bytes) -> None:
-        """To all others. `Dropped` when one has left or does not take it in 30 s."""
+        """To all others. `ConnectionDropped` when one has left or does not take it in 30 s."""
         for peer in self.peers.values():
             peer.send(message)
 
     def listen(self, rank: int, milliseconds: int = 0) -> bytes | None:
-        """What `rank` says next, or None when it has said nothing for so long. `Dropped` when it has left."""
+        """What `rank` says next, or None when it has said nothing for so long. `ConnectionDropped` when it has left."""
         return self.peers[rank].receive(milliseconds / 1000)
 
     def leave(self) -> None:
@@ -110,13 +110,13 @@ class Spoke:
     """Any other rank's side."""
 
     def __init__(self, host: str, port: int, secret: bytes, rank: int, world: int, seconds: float) -> None:
-        """`Dropped` when rank 0 does not answer there for so many seconds."""
+        """`ConnectionDropped` when rank 0 does not answer there for so many seconds."""
         self.rank, self.world = rank, world
         self.peer = call(host, port, secret, seconds)
         self.peer.send(msgspec.msgpack.encode(Joining(rank, world)))
 
     def hear(self, milliseconds: int) -> bytes | None:
-        """What rank 0 says next, or None when it says nothing for so long. `Dropped` when it has left."""
+        """What rank 0 says next, or None when it says nothing for so long. `ConnectionDropped` when it has left."""
         return self.peer.receive(milliseconds / 1000)
 
     def say(self, message: bytes) -> None:

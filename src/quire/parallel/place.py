@@ -14,7 +14,7 @@ from quire.parallel.topology import AXES, ONE_RANK, Topology
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Rank `rank` of `topology`. `comms`: by axis, the group of ranks that differ from this one along it alone.
 
     An axis of one rank has none; a place without any is a share of a model by itself. `experts`: how they are divided.
@@ -44,10 +44,10 @@ class Place:
         return Division(self.along(axis), getattr(self.topology, axis), self.experts) if axis else None
 
 
-ALONE = Place()
+ALONE = RankPlace()
 
 
-class Memory:
+class SharedFiles:
     """What ranks on one host share: a file for all of them, and one for each group along an axis.
 
     Descriptors of this process; `close` them once everybody has mapped what is his.
@@ -82,11 +82,11 @@ def place_of(
     crowded: bool,
     experts: ExpertPlan,
     world: SharedComm | None = None,
-) -> Place:
+) -> RankPlace:
     """The place of `rank`, whose groups share `files`. `world`: all ranks, one of which leaving ends every group."""
     sizes = {axis: len(topology.group(rank, axis)) for axis in files}
     comms = {
         axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded, within=world)
         for axis, file in files.items()
     }
-    return Place(topology, rank, comms, experts)
+    return RankPlace(topology, rank, comms, experts)

@@ -12,7 +12,7 @@ import threading
 import time
 
 from quire.parallel.link import Address, Link, dial
-from quire.parallel.wire import Dropped, read_exactly
+from quire.parallel.wire import ConnectionDropped, read_exactly
 
 logger = logging.getLogger("quire.cluster")
 
@@ -33,7 +33,8 @@ def length(file: int) -> int:
 
 
 def serve(link: Link, file: int) -> None:
-    """Answer who asks over `link`, once the share is whole; `Dropped` when the link ends, or asks for what is not."""
+    """Answer who asks over `link`, once the share is whole; `ConnectionDropped` when the link ends, or asks for what
+    is not."""
     while True:
         said = link.receive(POLL_SECONDS)
         if said is None:
@@ -42,11 +43,11 @@ def serve(link: Link, file: int) -> None:
         while not length(file):
             link.receive(POLL_SECONDS)  # raises when the link has ended
         if offset < 0 or not 0 < size <= LONGEST or offset + size > length(file):
-            raise Dropped(f"{link.address[0]} asks for {size:,} bytes at {offset:,}, which are not there")
+            raise ConnectionDropped(f"{link.address[0]} asks for {size:,} bytes at {offset:,}, which are not there")
         link.send(os.pread(file, size, offset))
 
 
-class Far:
+class RemoteShare:
     """The share of another host, as a socket that native readers ask. A host that is gone ends it."""
 
     def __init__(self, address: Address, secret: bytes) -> None:
@@ -81,7 +82,7 @@ class Far:
                 link.send(ASK)
             while link is not None and not self._closing.is_set():
                 self._pass_on(link)
-        except (Dropped, OSError) as lost:
+        except (ConnectionDropped, OSError) as lost:
             if not self._closing.is_set():
                 self.lost = True
                 logger.error("the weights of host %s:%d are gone: %s", *self._address, lost)
@@ -95,7 +96,7 @@ class Far:
         while not self._closing.is_set():
             try:
                 return dial(self._address, self._secret)
-            except Dropped as error:
+            except ConnectionDropped as error:
                 if not told:
                     logger.info("waiting for the weights of host %s:%d: %s", *self._address, error)
                 told = True

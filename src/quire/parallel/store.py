@@ -15,12 +15,12 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from quire.core.errors import QuireError
 from quire.parallel.mail import Hub, Spoke
-from quire.parallel.wire import Dropped, Peer
+from quire.parallel.wire import ConnectionDropped, Peer
 
 PATIENCE_S = 30.0
 
 
-class Asking(msgspec.Struct, frozen=True):
+class StoreRequest(msgspec.Struct, frozen=True):
     """What a rank asks of the store."""
 
     what: Literal["set", "get", "add", "check", "wait", "delete_key", "num_keys"]
@@ -29,7 +29,7 @@ class Asking(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoreReply(msgspec.Struct, frozen=True):
     """What it gets; `error` is empty where there was none."""
 
     value: bytes = b""
@@ -48,35 +48,35 @@ def serve(listener: socket.socket, secret: bytes, world: int, seconds: float = P
 
 
 def _serve(store: Store, peer: Peer) -> None:
-    decode, encode = msgspec.msgpack.Decoder(Asking).decode, msgspec.msgpack.Encoder().encode
+    decode, encode = msgspec.msgpack.Decoder(StoreRequest).decode, msgspec.msgpack.Encoder().encode
     try:
         while True:
             asked = peer.receive()
             assert asked is not None, "it waits for ever"
             peer.send(encode(_answer(store, decode(asked))))
-    except (Dropped, msgspec.MsgspecError) as error:
+    except (ConnectionDropped, msgspec.MsgspecError) as error:
         peer.drop(f"is served no longer: {error}")
 
 
-def _answer(store: Store, asked: Asking) -> Answer:
+def _answer(store: Store, asked: StoreRequest) -> StoreReply:
     keys = asked.keys or [""]
     try:
         if asked.what == "set":
             store.set(keys[0], asked.value)  # type: ignore[arg-type]  # it takes bytes as well
         elif asked.what == "get":
-            return Answer(value=store.get(keys[0]))
+            return StoreReply(value=store.get(keys[0]))
         elif asked.what == "wait":
             store.wait(keys, timedelta(milliseconds=asked.number))
         else:
             of = {"add": lambda: store.add(keys[0], asked.number), "check": lambda: store.check(keys),
                   "delete_key": lambda: store.delete_key(keys[0]), "num_keys": store.num_keys}  # fmt: skip
-            return Answer(number=int(of[asked.what]()))
+            return StoreReply(number=int(of[asked.what]()))
     except RuntimeError as error:
-        return Answer(error=str(error).partition("\n")[0] or "it took too long")
-    return Answer()
+        return StoreReply(error=str(error).partition("\n")[0] or "it took too long")
+    return StoreReply()
 
 
-class AskedStore(Store):
+class RemoteStore(Store):
     """Any other rank's store: what rank 0 keeps."""
 
     def __init__(self, host: str, port: int, secret: bytes, rank: int, world: int, seconds: float = PATIENCE_S) -> None:
@@ -84,12 +84,12 @@ class AskedStore(Store):
         self._peer = Spoke(host, port, secret, rank, world, seconds).peer
         self._seconds, self._lock = seconds, threading.Lock()
 
-    def _ask(self, asking: Asking) -> Answer:
+    def _ask(self, asking: StoreRequest) -> StoreReply:
         try:
             with self._lock:
                 self._peer.send(msgspec.msgpack.encode(asking))
                 said = self._peer.receive(2 * self._seconds)
-            answer = Answer(error="rank 0 does not answer") if said is None else _decode(said)
+            answer = StoreReply(error="rank 0 does not answer") if said is None else _decode(said)
         except QuireError as error:
             raise RuntimeError(error.message) from None
         if answer.error:
@@ -103,33 +103,33 @@ class AskedStore(Store):
     # What follows torch calls; a RuntimeError is what it expects where it went wrong.
     def set(self, key: str, value: bytes | str) -> None:
         """Keep a value."""
-        self._ask(Asking("set", [key], value.encode() if isinstance(value, str) else bytes(value)))
+        self._ask(StoreRequest("set", [key], value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
         """A value, once somebody has set it."""
-        return self._ask(Asking("get", [key])).value
+        return self._ask(StoreRequest("get", [key])).value
 
     def add(self, key: str, number: int) -> int:
         """Add to a number; returns it."""
-        return self._ask(Asking("add", [key], number=number)).number
+        return self._ask(StoreRequest("add", [key], number=number)).number
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of them are set."""
-        return bool(self._ask(Asking("check", keys)).number)
+        return bool(self._ask(StoreRequest("check", keys)).number)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         """Until all of them are set."""
         seconds = self._seconds if timeout is None else min(self._seconds, timeout.total_seconds())
-        self._ask(Asking("wait", keys, number=round(1000 * seconds)))
+        self._ask(StoreRequest("wait", keys, number=round(1000 * seconds)))
 
     def delete_key(self, key: str) -> bool:
         """Whether there was such a key."""
-        return bool(self._ask(Asking("delete_key", [key])).number)
+        return bool(self._ask(StoreRequest("delete_key", [key])).number)
 
     def num_keys(self) -> int:
         """How many are set."""
-        return self._ask(Asking("num_keys")).number
+        return self._ask(StoreRequest("num_keys")).number
 
 
-def _decode(said: bytes) -> Answer:
-    return msgspec.msgpack.decode(said, type=Answer)
+def _decode(said: bytes) -> StoreReply:
+    return msgspec.msgpack.decode(said, type=StoreReply)

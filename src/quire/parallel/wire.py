@@ -36,7 +36,7 @@ FRAME_S = 30.0
 SHORTEST_SECRET, LONGEST_SECRET = 32, 4096
 
 
-class Dropped(EngineFailure):
+class ConnectionDropped(EngineFailure):
     """A connection was ended; the message says with whom and why, in one line."""
 
 
@@ -89,7 +89,7 @@ class Peer:
         """Why the connection has ended, where it has."""
 
     def send(self, payload: bytes) -> None:
-        """One frame. `Dropped` when it is not taken in 30 s, or was not before."""
+        """One frame. `ConnectionDropped` when it is not taken in 30 s, or was not before."""
         if len(payload) > self._longest:
             raise ValueError(f"a frame of {len(payload):,} bytes is longer than {self._longest:,}")
         with self._sending:
@@ -104,7 +104,8 @@ class Peer:
                 raise self.drop(_why(error, "did not take a frame in time")) from None
 
     def receive(self, seconds: float | None = None) -> bytes | None:
-        """The next frame, or None when none has begun for so long (None: for ever). `Dropped` for a wrong one."""
+        """The next frame, or None when none has begun for so long (None: for ever). `ConnectionDropped` for a wrong
+        one."""
         self._check()
         try:
             if not _readable(self._sock, seconds):
@@ -126,11 +127,11 @@ class Peer:
         self._received += 1
         return payload
 
-    def drop(self, why: str) -> Dropped:
+    def drop(self, why: str) -> ConnectionDropped:
         """End the connection; the error to raise."""
         self.reason = self.reason or f"{self.name} {why}"
         self.close()
-        return Dropped(self.reason)
+        return ConnectionDropped(self.reason)
 
     def close(self) -> None:
         """End the connection; who receives on it stops."""
@@ -141,7 +142,7 @@ class Peer:
 
     def _check(self) -> None:
         if self.reason:
-            raise Dropped(self.reason)
+            raise ConnectionDropped(self.reason)
 
 
 def _readable(sock: socket.socket, seconds: float | None) -> bool:
@@ -172,7 +173,7 @@ def read_exactly(sock: socket.socket, size: int, deadline: float, begun: bool = 
 def greet(sock: socket.socket, secret: bytes, called: bool, longest: int = LONGEST) -> Peer:
     """The process at the other end of a new connection, once both have proved the secret. `called`: by that one.
 
-    `Dropped` after 5 s, and for any other who calls.
+    `ConnectionDropped` after 5 s, and for any other who calls.
     """
     name = _name(sock)
     deadline, own = time.monotonic() + GREETING_S, secrets.token_bytes(NONCE)
@@ -183,10 +184,10 @@ def greet(sock: socket.socket, secret: bytes, called: bool, longest: int = LONGE
         hello = read_exactly(sock, len(HELLO) + NONCE, deadline)
     except OSError as error:
         sock.close()
-        raise Dropped(f"{name} {_why(error, 'did not greet in time')}") from None
+        raise ConnectionDropped(f"{name} {_why(error, 'did not greet in time')}") from None
     if not hello.startswith(HELLO):
         sock.close()
-        raise Dropped(f"{name} does not speak this protocol")
+        raise ConnectionDropped(f"{name} does not speak this protocol")
     other = hello[len(HELLO) :]
     nonces = other + own if called else own + other
     of_caller, of_called = (_proof(secret, b"from " + side, nonces) for side in (b"caller", b"called"))
@@ -198,7 +199,8 @@ def greet(sock: socket.socket, secret: bytes, called: bool, longest: int = LONGE
 
 
 def call(host: str, port: int, secret: bytes, seconds: float, longest: int = LONGEST) -> Peer:
-    """Connect to who listens there, perhaps not yet. `Dropped` when nobody who knows the secret does in time."""
+    """Connect to who listens there, perhaps not yet. `ConnectionDropped` when nobody who knows the secret does in
+    time."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -206,7 +208,7 @@ def call(host: str, port: int, secret: bytes, seconds: float, longest: int = LON
             return greet(sock, secret, called=False, longest=longest)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise Dropped(f"{host}:{port} {_why(error, 'does not answer')}") from None
+                raise ConnectionDropped(f"{host}:{port} {_why(error, 'does not answer')}") from None
             time.sleep(0.05)
 
 

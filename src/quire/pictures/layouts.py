@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from quire.pictures.one_tile import MOST_RATIO, Cut, LongestEdge, Patches, Pixels, Whole
+from quire.pictures.one_tile import MOST_RATIO, ImageTiles, LongestEdge, Patches, Pixels, Whole
 from quire.pictures.processors import Processor, make_processor
 from quire.pictures.settings import Settings, Size
 from quire.pictures.tiles import AnyResolution, Canvas, PanAndScan, Split
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire.core.errors import ModelError
 
 
-class Layout(Protocol):
+class ImageLayout(Protocol):
     """`mark`: what a chat template writes for a picture. `token`: that of a row. `processor`: what cuts pictures.
 
     `most_rows`: of a picture, at most. `apart`: each tile is a picture by itself, whose rows see only each other.
@@ -29,10 +29,10 @@ class Layout(Protocol):
     most_rows: int
     apart: bool
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """What takes the mark's place for a picture that came in the size `size`; `token` once for each row."""
 
-    def grid(self, cut: Cut) -> Pixels:
+    def grid(self, cut: ImageTiles) -> Pixels:
         """Rows and columns of its features where positions follow them, else (0, 0)."""
 
 
@@ -44,7 +44,7 @@ class _Layout:
         self.token = token
         self.processor = processor
 
-    def grid(self, cut: Cut) -> Pixels:
+    def grid(self, cut: ImageTiles) -> Pixels:
         return 0, 0
 
 
@@ -70,7 +70,7 @@ class _Selected:
         return (size[0] // self.patch) * (size[1] // self.patch) + self.more
 
 
-class Run(_Layout):
+class PatchRun(_Layout):
     """A row for each patch of the one tile (Liu et al. 2023, LLaVA)."""
 
     def __init__(self, settings: Settings) -> None:
@@ -85,7 +85,7 @@ class Run(_Layout):
             raise settings.image.wrong("size", "must give height and width, as the tower takes one size, or crop_size")
         self.most_rows = self.selected.rows(tile)
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """The token for each row."""
         return self.token * self.selected.rows(cut.size)
 
@@ -108,7 +108,7 @@ class Unpadded(_Layout):
         most = max(self.most_tiles_rows(self.full(tile, best)) for best in self.cutter.pinpoints)
         self.most_rows = self.base(tile) + most
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """The token for each row."""
         return self.token * (self.base(cut.size) + self.tiles_rows(size, self.full(cut.size, self.cutter.best(size))))
 
@@ -167,7 +167,7 @@ class Shrunk(Unpadded):
         self.most_tiles = int(number)
         super().__init__(settings)
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """The token for each row."""
         if cut.split == (0, 0):
             return self.token * (self.base(cut.size) + 1)
@@ -196,7 +196,7 @@ class Shrunk(Unpadded):
         return min(full[0] * full[1], bound) + full[0]
 
 
-class Merged(_Layout):
+class MergedPatches(_Layout):
     """A row for each square of merged patches; positions follow rows and columns (Wang et al. 2024, Qwen2-VL)."""
 
     def __init__(self, settings: Settings) -> None:
@@ -211,12 +211,12 @@ class Merged(_Layout):
         grown = least + (math.sqrt(MOST_RATIO) + 1) * math.sqrt(least) + 1
         self.most_rows = math.ceil(max(most, thin, grown))
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """The token for each row."""
         rows, columns = self.grid(cut)
         return self.token * (rows * columns)
 
-    def grid(self, cut: Cut) -> Pixels:
+    def grid(self, cut: ImageTiles) -> Pixels:
         """Rows and columns of merged patches."""
         return cut.size[0] // self.patches.factor, cut.size[1] // self.patches.factor
 
@@ -238,7 +238,7 @@ class Scanned(_Layout):
         self.whole = f"\n\n{begin}{token * count}{end}\n\n"
         self.most_rows = count * (1 + self.processor.most * self.processor.scans)
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """The picture, and its crops announced."""
         crops = len(cut.tiles) - 1
         if not crops:
@@ -247,7 +247,7 @@ class Scanned(_Layout):
         return f"Here is the original image {self.whole} and here are some crops to help you see better {more}"
 
 
-class Lines(_Layout):
+class PatchLines(_Layout):
     """A row for each patch, a token behind each line of them, another behind the last (Agrawal et al. 2024,
     Pixtral)."""
 
@@ -268,13 +268,13 @@ class Lines(_Layout):
         high, wide = (-(-side // self.patch) for side in self.processor.most)
         self.most_rows = high * wide
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """Lines of patches."""
         rows, columns = cut.size[0] // self.patch, cut.size[1] // self.patch
         return self.between.join([self.token * columns] * rows) + self.end
 
 
-class Named(_Layout):
+class NamedTiles(_Layout):
     """The same number of rows for each tile, behind a token that says which it is (Laurençon et al. 2024, Idefics3)."""
 
     def __init__(self, settings: Settings) -> None:
@@ -291,7 +291,7 @@ class Named(_Layout):
         tiles = self.processor.most if self.processor.splits else 1
         self.most_rows = self.count * (tiles * tiles + 1 if tiles > 1 else 1)
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """Tiles line by line, the whole picture behind them."""
         rows, columns = cut.split
         run = self.token * self.count
@@ -303,7 +303,7 @@ class Named(_Layout):
         return f"{above}{self.around}{self.whole}{run}{self.around}"
 
 
-class Between(_Layout):
+class BracketedTiles(_Layout):
     """The same number of rows for each tile, all between two tokens (Chen et al. 2024, InternVL 1.5)."""
 
     def __init__(self, settings: Settings) -> None:
@@ -321,23 +321,23 @@ class Between(_Layout):
         )
         self.most_rows = self.count * (self.processor.most + 1 if self.processor.cuts else 1)
 
-    def text(self, cut: Cut, size: Pixels) -> str:
+    def text(self, cut: ImageTiles, size: Pixels) -> str:
         """All tiles' rows."""
         return f"{self.begin}{self.token * (self.count * len(cut.tiles))}{self.end}"
 
 
-LAYOUTS: dict[str, Callable[[Settings], Layout]] = {
-    "LlavaProcessor": Run,
+LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
+    "LlavaProcessor": PatchRun,
     "LlavaNextProcessor": Unpadded,
     "LlavaOnevisionProcessor": Shrunk,
-    "Qwen2VLProcessor": Merged,
-    "Qwen2_5_VLProcessor": Merged,
-    "Qwen3VLProcessor": Merged,
+    "Qwen2VLProcessor": MergedPatches,
+    "Qwen2_5_VLProcessor": MergedPatches,
+    "Qwen3VLProcessor": MergedPatches,
     "Gemma3Processor": Scanned,
-    "PixtralProcessor": Lines,
-    "Idefics3Processor": Named,
-    "SmolVLMProcessor": Named,
-    "InternVLProcessor": Between,
+    "PixtralProcessor": PatchLines,
+    "Idefics3Processor": NamedTiles,
+    "SmolVLMProcessor": NamedTiles,
+    "InternVLProcessor": BracketedTiles,
 }
 """`processor_class` of a file -> how it writes pictures."""
 FAMILIES = {
@@ -349,7 +349,7 @@ FAMILIES = {
 """`model_type` of a model that takes pictures -> its `processor_class` where no file names one."""
 
 
-def make_layout(settings: Settings) -> Layout | None:
+def make_layout(settings: Settings) -> ImageLayout | None:
     """How the model's family writes pictures; None if it takes none. `ModelError` names a field that does not fit."""
     model_type = settings.config.word("model_type", "")
     if model_type not in FAMILIES:

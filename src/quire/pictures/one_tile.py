@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
 from quire.pictures.resizing import centered, on_square, resized, resized_middle, size_after, size_of, stacked
-from quire.pictures.settings import MOST_PIXELS, Fields, Size
+from quire.pictures.settings import MOST_PIXELS, SettingFields, Size
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,7 +21,7 @@ Pixels = tuple[int, int]
 """Height and width."""
 
 
-class Cut(NamedTuple):
+class ImageTiles(NamedTuple):
     """`tiles`: uint8 [tiles, height, width, 3]. `split`: (rows, columns) of the tiles that are cut from the picture, to
     which the whole one may be added; (0, 0) = it was not cut."""
 
@@ -37,7 +37,9 @@ class Cut(NamedTuple):
 class Whole:
     """One tile: resized, its middle cropped (CLIP, SigLIP; LLaVA may pad to a square of the mean colour before)."""
 
-    def __init__(self, fields: Fields, size: Size, crop: int = 0, resample: int = BICUBIC, pad: bool = False) -> None:
+    def __init__(
+        self, fields: SettingFields, size: Size, crop: int = 0, resample: int = BICUBIC, pad: bool = False
+    ) -> None:
         self.resample = fields.number("resample", resample, most=5)
         self.size = fields.size("size", size, square=False) if fields.flag("do_resize", True) else None
         crops = fields.flag("do_center_crop", bool(crop))
@@ -48,9 +50,9 @@ class Whole:
         self.pad = pad
         self.color = _mean_color(fields)
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """Resized, and its middle cropped."""
-        return Cut(stacked([self.squared(image) if self.pad else self.tile(image)]))
+        return ImageTiles(stacked([self.squared(image) if self.pad else self.tile(image)]))
 
     def tile(self, image: Image.Image) -> Image.Image:
         """A picture, or a part of one, as the tower takes it."""
@@ -69,7 +71,7 @@ class Whole:
         return found if self.crop is None else centered(found, self.crop)
 
 
-def _mean_color(fields: Fields) -> tuple[int, int, int]:
+def _mean_color(fields: SettingFields) -> tuple[int, int, int]:
     mean = fields.get("image_mean")
     if isinstance(mean, (int, float)):
         mean = [mean] * 3
@@ -88,7 +90,7 @@ class Patches:
     """As large as it is, in sides that are multiples of a patch, within bounds of its pixels (Wang et al. 2024,
     Qwen2-VL)."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SettingFields) -> None:
         self.factor = fields.number("patch_size", 14, 1, 1024) * fields.number("merge_size", 2, 1, 64)
         self.resample = fields.number("resample", BICUBIC, most=5)
         self.resizes = fields.flag("do_resize", True)
@@ -99,19 +101,19 @@ class Patches:
             raise fields.wrong("size", f"allows {self.most} pixels, less than a patch of {self.factor} x {self.factor}")
 
     @staticmethod
-    def _pixels(fields: Fields, size: Fields, names: tuple[str, str], default: int) -> int:
+    def _pixels(fields: SettingFields, size: SettingFields, names: tuple[str, str], default: int) -> int:
         """Bounds stand by themselves or within `size`, under either name there."""
         inner = size.number(names[1], size.number(names[0], default, 1, MOST_PIXELS), 1, MOST_PIXELS)
         return fields.number(names[0], inner, 1, MOST_PIXELS)
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """One tile."""
         if self.resizes:
             image = resized(image, self.size(size_of(image)), self.resample)
         if image.width % self.factor or image.height % self.factor:
             raise BadRequest(f"the picture of {image.width} x {image.height} pixels is no multiple of {self.factor}, "
                              "and this model resizes none")  # fmt: skip
-        return Cut(stacked([image]))
+        return ImageTiles(stacked([image]))
 
     def size(self, size: Pixels) -> Pixels:
         """Multiples of the patch next to `size`, whose product is within bounds."""
@@ -139,7 +141,7 @@ class LongestEdge:
     """As large as it is, its longer side at most that of the file, in multiples of a patch (Agrawal et al. 2024,
     Pixtral)."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", BICUBIC, most=5)
         size = fields.size("size", Size(longest=1024), square=True)
         self.most = (size.longest, size.longest) if size.longest else (size.height, size.width)
@@ -149,11 +151,11 @@ class LongestEdge:
             raise fields.wrong("size", "must give longest_edge, or height and width")
         self.resizes = fields.flag("do_resize", True)
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """One tile."""
         if self.resizes:
             image = resized(image, self.size(size_of(image)), self.resample)
-        return Cut(stacked([image]))
+        return ImageTiles(stacked([image]))
 
     def size(self, size: Pixels) -> Pixels:
         """The multiples of a patch that hold the picture, shrunk where it is too long."""

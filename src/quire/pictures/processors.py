@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import ModelError
-from quire.pictures.one_tile import Cut, LongestEdge, Patches, Whole
-from quire.pictures.settings import Fields, Size
+from quire.pictures.one_tile import ImageTiles, LongestEdge, Patches, Whole
+from quire.pictures.settings import SettingFields, Size
 from quire.pictures.tiles import AnyResolution, Canvas, PanAndScan, Split
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class Processor(Protocol):
     """Cuts an RGB picture; `alone`: it is the only one of its prompt."""
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut: ...
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles: ...
 
 
 _NEXT = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 _ONEVISION = [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)]
 
-PROCESSORS: dict[str, Callable[[Fields], Processor]] = {
+PROCESSORS: dict[str, Callable[[SettingFields], Processor]] = {
     "CLIPImageProcessor": lambda fields: Whole(fields, Size(shortest=224), crop=224),
     "SiglipImageProcessor": lambda fields: Whole(fields, Size(height=224, width=224)),
     "LlavaImageProcessor": lambda f: Whole(f, Size(shortest=224), crop=224, pad=f.flag("do_pad", False)),
@@ -47,7 +47,7 @@ _ENDINGS = ("Fast", "Pil")
 _OLD = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
 
 
-def make_processor(fields: Fields, default: str) -> Processor:
+def make_processor(fields: SettingFields, default: str) -> Processor:
     """What the file says; `default` where it names no type. `ModelError` for one that is not known."""
     name = fields.word("image_processor_type", fields.word("feature_extractor_type", default))
     for ending in _ENDINGS:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.errors import BadRequest, ModelError
-from quire.core.pictures import KEY_BYTES, Picture, placeholders
-from quire.pictures.layouts import Layout, make_layout
-from quire.pictures.one_tile import Cut
+from quire.core.pictures import KEY_BYTES, PromptImage, placeholders
+from quire.pictures.layouts import ImageLayout, make_layout
+from quire.pictures.one_tile import ImageTiles
 from quire.pictures.reading import to_rgb
 from quire.pictures.settings import Settings, read_settings
 from quire.text.tokenizer import Tokenizer
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What becomes one `Picture`: all of it but where its `rows` are in the prompt."""
+class PromptImagePart:
+    """What becomes one `PromptImage`: all of it but where its `rows` are in the prompt."""
 
     key: bytes
     pixels: bytes
@@ -48,7 +48,7 @@ class Prepared:
     """
 
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[PromptImagePart, ...]
 
     @property
     def rows(self) -> int:
@@ -68,14 +68,14 @@ class Prepared:
         return hashlib.blake2b(b"".join(part.key for part in self.parts), digest_size=KEY_BYTES).digest()
 
 
-class Pictures:
+class ImagePrompts:
     """What a model makes of pictures in its prompts. Immutable, and safe to share between threads.
 
     `image_token`: what its chat template writes for a picture. `row_id`: the id that stands for a row until `place`.
     `most_rows`: a picture has at most.
     """
 
-    def __init__(self, layout: Layout, row_id: int, facts: bytes) -> None:
+    def __init__(self, layout: ImageLayout, row_id: int, facts: bytes) -> None:
         self._layout = layout
         self._facts = facts
         self.row_id = row_id
@@ -97,15 +97,15 @@ class Pictures:
         tiles = [cut.tiles[i : i + 1] for i in range(len(cut.tiles))] if self._layout.apart else [cut.tiles]
         each = rows // len(tiles)
         grid = self._layout.grid(cut)
-        return Prepared(text, tuple(self._part(Cut(tile), each, size, grid) for tile in tiles))
+        return Prepared(text, tuple(self._part(ImageTiles(tile), each, size, grid) for tile in tiles))
 
-    def _part(self, cut: Cut, rows: int, size: tuple[int, int], grid: tuple[int, int]) -> Part:
+    def _part(self, cut: ImageTiles, rows: int, size: tuple[int, int], grid: tuple[int, int]) -> PromptImagePart:
         count, height, width = cut.tiles.shape[:3]
         pixels = cut.tiles.tobytes()
         found = hashlib.blake2b(self._facts, digest_size=KEY_BYTES)
         found.update(struct.pack("<8q", count, height, width, rows, *size, *grid))
         found.update(pixels)
-        return Part(found.digest(), pixels, (count, height, width), rows, size, grid)
+        return PromptImagePart(found.digest(), pixels, (count, height, width), rows, size, grid)
 
     def expand(self, text: str, prepared: Sequence[Prepared]) -> str:
         """`text` with what the family writes for each picture in the place of its mark, in their order.
@@ -123,7 +123,7 @@ class Pictures:
 
     def place(
         self, ids: Sequence[int], prepared: Sequence[Prepared], vocab_size: int
-    ) -> tuple[list[int], tuple[Picture, ...]]:
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
         """The ids of a prompt with rows of pictures under ids from `vocab_size` on, and the pictures.
 
         `BadRequest` where the prompt has not exactly the rows of `prepared`.
@@ -140,7 +140,7 @@ class Pictures:
             taken += part.rows
             found[rows] = placeholders(part.key, part.rows, vocab_size)
             pictures.append(
-                Picture(
+                PromptImage(
                     key=part.key, pixels=part.pixels, shape=part.shape, runs=_runs(rows), size=part.size, grid=part.grid
                 )
             )
@@ -154,7 +154,7 @@ def _runs(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[tuple[int, int], .
     return tuple((int(rows[start]), int(count)) for start, count in zip(starts, counts, strict=True))
 
 
-def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> Pictures | None:
+def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> ImagePrompts | None:
     """What the model in `folder` makes of pictures; None if it takes none, or does not say how (GGUF files,
     a folder without preprocessor_config.json).
 
@@ -181,7 +181,7 @@ def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> Pic
         raise settings.text.wrong("patch_size", "leaves a picture no rows")
     if not isinstance(row_id, int):
         raise config.wrong("image_token_id", f"is missing, or no integer: {row_id!r}")
-    return Pictures(layout, row_id, _facts(settings))
+    return ImagePrompts(layout, row_id, _facts(settings))
 
 
 def _facts(settings: Settings) -> bytes:

@@ -29,7 +29,7 @@ _TOLD = 200
 
 
 @dataclass(frozen=True)
-class Limits:
+class DecodeLimits:
     """What an encoded picture may have at most: `bytes`, `pixels` and pixels of a `side`, as its header says, `frames`.
 
     A decoder holds 4 bytes a pixel, that of a progressive JPEG 6 more; converting takes another 4.
@@ -50,7 +50,7 @@ def pillow() -> Any:
     return Image
 
 
-def read_picture(data: bytes, limits: Limits = Limits()) -> Image.Image:
+def read_picture(data: bytes, limits: DecodeLimits = DecodeLimits()) -> Image.Image:
     """The first frame of `data` as RGB; transparency is laid on white, as transformers does since 5.
 
     `BadRequest` with the reason for what is empty, too large, of a format that is not read, or broken.
@@ -74,7 +74,7 @@ def read_picture(data: bytes, limits: Limits = Limits()) -> Image.Image:
         raise BadRequest(f"the picture cannot be read as {name}: {told}") from None
 
 
-def _check(image: Image.Image, limits: Limits) -> None:
+def _check(image: Image.Image, limits: DecodeLimits) -> None:
     width, height = image.size
     if max(width, height) > limits.side:
         raise BadRequest(f"the picture has {width:,} x {height:,} pixels; {limits.side:,} are allowed for a side")

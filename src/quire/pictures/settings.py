@@ -33,7 +33,7 @@ _EDGES = {"height": "height", "width": "width", "shortest_edge": "shortest", "lo
           "max_height": "max_height", "max_width": "max_width"}  # fmt: skip
 
 
-class Fields:
+class SettingFields:
     """Values of a JSON object by type; null counts as not given. `ModelError` names the file and the field."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -74,12 +74,12 @@ class Fields:
             raise self.wrong(name, f"must be a string, not {value!r}")
         return default if value is None else value
 
-    def inner(self, name: str) -> Fields:
+    def inner(self, name: str) -> SettingFields:
         """An object within this one; empty where it is not given."""
         value = self.get(name)
         if not isinstance(value, (Mapping, type(None))):
             raise self.wrong(name, f"must be an object, not {value!r}")
-        return Fields(value or {}, f"{self.where}.{name}")
+        return SettingFields(value or {}, f"{self.where}.{name}")
 
     def size(self, name: str, default: Size, square: bool) -> Size:
         """A size: an object of edges, [height, width], or a number: that of both (`square`) or of the shorter side."""
@@ -92,7 +92,7 @@ class Fields:
             value = {"height": value, "width": value} if square else {"shortest_edge": value}
         if not value or value.keys() - _EDGES.keys():
             raise self.wrong(name, f"is {value!r}, not a size by {', '.join(_EDGES)}")
-        given = Fields(value, f"{self.where}.{name}")
+        given = SettingFields(value, f"{self.where}.{name}")
         return Size(**{ours: given.number(theirs, 0, 1) for theirs, ours in _EDGES.items()})
 
     def get(self, name: str) -> Any:
@@ -111,13 +111,13 @@ class Settings:
     `tokens`: role in tokenizer_config.json ("image_token", ...) -> the token.
     """
 
-    image: Fields
-    text: Fields
-    config: Fields
+    image: SettingFields
+    text: SettingFields
+    config: SettingFields
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def vision(self) -> Fields:
+    def vision(self) -> SettingFields:
         """Of the model's tower."""
         return self.config.inner("vision_config")
 
@@ -126,16 +126,16 @@ class Settings:
         """What the files call the class that writes pictures into prompts; "" where they do not."""
         return self.text.word("processor_class", "") or self.image.word("processor_class", "")
 
-    def with_image(self, **values: Any) -> Fields:
+    def with_image(self, **values: Any) -> SettingFields:
         """Those of the processor of images, with `values` in place of what the file says."""
-        return Fields({**self.image.values, **values}, self.image.where)
+        return SettingFields({**self.image.values, **values}, self.image.where)
 
     def token(self, role: str, default: str) -> str:
         """The token of a role, by the tokenizer's files."""
         return self.tokens.get(role, default)
 
 
-def image_settings(folder: Path) -> Fields | None:
+def image_settings(folder: Path) -> SettingFields | None:
     """What the folder says of cutting pictures and of their numbers; None where it says nothing.
 
     `image_processor` of processor_config.json, where that has one, and preprocessor_config.json else: the order in
@@ -148,7 +148,7 @@ def image_settings(folder: Path) -> Fields | None:
         inner, where = read_json(path), str(path)
     if not isinstance(inner, dict):
         raise ModelError(f"{where} must be an object, not {inner!r:.80}")
-    return Fields(inner, where) if inner else None
+    return SettingFields(inner, where) if inner else None
 
 
 def read_settings(folder: Path) -> Settings | None:
@@ -158,8 +158,8 @@ def read_settings(folder: Path) -> Settings | None:
         return None
     config_path, text_path = folder / "config.json", folder / "processor_config.json"
     return Settings(
-        image, Fields(read_json(text_path), str(text_path)), Fields(read_json(config_path), str(config_path)),
-        _tokens(read_json(folder / "tokenizer_config.json")),
+        image, SettingFields(read_json(text_path), str(text_path)), SettingFields(read_json(config_path),
+        str(config_path)), _tokens(read_json(folder / "tokenizer_config.json")),
     )  # fmt: skip
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from quire.pictures.one_tile import BICUBIC, Cut, Pixels, Whole
+from quire.pictures.one_tile import BICUBIC, ImageTiles, Pixels, Whole
 from quire.pictures.resizing import resized, size_after, size_of, stacked, tiles_of
-from quire.pictures.settings import MOST_PIXELS, Fields, Size
+from quire.pictures.settings import MOST_PIXELS, SettingFields, Size
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -22,7 +22,7 @@ class AnyResolution(Whole):
     `squares` (LLaVA-OneVision): a picture among others of a prompt is one tile, padded to a square.
     """
 
-    def __init__(self, fields: Fields, size: Size, crop: int, pinpoints: list[Pixels], squares: bool) -> None:
+    def __init__(self, fields: SettingFields, size: Size, crop: int, pinpoints: list[Pixels], squares: bool) -> None:
         super().__init__(fields, size, crop)
         self.squares = squares
         self.pinpoints = _pairs(fields, "image_grid_pinpoints", pinpoints)
@@ -34,10 +34,10 @@ class AnyResolution(Whole):
         if not self.side or not all(self.base):
             raise fields.wrong("size", "must give height and width, or shortest_edge")
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """The whole picture in the first tile, behind it those it is cut into, row by row."""
         if self.squares and not alone:
-            return Cut(stacked([self.squared(image)]))
+            return ImageTiles(stacked([self.squared(image)]))
         best = self.best(size_of(image))
         inner = _inside(size_of(image), best)
         above, left = (best[0] - inner[0]) // 2, (best[1] - inner[1]) // 2
@@ -45,7 +45,7 @@ class AnyResolution(Whole):
         padded = fitted.crop((-left, -above, best[1] - left, best[0] - above))
         tiles = [resized(image, self.base, self.resample), *tiles_of(padded, self.side, self.side)]
         split = -(-best[0] // self.side), -(-best[1] // self.side)
-        return Cut(stacked([self.tile(tile) for tile in tiles]), split)
+        return ImageTiles(stacked([self.tile(tile) for tile in tiles]), split)
 
     def best(self, size: Pixels) -> Pixels:
         """The resolution that keeps most of the picture's pixels, and of those the smallest."""
@@ -67,7 +67,7 @@ def _inside(size: Pixels, target: Pixels) -> Pixels:
     return target[0], min(math.ceil(width * high), target[1])
 
 
-def _pairs(fields: Fields, name: str, default: list[Pixels]) -> list[Pixels]:
+def _pairs(fields: SettingFields, name: str, default: list[Pixels]) -> list[Pixels]:
     value = fields.get(name)
     if value is None:
         return default
@@ -83,7 +83,7 @@ def _pairs(fields: Fields, name: str, default: list[Pixels]) -> list[Pixels]:
 class PanAndScan:
     """The picture in one size; crops of long ones, if the file says so, in the same (Gemma team 2025, Gemma 3)."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", BILINEAR, most=5)
         size = fields.size("size", Size(height=224, width=224), square=True)
         self.size = size if fields.flag("do_resize", True) else None
@@ -92,14 +92,14 @@ class PanAndScan:
         self.most = fields.number("pan_and_scan_max_num_crops", 4, 1, 64)
         self.ratio = fields.real("pan_and_scan_min_ratio_to_activate", 1.2)
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """The whole picture in the first tile, behind it its crops along its longer side."""
         crops = self.crops(image) if self.scans else []
         split = (0, 0) if not crops else (1, len(crops)) if image.width >= image.height else (len(crops), 1)
         whole = [image, *crops]
         if self.size is not None:
             whole = [resized(tile, size_after(size_of(tile), self.size), self.resample) for tile in whole]
-        return Cut(stacked(whole), split)
+        return ImageTiles(stacked(whole), split)
 
     def crops(self, image: Image.Image) -> list[Image.Image]:
         """Side by side, as many as the picture is longer than wide; none of one that is not long, or is small."""
@@ -121,7 +121,7 @@ class Split:
     MOST = 4096
     """Pixels of a side, whatever the file says."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", LANCZOS, most=5)
         self.size = fields.size("size", Size(longest=4 * 364), square=True)
         self.splits = fields.flag("do_image_splitting", True)
@@ -134,18 +134,18 @@ class Split:
         longest = min(size.longest + size.longest % 2, self.MOST) or max(size.height, size.width)
         self.most = -(-longest // self.side)
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """The tiles row by row, the whole picture in the last; or only that."""
         image = resized(image, self.first_size(size_of(image)), self.resample)
         square = self.side, self.side
         if not self.splits:
-            return Cut(stacked([resized(image, square, self.resample)]))
+            return ImageTiles(stacked([resized(image, square, self.resample)]))
         image = resized(image, self.multiples(size_of(image)), self.resample)
         rows, columns = image.height // self.side, image.width // self.side
         if rows == columns == 1:
-            return Cut(stacked([image]))
+            return ImageTiles(stacked([image]))
         tiles = tiles_of(image, *square)
-        return Cut(stacked([*tiles, resized(image, square, self.resample)]), (rows, columns))
+        return ImageTiles(stacked([*tiles, resized(image, square, self.resample)]), (rows, columns))
 
     def first_size(self, size: Pixels) -> Pixels:
         """The longer side becomes that of the file, the shorter one an even number."""
@@ -185,7 +185,7 @@ class Canvas:
     """Stretched over the grid of tiles that is closest to its shape, the whole picture behind them (Chen et al. 2024,
     InternVL 1.5)."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", BICUBIC, most=5)
         size = fields.size("size", Size(height=384, width=384), square=True)
         self.tile = size.height, size.width
@@ -195,16 +195,16 @@ class Canvas:
         self.most = fields.number("max_patches", 12, 1, 256)
         self.cuts = fields.flag("crop_to_patches", False) and self.most > 1
 
-    def __call__(self, image: Image.Image, alone: bool) -> Cut:
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
         """The tiles row by row, behind several the whole picture."""
         if not self.cuts:
-            return Cut(stacked([resized(image, self.tile, self.resample)]))
+            return ImageTiles(stacked([resized(image, self.tile, self.resample)]))
         rows, columns = self.grid(size_of(image))
         whole = resized(image, (rows * self.tile[0], columns * self.tile[1]), self.resample)
         tiles = tiles_of(whole, *self.tile)
         if len(tiles) == 1:
-            return Cut(stacked(tiles))
-        return Cut(stacked([*tiles, resized(image, self.tile, self.resample)]), (rows, columns))
+            return ImageTiles(stacked(tiles))
+        return ImageTiles(stacked([*tiles, resized(image, self.tile, self.resample)]), (rows, columns))
 
     def grid(self, size: Pixels) -> Pixels:
         """Rows and columns. Of grids of one shape, larger ones while the picture has more than half of their pixels."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from quire.core.config import SECTIONS, EngineConfig
 from quire.core.errors import QuireError
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 from quire.plan.predict import Planner, Prediction
 
 LEAST = 1.03
@@ -19,7 +19,7 @@ LEAST = 1.03
 
 
 @dataclass(frozen=True)
-class Change:
+class OptionChange:
     """Options by name that would be other, how many times as good each figure is then, and sequences more that fit.
 
     `meets`: whether the targets are met with it.
@@ -49,7 +49,7 @@ class Change:
         return f"{flags}: {', '.join(gains)}{'; meets the targets' if self.meets else ''}{self.cost}"
 
 
-def advice(planner: Planner, load: Load, slo: Slo, most: int = 6) -> list[Change]:
+def advice(planner: Planner, load: PlannedLoad, slo: Slo, most: int = 6) -> list[OptionChange]:
     """The best changes of one option each, those that meet targets which the plan misses first."""
     now = planner.predict(load)
     found = []
@@ -72,10 +72,10 @@ def with_options(config: EngineConfig, options: dict[str, Any]) -> EngineConfig:
     return config
 
 
-def _change(options: dict[str, Any], cost: str, now: Prediction, then: Prediction, met: bool) -> Change:
+def _change(options: dict[str, Any], cost: str, now: Prediction, then: Prediction, met: bool) -> OptionChange:
     stream = now.capacity or then.capacity
     before, after = (p.capacity if stream else p.output_tokens_per_s for p in (now, then))
-    return Change(
+    return OptionChange(
         options, _ratio(after, before), _ratio(now.ttft_ms, then.ttft_ms), _ratio(now.tpot_ms, then.tpot_ms),
         then.sequences - now.sequences, met, cost,
     )  # fmt: skip

@@ -17,7 +17,7 @@ LINK_SECONDS = 10e-6
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuSheet:
     """One GPU as its datasheet has it: bytes, bytes/s, dense operations/s (a multiply-add is two) by the bits of what
     is multiplied, bytes/s of the link to others in one direction. `source`: the document.
     """
@@ -34,15 +34,15 @@ class Device:
         return self.flops.get(bits, self.flops[16])
 
 
-def _device(name: str, memory: float, bandwidth: float, half: float, byte: float, link: float, source: str) -> Device:
+def _device(name: str, memory: float, bandwidth: float, half: float, byte: float, link: float, source: str) -> GpuSheet:
     """In GB, TB/s, TFLOPS dense in 16 and 8 bits, GB/s both ways."""
     flops = {16: half * TERA, 8: byte * TERA}
-    return Device(name, round(memory * GB), bandwidth * TERA, flops, link * GB / 2, source)
+    return GpuSheet(name, round(memory * GB), bandwidth * TERA, flops, link * GB / 2, source)
 
 
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet, 2021"
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet, 2023 (SXM; half of the rates with sparsity)"
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, GpuSheet] = {
     device.name: device
     for device in (
         _device("a100-40gb", 40, 1.555, 312, 624, 600, _A100),
@@ -62,7 +62,7 @@ DEVICES: dict[str, Device] = {
 THIS = "this"
 
 
-def device_of(name: str) -> Device | None:
+def device_of(name: str) -> GpuSheet | None:
     """The GPU of that name; None for this machine. `ConfigError` names those there are."""
     if name == THIS:
         return None

@@ -15,7 +15,7 @@ from quire.core.machine import available_memory, processor
 from quire.core.version import VERSION
 from quire.core.whole import write_whole
 from quire.model.describe import ModelFacts
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 from quire.plan.memory import choice_of, facts_of
 from quire.plan.predict import Planner, Prediction, memory_of
 
@@ -28,7 +28,7 @@ FREE = ("model", "revision", "download_dir", "load_format", "tokenizer", "served
 """Options that a start may give otherwise: where the same model lies, and what changes neither memory nor speed."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class PlanTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where the plan holds: `device` "this" or a named GPU; processor, unit and threads are compared for "this"."""
 
     device: str
@@ -47,12 +47,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quire: str = VERSION
     model: str
     digest: str
-    place: Place
+    place: PlanTarget
     options: dict[str, Any]
     kv_bytes: int
     block_bytes: int
     memory: dict[str, int]
-    load: Load
+    load: PlannedLoad
     slo: Slo
     prediction: Prediction
 
@@ -63,7 +63,7 @@ def model_digest(found: ModelFacts) -> str:
     return hashlib.blake2b(facts.encode(), digest_size=12).hexdigest()
 
 
-def plan_of(planner: Planner, load: Load, slo: Slo) -> Plan:
+def plan_of(planner: Planner, load: PlannedLoad, slo: Slo) -> Plan:
     """The plan that `planner` stands for."""
     config, kv = planner.config, planner.kv
     pinned = {
@@ -86,11 +86,11 @@ def plan_of(planner: Planner, load: Load, slo: Slo) -> Plan:
     )
 
 
-def _place(planner: Planner) -> Place:
+def _place(planner: Planner) -> PlanTarget:
     choice, device = planner.choice, planner.machine.device
     name = processor() if device is None else ""
     threads = choice.threads if device is None else 0
-    return Place(device="this" if device is None else device.name, processor=name, backend=choice.backend,
+    return PlanTarget(device="this" if device is None else device.name, processor=name, backend=choice.backend,
                  isa=choice.isa if device is None else "", threads=threads)  # fmt: skip
 
 

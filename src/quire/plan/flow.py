@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.sequence import Draft
-from quire.plan.load import Load
-from quire.plan.rates import Chunk, StepTimes
+from quire.plan.load import PlannedLoad
+from quire.plan.rates import PlannedChunk, StepTimes
 from quire.sched.shares import rows_of, shares
 
 TURNS = 200
 """Rounds of a fixed point; it has settled, or there is none, long before."""
 
 
-class Limits(NamedTuple):
+class StepBounds(NamedTuple):
     """Sequences and tokens of a step at most; `ahead`: steps under way at one time."""
 
     seqs: int
@@ -55,7 +55,7 @@ class _Running:
         return self.prompt + self.made
 
 
-def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
+def batch_flow(times: StepTimes, load: PlannedLoad, limits: StepBounds) -> Flow:
     """`load.batch` requests that come at once, by the scheduler's own rule for who advances by how much; who does not
     fit waits.
     """
@@ -66,7 +66,7 @@ def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
     while waiting or running:
         chunks, advanced = _plan(running, waiting, limits)
         steps = _stretch(advanced, load) if len(advanced) == len(running) and all(s.made for s in advanced) else 1
-        now += steps * times.seconds([Chunk(c.rows, c.context + (steps - 1) // 2) for c in chunks])
+        now += steps * times.seconds([PlannedChunk(c.rows, c.context + (steps - 1) // 2) for c in chunks])
         for seq, chunk in zip(advanced, chunks, strict=True):
             seq.computed += chunk.rows + steps - 1
             if seq.computed < seq.target:
@@ -85,7 +85,9 @@ def batch_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
     )  # fmt: skip
 
 
-def _plan(running: list[_Running], waiting: list[_Running], limits: Limits) -> tuple[list[Chunk], list[_Running]]:
+def _plan(
+    running: list[_Running], waiting: list[_Running], limits: StepBounds
+) -> tuple[list[PlannedChunk], list[_Running]]:
     """What each sequence advances by in the next step, and those that do; who is admitted goes over to `running`."""
     room = limits.seqs - len(running)
     counts = shares(running, limits.tokens, True, waiting[0] if waiting and room else None, lambda seq: 0.0)
@@ -95,15 +97,15 @@ def _plan(running: list[_Running], waiting: list[_Running], limits: Limits) -> t
         counts[seq] = rows_of(seq, left, True)
         left, room = left - counts[seq], room - 1
     advanced = [seq for seq, rows in counts.items() if rows]
-    return [Chunk(counts[seq], seq.computed) for seq in advanced], advanced
+    return [PlannedChunk(counts[seq], seq.computed) for seq in advanced], advanced
 
 
-def _stretch(running: Sequence[_Running], load: Load) -> int:
+def _stretch(running: Sequence[_Running], load: PlannedLoad) -> int:
     """Steps until a sequence ends, all of which are alike but for the context, on which a step depends linearly."""
     return max(1, min(load.output - seq.made for seq in running))
 
 
-def stream_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
+def stream_flow(times: StepTimes, load: PlannedLoad, limits: StepBounds) -> Flow:
     """Requests that come at `load.rate` (Poisson), in the steady state: Little's law, L = rate x time in the system.
 
     A token waits for the decode step of all that run and for prompts that steps take along meanwhile; a prompt queues
@@ -125,7 +127,7 @@ def stream_flow(times: StepTimes, load: Load, limits: Limits) -> Flow:
     return Flow(found.ttft, found.tpot, found.e2e, load.rate, found.concurrency, low)
 
 
-def _settled(times: StepTimes, load: Load, rate: float, limits: Limits) -> Flow | None:
+def _settled(times: StepTimes, load: PlannedLoad, rate: float, limits: StepBounds) -> Flow | None:
     """The steady state at `rate`; None where there is none within the limits."""
     prompt, context = load.input - load.shared, load.input + load.output // 2
     others = 0.0
@@ -134,11 +136,11 @@ def _settled(times: StepTimes, load: Load, rate: float, limits: Limits) -> Flow 
         if others > limits.seqs:
             return None
         whole = max(1, round(seen))
-        decodes = [Chunk(1, context)] * whole
+        decodes = [PlannedChunk(1, context)] * whole
         alone = times.seconds(decodes) * seen / whole if seen > whole * 1.5 else times.seconds(decodes)
         rows = min(prompt, max(1, limits.tokens - whole))
         steps = prompt / rows
-        mixed = times.seconds([*decodes, Chunk(rows, load.shared + (prompt - rows) // 2)])
+        mixed = times.seconds([*decodes, PlannedChunk(rows, load.shared + (prompt - rows) // 2)])
         busy = rate * steps * (mixed - alone)
         served = steps * mixed
         if busy >= 1 or rate * served >= 1:

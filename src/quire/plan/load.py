@@ -13,7 +13,7 @@ MOST = 1 << 24
 """Of any number of a load."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """`batch` requests that come at once, or, with a `rate`, so many a second for ever (Poisson). Lengths in tokens;
     of a prompt's `input` tokens `shared` are found in the prefix cache.
     """
@@ -24,7 +24,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 128
     shared: int = 0
 
-    def check(self) -> Load:
+    def check(self) -> PlannedLoad:
         """Itself; `ConfigError` for what no load is."""
         for name, least in (("batch", 1), ("input", 1), ("output", 1), ("shared", 0)):
             if not least <= getattr(self, name) <= MOST:
@@ -51,14 +51,14 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-def parse_load(text: str) -> Load:
-    """`Load` of "rate=2,input=512,output=128"; `ConfigError` names what it is not."""
-    given = _pairs("load", text, Load.__struct_fields__)
+def parse_load(text: str) -> PlannedLoad:
+    """`PlannedLoad` of "rate=2,input=512,output=128"; `ConfigError` names what it is not."""
+    given = _pairs("load", text, PlannedLoad.__struct_fields__)
     if "rate" in given and "batch" in given:
         raise ConfigError("--load: rate= are requests a second, batch= those that come at once; give one", param="load")
     if "rate" in given and float(given["rate"]) <= 0:
         raise ConfigError(f"--load rate={given['rate']}: must be above 0", param="load")
-    return _made("load", given, Load).check()
+    return _made("load", given, PlannedLoad).check()
 
 
 def parse_slo(text: str) -> Slo:

@@ -23,9 +23,9 @@ from quire.model.mixers.table import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops
-from quire.plan.devices import Device
+from quire.plan.devices import GpuSheet
 from quire.plan.needs import drafting_model, drafting_weights, kv_shape, rank_share
-from quire.plan.weights import Part, weight_parts
+from quire.plan.weights import WeightPart, weight_parts
 from quire.run.activations import activations, feature_bytes
 from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
 from quire.run.shapes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
@@ -46,7 +46,7 @@ class RankNeeds:
 
     facts: ModelFacts
     share: Share
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
 
     @property
     def weights(self) -> int:
@@ -55,7 +55,7 @@ class RankNeeds:
 
 
 @dataclass(frozen=True)
-class Account:
+class MemoryAccount:
     """Bytes of one rank, the one that needs most. `there`: that the machine or device has for it."""
 
     weights: int
@@ -104,7 +104,7 @@ def facts_of(config: EngineConfig) -> tuple[ModelFacts, bool]:
     return (replace(found, vision=None) if options.language_model_only else found), bare
 
 
-def choice_of(config: EngineConfig, device: Device | None) -> Choice:
+def choice_of(config: EngineConfig, device: GpuSheet | None) -> Choice:
     """What would run: here, or on a named GPU that need not be here."""
     if device is None:
         return choose(config.device)
@@ -127,8 +127,8 @@ def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
 
 
 def account(
-    config: EngineConfig, device: Device | None, ranks: tuple[RankNeeds, ...], choice: Choice, process: int = PROCESS
-) -> tuple[Account, KVPlan]:
+    config: EngineConfig, device: GpuSheet | None, ranks: tuple[RankNeeds, ...], choice: Choice, process: int = PROCESS
+) -> tuple[MemoryAccount, KVPlan]:
     """The memory of the rank that needs most, and its KV cache, planned as the engine does.
 
     `ConfigError` where it does not fit, as the engine's start would refuse it.
@@ -144,7 +144,7 @@ def account(
         layers = sum(part.nbytes for part in most.parts if part.layers)
         weights += -(-layers // config.parallel.data_parallel_size) - layers
     there = available_memory() if device is None else round(device.memory * config.cache.gpu_memory_utilization)
-    bare = Account(
+    bare = MemoryAccount(
         weights=weights,
         drafts=drafting_weights(config, found, drafts, choice),
         kv=0,
@@ -159,7 +159,7 @@ def account(
     return replace(bare, kv=kv.blocks // kv.sizes.holders * kv.block_bytes), kv
 
 
-def _left(config: EngineConfig, bare: Account, shape: KVPlan, device: Device | None) -> int:
+def _left(config: EngineConfig, bare: MemoryAccount, shape: KVPlan, device: GpuSheet | None) -> int:
     """Bytes for KV blocks: what a GPU's share leaves, and of a host's memory half of that, as the engine does."""
     left = bare.there - bare.fixed
     if left <= 0:

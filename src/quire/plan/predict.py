@@ -18,11 +18,11 @@ from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
-from quire.plan.devices import Device
-from quire.plan.flow import Flow, Limits, batch_flow, stream_flow
-from quire.plan.load import Load, Slo
-from quire.plan.memory import PROCESS, Account, account, choice_of, facts_of, kv_format, rank_needs
-from quire.plan.rates import Calibration, Measured, Rates, Sheet
+from quire.plan.devices import GpuSheet
+from quire.plan.flow import Flow, StepBounds, batch_flow, stream_flow
+from quire.plan.load import PlannedLoad, Slo
+from quire.plan.memory import PROCESS, MemoryAccount, account, choice_of, facts_of, kv_format, rank_needs
+from quire.plan.rates import Calibration, DatasheetRates, MeasuredRates, Rates
 from quire.plan.roofline import Roofline, critical_batch
 
 
@@ -60,16 +60,16 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class Machine:
     """Where an engine is to run: a named GPU, or (`device` None) this machine by its calibration."""
 
-    device: Device | None = None
+    device: GpuSheet | None = None
     calibration: Calibration | None = None
 
     def rates(self, kv: str) -> Rates:
         """Of steps whose keys and values are kept in `kv`."""
         if self.device is not None:
-            return Sheet(self.device)
+            return DatasheetRates(self.device)
         if self.calibration is None:
             raise ConfigError("this machine is not calibrated; quire plan measures it once, or name a --device")
-        return Measured(self.calibration, kv)
+        return MeasuredRates(self.calibration, kv)
 
 
 class Planner:
@@ -99,16 +99,16 @@ class Planner:
         return kv_format(self.config, self.facts, self.choice).name
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StepBounds:
         """Of a step, whatever the memory holds."""
         limits = self.config.scheduler
-        return Limits(limits.max_num_seqs, limits.rows(self.kv.max_model_len))
+        return StepBounds(limits.max_num_seqs, limits.rows(self.kv.max_model_len))
 
     def sequences(self, tokens: int) -> int:
         """Sequences of `tokens` tokens that the KV cache holds at one time."""
         return self.kv.blocks // max(1, self.kv.sizes.footprint(tokens))
 
-    def flow(self, load: Load) -> Flow:
+    def flow(self, load: PlannedLoad) -> Flow:
         """Of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""
         length = load.input + load.output
         if length > self.kv.max_model_len:
@@ -118,13 +118,13 @@ class Planner:
                 param="load",
             )
         held = max(1, self.sequences(length))
-        limits = Limits(min(self.limits.seqs, held), self.limits.tokens)
+        limits = StepBounds(min(self.limits.seqs, held), self.limits.tokens)
         replicas = self.config.parallel.data_parallel_size
         if load.rate:
             return stream_flow(self.times, replace(load, rate=load.rate / replicas), limits)
         return batch_flow(self.times, replace(load, batch=-(-load.batch // replicas)), limits)
 
-    def predict(self, load: Load) -> Prediction:
+    def predict(self, load: PlannedLoad) -> Prediction:
         """Latencies and throughput of `load`, and what there is room for."""
         flow, replicas = self.flow(load), self.config.parallel.data_parallel_size
         served = flow.requests_per_s * replicas
@@ -147,7 +147,7 @@ class Planner:
             note=rates.note,
         )
 
-    def rate_within(self, load: Load, slo: Slo) -> float:
+    def rate_within(self, load: PlannedLoad, slo: Slo) -> float:
         """The most requests a second that one replica serves within the targets; 0: not even a lone one."""
         one = replace(load, rate=1e-6, batch=1)
 
@@ -165,13 +165,13 @@ class Planner:
         return low
 
 
-def memory_of(found: Account) -> dict[str, int]:
+def memory_of(found: MemoryAccount) -> dict[str, int]:
     """The account by name, `total` last."""
     names = ("weights", "drafts", "kv", "tables", "activations", "pictures", "graphs", "process")
     return {name: getattr(found, name) for name in names} | {"total": found.total}
 
 
-def predict(config: EngineConfig, load: Load, machine: Machine) -> Prediction:
+def predict(config: EngineConfig, load: PlannedLoad, machine: Machine) -> Prediction:
     """What an engine with `config` would take and give under `load` on `machine`.
 
     Milliseconds of time once the model's headers were read, which are kept. `ConfigError` where its start would refuse.

@@ -15,10 +15,10 @@ import msgspec
 
 from quire.core.machine import cache_folder, foreign, largest_cache, processor
 from quire.core.version import VERSION
-from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, Device
+from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, GpuSheet
 
 
-class Chunk(NamedTuple):
+class PlannedChunk(NamedTuple):
     """`rows` tokens of one sequence that a step computes after `context` tokens whose keys and values are there.
 
     A decode is one row after all before it.
@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
 class StepTimes(Protocol):
     """Predicts steps of one engine (all of its ranks) on one machine."""
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         """Of one step: forward, sampling, and what the host does beside; 0 chunks take 0."""
         ...
 
@@ -43,7 +43,7 @@ NEAR, FAR, FARTHEST = 24 << 20, 256 << 20, 1 << 30
 """Bytes of weights that a calibration runs through: caches keep the first, and not the other (`far_bytes`)."""
 
 
-class Product(NamedTuple):
+class PlannedProduct(NamedTuple):
     """Matrices that one step multiplies with: `numbers` of `kind` that it reads, `nbytes` of them, in `calls` ops, by
     so many `rows` each; `mlp`: in a fused MLP. `footprint`: bytes of all weights of a step.
     """
@@ -66,18 +66,18 @@ class Attended(NamedTuple):
     kv_bytes: int
     window: int = 0
 
-    def pairs(self, chunks: Sequence[Chunk]) -> float:
+    def pairs(self, chunks: Sequence[PlannedChunk]) -> float:
         """Row and key pairs that are multiplied."""
         return sum(self._pairs(chunk) for chunk in chunks)
 
-    def _pairs(self, chunk: Chunk) -> float:
+    def _pairs(self, chunk: PlannedChunk) -> float:
         rows, first = chunk.rows, chunk.context + 1
         if not self.window:
             return rows * (first + chunk.context + rows) / 2
         growing = max(0, min(rows, self.window - first))
         return growing * (2 * first + growing - 1) / 2 + (rows - growing) * self.window
 
-    def keys(self, chunk: Chunk) -> int:
+    def keys(self, chunk: PlannedChunk) -> int:
         """Tokens whose keys and values are read."""
         whole = chunk.context + chunk.rows
         return min(whole, self.window + chunk.rows) if self.window else whole
@@ -89,11 +89,11 @@ class Rates(Protocol):
     kind: str
     note: str
 
-    def product(self, product: Product) -> float:
+    def product(self, product: PlannedProduct) -> float:
         """Of the ops of one role over all layers."""
         ...
 
-    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+    def attention(self, one: Attended, chunks: Sequence[PlannedChunk], layers: int) -> float:
         """Of all `layers` that are alike."""
         ...
 
@@ -114,25 +114,25 @@ class Rates(Protocol):
         ...
 
 
-class Sheet:
+class DatasheetRates:
     """A named GPU by its datasheet: rooflines (Williams et al. 2009) at stated shares of the peaks."""
 
     kind = "datasheet"
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: GpuSheet) -> None:
         self._device = device
         self.note = (
             f"{device.source}; assumed: {BANDWIDTH:.0%} of its bandwidth, {ARITHMETIC:.0%} of its dense rates, "
             f"{HOST_SECONDS * 1e3:g} ms a step beside kernels"
         )
 
-    def product(self, product: Product) -> float:
+    def product(self, product: PlannedProduct) -> float:
         """The longer of reading and computing. 4-bit codes are multiplied as 16-bit numbers."""
         bits = 8 if product.kind.startswith(("int8", "fp8")) else 16
         compute = 2 * product.numbers * product.rows / (ARITHMETIC * self._device.peak(bits))
         return max(product.nbytes / (BANDWIDTH * self._device.bandwidth), compute)
 
-    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+    def attention(self, one: Attended, chunks: Sequence[PlannedChunk], layers: int) -> float:
         """The longer of reading keys and values and multiplying."""
         read = sum(map(one.keys, chunks)) * one.kv_bytes / (BANDWIDTH * self._device.bandwidth)
         compute = 4 * one.pairs(chunks) * one.heads * one.head_dim / (ARITHMETIC * self._device.peak(16))
@@ -199,7 +199,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     measured: str = ""
 
 
-class Measured:
+class MeasuredRates:
     """This machine by its `Calibration`. `kv`: the format of keys and values.
 
     A kind that was not measured counts as the one of as many bits.
@@ -211,7 +211,7 @@ class Measured:
         self._found, self._kv = found, kv
         self.note = f"calibrated on this machine, {found.machine}, {found.measured}"
 
-    def product(self, product: Product) -> float:
+    def product(self, product: PlannedProduct) -> float:
         """By the number, interpolated over rows and over how far the weights lie."""
         rates = self._found.kinds[stand_in(product.kind, self._found.kinds)]
         near, far = (rates.mlp_near, rates.mlp_far) if product.mlp else (rates.linear_near, rates.linear_far)
@@ -220,7 +220,7 @@ class Measured:
         each = (1 - share) * interpolated(rates.rows, near, rows) + share * interpolated(rates.rows, far, rows)
         return product.numbers * each + product.calls * self._found.call
 
-    def attention(self, one: Attended, chunks: Sequence[Chunk], layers: int) -> float:
+    def attention(self, one: Attended, chunks: Sequence[PlannedChunk], layers: int) -> float:
         """Decodes read and multiply, rows of prompts multiply."""
         rates = self._found.attention.get(self._kv) or next(iter(self._found.attention.values()))
         decodes = [chunk for chunk in chunks if chunk.rows == 1]

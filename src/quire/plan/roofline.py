@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.model.load.roles import local_spec
-from quire.model.mixers.mixer import LayerKept
+from quire.model.mixers.mixer import LayerCacheSpec
 from quire.model.mixers.table import mixer_of
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
-from quire.plan.rates import Attended, Chunk, Product, Rates
-from quire.plan.weights import Part
+from quire.plan.rates import Attended, PlannedChunk, PlannedProduct, Rates
+from quire.plan.weights import WeightPart
 from quire.run.shapes import MAX_REPLAYED_ROWS
 
 FULL = 256
@@ -29,11 +29,11 @@ class Roofline:
     def __init__(self, config: EngineConfig, ranks: Sequence[RankNeeds], kept: Dtype, rates: Rates) -> None:
         """`ranks`: one for each stage; `kept`: the format of keys and values."""
         self._config, self.rates = config, rates
-        self._stages = [Stage(rank, kept, rates) for rank in ranks]
+        self._stages = [RooflineStage(rank, kept, rates) for rank in ranks]
         self._spec = ranks[0].facts.spec
         self.stages = len(ranks)
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         """Of one step through all ranks; 0 chunks take 0."""
         if not chunks:
             return 0.0
@@ -51,17 +51,17 @@ class Roofline:
         called = 0 if replayed else self._spec.layers
         return inside + joins + handed + self.rates.outside(rows, len(chunks), self._spec.vocab_size, called)
 
-    def steady(self, chunks: Sequence[Chunk]) -> float:
+    def steady(self, chunks: Sequence[PlannedChunk]) -> float:
         """Seconds between the ends of steps where as many are under way as there are stages."""
         return self.seconds(chunks) / self.stages
 
-    def _shared(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    def _shared(self, chunks: Sequence[PlannedChunk]) -> Sequence[PlannedChunk]:
         """Keys of long sequences are spread over the ranks of --context-parallel-size."""
         among = self._config.parallel.context_parallel_size
-        return chunks if among == 1 else [Chunk(chunk.rows, chunk.context // among) for chunk in chunks]
+        return chunks if among == 1 else [PlannedChunk(chunk.rows, chunk.context // among) for chunk in chunks]
 
 
-class Stage:
+class RooflineStage:
     """The layers of one rank: how many numbers its rows meet, and how they attend."""
 
     def __init__(self, rank: RankNeeds, kept: Dtype, rates: Rates) -> None:
@@ -73,13 +73,13 @@ class Stage:
         self._projected = max((mixer_of(self._spec, i).projected for i in self._layers), default=0)
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
 
-    def seconds(self, chunks: Sequence[Chunk], rows: int) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk], rows: int) -> float:
         """Of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
         return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))
 
-    def _product(self, part: Part, rows: int, seqs: int) -> float:
+    def _product(self, part: WeightPart, rows: int, seqs: int) -> float:
         head = part.role in ("head", "embed", "project_out")
         met, of = float(seqs if head else rows), 1.0
         if part.read < 1:  # which experts rows meet: as if each chose at random
@@ -87,17 +87,17 @@ class Stage:
             met = rows * part.read / of
         calls = 0.0 if part.role in FUSED_WITH else max(1, part.layers)
         mlp = part.role in MLP
-        work = Product(part.kind, part.numbers * of, part.nbytes * of, met, calls, mlp, self._read)
+        work = PlannedProduct(part.kind, part.numbers * of, part.nbytes * of, met, calls, mlp, self._read)
         return self._rates.product(work)
 
 
 def _attended(spec: ModelSpec, layer: int, kept: Dtype) -> Attended:
     mixer = mixer_of(spec, layer)
-    return Attended(*mixer.read, LayerKept(mixer.parts(1, kept)).bytes_per_token, spec.windows[layer])
+    return Attended(*mixer.read, LayerCacheSpec(mixer.parts(1, kept)).bytes_per_token, spec.windows[layer])
 
 
 def critical_batch(times: Roofline) -> float:
     """Rows whose arithmetic takes as long as reading the weights does: a step of one row beside what a row costs in one
     of `FULL` rows (Pope et al. 2022). Below it further sequences are nearly free, above it each takes its time.
     """
-    return times.seconds([Chunk(1, 0)]) / (times.seconds([Chunk(FULL, 0)]) / FULL)
+    return times.seconds([PlannedChunk(1, 0)]) / (times.seconds([PlannedChunk(FULL, 0)]) / FULL)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.parallel import MOST_RANKS
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 from quire.plan.predict import Machine, Planner, devices_for
 from quire.plan.weights import weight_parts
 
@@ -35,7 +35,7 @@ class Sizing:
         return self.ranks * self.replicas
 
 
-def size(planner: Planner, load: Load, slo: Slo) -> Sizing:
+def size(planner: Planner, load: PlannedLoad, slo: Slo) -> Sizing:
     """Of the planner's engine, as many ranks as it has; `fitted` finds these."""
     parallel, device = planner.config.parallel, planner.machine.device
     one = Planner(
@@ -50,7 +50,7 @@ def size(planner: Planner, load: Load, slo: Slo) -> Sizing:
     return Sizing(devices_for(whole, memory), parallel.ranks, math.ceil(load.rate / rate) if rate else 0, rate)
 
 
-def fitted(config: EngineConfig, machine: Machine, load: Load) -> Planner:
+def fitted(config: EngineConfig, machine: Machine, load: PlannedLoad) -> Planner:
     """A planner whose engine has room for a sequence of the load: with as many ranks of tensor parallelism, a power of
     two, as that takes on a named device, unless `config` says how many. The error of the first where none has.
     """

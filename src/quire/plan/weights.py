@@ -29,7 +29,7 @@ def weight_bytes(parameters: int, bits: float) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """The matrices, tables or vectors of one role that a rank keeps: `copies` of [n, k] in the format `kind`.
 
     `layers`: how many of the rank's layers have it; 0: it is of no layer. `read`: share of the copies that a row reads,
@@ -51,7 +51,7 @@ class Part:
         return prod(self.shape) * self.copies
 
 
-class Formats:
+class WeightFormats:
     """What the numbers of each role become at load: (kind, bits of one with its part of the scales)."""
 
     def __init__(self, config: EngineConfig, found: ModelFacts, choice: Choice) -> None:
@@ -98,23 +98,25 @@ class Formats:
         return kind, bits + (self._code4 - 4 if bits < 8 else 0)
 
 
-def weight_parts(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> list[Part]:
+def weight_parts(
+    config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None
+) -> list[WeightPart]:
     """All that a rank with `share` of the model keeps, rope tables and the room for adapters included.
 
     `ConfigError` where the model cannot be split so. Where no roles are known, every number is one of a matrix.
     """
-    formats, share = Formats(config, found, choice), share or Share()
+    formats, share = WeightFormats(config, found, choice), share or Share()
     if not found.roles:
         kind, bits = formats.of("q", ROLES["q"])
         whole = (found.parameters // found.spec.hidden, found.spec.hidden)
-        return [Part("weights", kind, whole, 1, found.spec.layers, weight_bytes(found.parameters, bits), True)]
+        return [WeightPart("weights", kind, whole, 1, found.spec.layers, weight_bytes(found.parameters, bits), True)]
     parts = [part for name in found.roles if (part := _part(name, formats, found, share)) is not None]
     extras = [_ropes(config, found.spec), _biases(found, share), *_adapters(config, found, share)]
     extras += _vision(formats, found, share)
     return [*parts, *(part for part in extras if part.nbytes)]
 
 
-def _part(name: str, formats: Formats, found: ModelFacts, share: Share) -> Part | None:
+def _part(name: str, formats: WeightFormats, found: ModelFacts, share: Share) -> WeightPart | None:
     role, spec = ROLES[name], found.spec
     if name == "head" and spec.tied_head and formats.target is None:
         return None  # the table of tokens is the head's matrix
@@ -137,7 +139,7 @@ def _part(name: str, formats: Formats, found: ModelFacts, share: Share) -> Part 
         size = copies * (
             padded * columns * 12 // 8 + padded // LANES * -(-columns // BF12_CHUNK) * BF12_EXCEPTION_BYTES
         )
-    return Part(
+    return WeightPart(
         name, kind, (prod(rows), columns), copies, layers, size, role.kind in ("linear", "dense") or tied, read,
     )  # fmt: skip
 
@@ -159,19 +161,19 @@ def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:
     return span.start == 0 or (name == "embed" and spec.tied_head and span.stop == spec.layers)
 
 
-def _ropes(config: EngineConfig, spec: ModelSpec) -> Part:
+def _ropes(config: EngineConfig, spec: ModelSpec) -> WeightPart:
     """A table [positions, 2, dim / 2] f32 of each rope that layers share, and that of short sequences."""
     length = max_model_len(config.model.max_model_len, spec)
     numbers = sum(rope.dim for rope in set(spec.rope)) * (length + short_reach(spec.rope, length))
-    return Part("rope", "f32", (1, numbers), 1, 0, 4 * numbers, False)
+    return WeightPart("rope", "f32", (1, numbers), 1, 0, 4 * numbers, False)
 
 
-def _biases(found: ModelFacts, share: Share) -> Part:
+def _biases(found: ModelFacts, share: Share) -> WeightPart:
     numbers = found.bias_numbers // share.world
-    return Part("biases", "f32", (1, numbers), 1, 0, 4 * numbers, False)
+    return WeightPart("biases", "f32", (1, numbers), 1, 0, 4 * numbers, False)
 
 
-def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Part]:
+def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[WeightPart]:
     """Room for low-rank pairs of every matrix of a layer that adapters may change, f32."""
     if not config.lora.enable_lora:
         return []
@@ -179,10 +181,10 @@ def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Par
     spec, numbers = found.spec, 0
     for name in ADAPTED & set(found.roles):
         numbers += sum(share.shape(name, spec)) * slots * rank * _layers(name, ROLES[name], spec, share)
-    return [Part("adapters", "f32", (1, numbers), 1, 0, 4 * numbers, False)]
+    return [WeightPart("adapters", "f32", (1, numbers), 1, 0, 4 * numbers, False)]
 
 
-def _vision(formats: Formats, found: ModelFacts, share: Share) -> list[Part]:
+def _vision(formats: WeightFormats, found: ModelFacts, share: Share) -> list[WeightPart]:
     """What makes rows of pictures, whole, on rank 0 alone; no token is multiplied with it."""
     seen = found.vision
     if seen is None or share.rank or share.span(found.spec).start:
@@ -190,4 +192,4 @@ def _vision(formats: Formats, found: ModelFacts, share: Share) -> list[Part]:
     lanes = LANES if formats.on_cpu else 1
     wide = sum(-(-n // lanes) * lanes * k for n, k in seen.matrices) + seen.tables
     size = wide * formats.dtype.itemsize + 4 * seen.others
-    return [Part("vision", formats.dtype.name, (1, wide + seen.others), 1, 0, size, False)]
+    return [WeightPart("vision", formats.dtype.name, (1, wide + seen.others), 1, 0, size, False)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.core.dtypes import BF16, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.ops.arrays import Array, Host, concat, equal, zeros_like
-from quire.ops.weights import SUPER, Packed, Stored, Weight
+from quire.ops.weights import SUPER, Packed, StoredMatrix, Weight
 
 if TYPE_CHECKING:
     from quire.ops.backend import Ops
@@ -113,7 +113,7 @@ class QWeight:
         stacked = {name: concat([g[name] for g in groups]) for name in groups[0]}
         return first._changed(concat([p.weight.codes for p in parts]), stacked)
 
-    def source(self, ops: Ops) -> Weight | Stored:
+    def source(self, ops: Ops) -> Weight | StoredMatrix:
         """What the backend packs."""
         return self.weight
 

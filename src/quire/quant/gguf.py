@@ -17,7 +17,7 @@ from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.ops.arrays import Host
 from quire.ops.kinds import SUPER_KINDS
-from quire.ops.weights import BlockForm, Rows, Stored, Weight
+from quire.ops.weights import BlockForm, RowSelection, StoredMatrix, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS as PLAIN_FORMS
 from quire.quant.gguf_blocks import Form
@@ -72,7 +72,7 @@ class Block:
         if form.super is not None and SUPER_KINDS:  # none without the extension, which alone packs these bytes
             kind, wide = SUPER_KINDS[form.super.bits, form.group, form.mins, bool(form.table)], False
         packed = BlockForm(self.name, kind, form.group, form.mins, wide, form.table)
-        stored = Stored(packed, (Rows(data),), self.shape({self.name: data.shape})[1], self.type.numbers)
+        stored = StoredMatrix(packed, (RowSelection(data),), self.shape({self.name: data.shape})[1], self.type.numbers)
         return StoredWeight(stored, f"{self._kind} g{form.group}", self._widen)
 
     @property

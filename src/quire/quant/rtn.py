@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.ops.arrays import Host, address, as_f32
 from quire.ops.descriptors import RoundingDescriptor
 from quire.ops.native import best_ops, require_native
-from quire.ops.weights import CANNOT_ROUND, RoundForm, Rows, Stored, Weight
+from quire.ops.weights import CANNOT_ROUND, RoundForm, RowSelection, StoredMatrix, Weight
 from quire.quant.base import QWeight
 from quire.quant.rows import in_dtype, over_rows
 from quire.quant.stored import StoredWeight
@@ -70,7 +70,7 @@ class RoundToNearest:
         form = RoundForm(self.name, self.bits, group, self.low, self.high, self.divisors)
         label = f"{self.name} g{group}"
         return StoredWeight(
-            Stored(form, (Rows(w),), w.shape[1], group), label, lambda w: self.quantize(w, group).weight
+            StoredMatrix(form, (RowSelection(w),), w.shape[1], group), label, lambda w: self.quantize(w, group).weight
         )
 
     def _native(self, w: Host, group: int, codes: Host, scales: Host) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from quire.ops.arrays import Array, Host
-from quire.ops.weights import Stored, Weight
+from quire.ops.weights import StoredMatrix, Weight
 from quire.quant.base import QWeight
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ class StoredWeight(QWeight):
     asked for, those of the backend when it is packed.
     """
 
-    stored: Stored
+    stored: StoredMatrix
     _label: str
     _widen: Callable[[Host], Weight]
 
-    def __init__(self, stored: Stored, label: str, widen: Callable[[Host], Weight]) -> None:
+    def __init__(self, stored: StoredMatrix, label: str, widen: Callable[[Host], Weight]) -> None:
         self.__dict__.update(stored=stored, _label=label, _widen=widen)
 
     @cached_property
@@ -43,7 +43,7 @@ class StoredWeight(QWeight):
         """Kind and group, for reports."""
         return self._label
 
-    def source(self, ops: Ops) -> Weight | Stored:
+    def source(self, ops: Ops) -> Weight | StoredMatrix:
         """What the file holds, if the backend packs that."""
         return self.stored if ops.packs_stored else self.weight
 
@@ -66,5 +66,5 @@ class StoredWeight(QWeight):
         same = all((s.form, s.k) == (self.stored.form, self.stored.k) for s in stored)
         return self._still(self.stored.below(stored)) if same and len(stored) == len(others) else super().above(others)
 
-    def _still(self, stored: Stored) -> StoredWeight:
+    def _still(self, stored: StoredMatrix) -> StoredWeight:
         return StoredWeight(stored, self.label, self._widen)

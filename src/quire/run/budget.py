@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quire.cache.groups import Kept, LayerGroups, TableSizes, group_layers
+from quire.cache.groups import LayerCache, LayerGroups, TableSizes, group_layers
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
@@ -55,7 +55,7 @@ class KVPlan:
 
 
 def shape_kv(
-    config: EngineConfig, parts: Mapping[int, Kept], max_position: int, groups: LayerGroups | None = None
+    config: EngineConfig, parts: Mapping[int, LayerCache], max_position: int, groups: LayerGroups | None = None
 ) -> KVPlan:
     """The cache, yet without blocks, of what layers keep, `parts` by number of the layer, for at most `max_position`
     positions. `groups`: what rank 0 has, whose tables this one fills its own by.

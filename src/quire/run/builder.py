@@ -30,7 +30,7 @@ class StepSizes(NamedTuple):
     extended: bool = False
 
 
-class PictureChunk(NamedTuple):
+class ImageChunk(NamedTuple):
     """A chunk, from `start` to before `end`, that may have rows of pictures, which begins at row `at` of the step."""
 
     seq: Sequence
@@ -86,7 +86,7 @@ class BatchBuilder:
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
         self.rope_shift = RopeShift(model.short_reach, model.max_model_len)
-        self._grids, self.picture_chunks = bool(model.spec.sight.sections), list[PictureChunk]()
+        self._grids, self.picture_chunks = bool(model.spec.sight.sections), list[ImageChunk]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
@@ -131,7 +131,7 @@ class BatchBuilder:
                 rows.append(LogitRow(seq, position, target, node))
             if seq.request.pictures:
                 try:
-                    self._fill_pictures(PictureChunk(seq, start, end, at))
+                    self._fill_pictures(ImageChunk(seq, start, end, at))
                 except BaseException as error:
                     fail(self.failed, seq, error, "pictures")
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
@@ -168,7 +168,7 @@ class BatchBuilder:
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
-    def _fill_pictures(self, seen: PictureChunk) -> None:
+    def _fill_pictures(self, seen: ImageChunk) -> None:
         """Rows of pictures look up a token that there is. Text counts on from where pictures end, which is not their
         index; that is what its tokens are drawn by."""
         (seq, start, end, at), arrays = seen, self._arrays

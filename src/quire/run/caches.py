@@ -9,14 +9,14 @@ import numpy as np
 
 from quire.core.dtypes import U8
 from quire.model.build import Model
-from quire.model.mixers.mixer import LayerKept
+from quire.model.mixers.mixer import LayerCacheSpec
 from quire.model.mixers.table import kept_by_layer
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved
 from quire.run.budget import KVPlan
 
 
-def kept_by(models: Iterable[Model]) -> dict[int, LayerKept]:
+def kept_by(models: Iterable[Model]) -> dict[int, LayerCacheSpec]:
     """What layers with a cache of their own keep, those of all models numbered on."""
     return kept_by_layer((model.spec, model.layouts) for model in models)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.core.dtypes import I32, U8
 from quire.ops.backend import Ops
-from quire.ops.runtime import Mark, take_drawn
+from quire.ops.runtime import QueueEvent, take_drawn
 from quire.ops.sampling import Found
 from quire.run.arrays import Arrays, cut
 from quire.run.shapes import Sizes
@@ -30,8 +30,8 @@ class _Buffer:
         self.device = ops.zeros((sizes.nbytes,), U8)
         self.device_tables = ops.zeros((cells,), I32)
         self.views = cut(sizes, self.device)
-        self.sent: Mark | None = None
-        self.read: Mark | None = None
+        self.sent: QueueEvent | None = None
+        self.read: QueueEvent | None = None
 
 
 class DeviceArrays(Arrays):

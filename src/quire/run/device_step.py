@@ -24,7 +24,7 @@ from quire.run.shapes import Sizes, fitting, graph_sizes
 from quire.run.step import LocalStep
 
 
-class DeviceStep(LocalStep):
+class GpuStep(LocalStep):
     """Rows that pad are sequences of one token in a block of their own behind the cache's: they compute like others
     and nothing reads them. `recorded`: graphs by (rows, sequences, whether drafts branch).
     """
@@ -116,7 +116,7 @@ class DeviceStep(LocalStep):
         arrays.block_tables[:] = 0
 
 
-def warm_device(step: DeviceStep, trees: bool = False) -> None:
+def warm_device(step: GpuStep, trees: bool = False) -> None:
     """Steps of all sizes that choose other tiles, of one sequence and of many; then what runs beside the decoder.
 
     Tiles change at powers of two, and a number that 16 does not divide is another kernel than one it divides. All of it

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.cache.groups import Lanes
 from quire.core.parallel import SPLIT
-from quire.model.net.context_parallel import Fold, Pages, PassedKeys, PassedQueries, PassedStates, Way
+from quire.model.net.context_parallel import Fold, KeyExchange, KeyPages, PassKeys, PassQueries, PassStates
 from quire.ops.arrays import Array
 
 Ints = NDArray[np.int64]
@@ -22,7 +22,7 @@ FEW_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Held:
+class GroupKeys:
     """What a group of layers sees and keeps: the window (0: all), f32 numbers of a row's queries and of its state, and
     bytes of a block's keys and values in a layer."""
 
@@ -33,7 +33,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Paged:
+class PagedSequences:
     """Sequences of a step: `cu_q` [S + 1] and `context` [S] of rows in the order of the batch."""
 
     cu_q: Ints
@@ -41,7 +41,7 @@ class Paged:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RankRows:
     """Rows of a step in the order of ranks: `index` [T] of the batch, `counts` by rank (all, where all have all).
 
     Rows cu_q[p] .. cu_q[p + 1] follow each other in sequence seqs[p]; its keys up to the last of them are context[p].
@@ -73,7 +73,7 @@ class Rows:
         return slice(first, first + self.pieces[rank])
 
 
-def divide(paged: Paged, ranks: int) -> Rows:
+def divide(paged: PagedSequences, ranks: int) -> RankRows:
     """All rows for all, where they are few; else the i-th and the i-th last of 2 * `ranks` parts for rank i.
 
     So the rows of a prompt that see much and those that see little are spread evenly.
@@ -81,13 +81,15 @@ def divide(paged: Paged, ranks: int) -> Rows:
     total, seqs = int(paged.cu_q[-1]), np.flatnonzero(np.diff(paged.cu_q))
     if total <= max(FEW_ROWS, 2 * ranks):
         cu_q = np.append(paged.cu_q[seqs], total)
-        return Rows(np.arange(total), (total,) * ranks, cu_q, paged.context[seqs], seqs, (len(seqs),) * ranks, False)
+        return RankRows(
+            np.arange(total), (total,) * ranks, cu_q, paged.context[seqs], seqs, (len(seqs),) * ranks, False
+        )
     edges = [total * i // (2 * ranks) for i in range(2 * ranks + 1)]
     spans = [[edges[i : i + 2], edges[2 * ranks - 1 - i : 2 * ranks - i + 1]] for i in range(ranks)]
     pieces = [[piece for first, last in each for piece in _cut(paged, first, last)] for each in spans]
     flat = [piece for each in pieces for piece in each]
     sizes = [last - first for _, first, last in flat]
-    return Rows(
+    return RankRows(
         np.concatenate([np.arange(first, last) for _, first, last in flat]),
         tuple(sum(last - first for _, first, last in each) for each in pieces),
         np.cumsum([0, *sizes]),
@@ -98,7 +100,7 @@ def divide(paged: Paged, ranks: int) -> Rows:
     )
 
 
-def _cut(paged: Paged, first: int, last: int) -> list[tuple[int, int, int]]:
+def _cut(paged: PagedSequences, first: int, last: int) -> list[tuple[int, int, int]]:
     """(sequence, first row, last row) of the sequences between two rows."""
     found = []
     while first < last:
@@ -110,21 +112,21 @@ def _cut(paged: Paged, first: int, last: int) -> list[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class VisibleSplits:
     """The splits that rows see: row t those `starts[t]` .. `starts[t + 1]` of the list, ascending; `owner` of each."""
 
     starts: Ints
     owner: Ints
 
     @staticmethod
-    def of(rows: Rows, window: int, lanes: Lanes) -> Seen:
+    def of(rows: RankRows, window: int, lanes: Lanes) -> VisibleSplits:
         """Those of `rows`."""
         ends = rows.ends
         first = np.maximum(ends - window, 0) // SPLIT if window else np.zeros_like(ends)
         counts = -(-ends // SPLIT) - first
         starts = np.concatenate(([0], np.cumsum(counts)))
         splits = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
-        return Seen(starts, splits * SPLIT // lanes.block_size // lanes.run % lanes.count)
+        return VisibleSplits(starts, splits * SPLIT // lanes.block_size // lanes.run % lanes.count)
 
     def left(self, rank: int) -> Ints:
         """Where the states of each row begin that it leaves on a rank, and their number."""
@@ -141,7 +143,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Part:
+class ContextRank:
     """This rank among `ranks`, and whose blocks are whose."""
 
     rank: int
@@ -163,12 +165,12 @@ class Part:
         lane = np.arange(tables.shape[1]) // self.lanes.run % self.ranks
         return _flat(np.where(lane == self.rank, tables // self.ranks, -1).astype(np.int32))
 
-    def way(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], held: Held) -> Way:
+    def way(self, rows: RankRows, slots: Ints, tables: NDArray[np.int32], held: GroupKeys) -> KeyExchange:
         """How rows see keys. `slots` [T] by row and `tables` [S, blocks] by sequence of the batch, whole cache."""
-        seen = Seen.of(rows, held.window, self.lanes)
+        seen = VisibleSplits.of(rows, held.window, self.lanes)
         if not rows.divided:
             counts = tuple(int(n) for n in np.bincount(seen.owner, minlength=self.ranks))
-            return PassedStates(self._pages(rows, tables), _flat(seen.left(self.rank)), counts,
+            return PassStates(self._pages(rows, tables), _flat(seen.left(self.rank)), counts,
                                 seen.fold(rows.own(self.rank), self.ranks))  # fmt: skip
         wanted = _wanted(rows, tables, held.window, self.lanes)
         queries = 4 * (len(rows.index) * held.query + len(seen.owner) * held.state // self.ranks)
@@ -176,30 +178,30 @@ class Part:
             return self._queries(rows, slots, tables, seen)
         return self._keys(rows, slots, tables, wanted)
 
-    def _queries(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], seen: Seen) -> PassedQueries:
+    def _queries(self, rows: RankRows, slots: Ints, tables: NDArray[np.int32], seen: VisibleSplits) -> PassQueries:
         edges = np.cumsum([0, *rows.counts])
         left, got = seen.left(self.rank), np.diff(seen.starts[edges])
-        return PassedQueries(rows.counts, self.slots(slots[rows.index]), self._pages(rows, tables), _flat(left),
+        return PassQueries(rows.counts, self.slots(slots[rows.index]), self._pages(rows, tables), _flat(left),
                              _flat(np.diff(left[edges]).astype(np.int32)), int(got.max()),
                              seen.fold(rows.own(self.rank), self.ranks))  # fmt: skip
 
-    def _keys(self, rows: Rows, slots: Ints, tables: NDArray[np.int32], wanted: Sequence[Ints]) -> PassedKeys:
+    def _keys(self, rows: RankRows, slots: Ints, tables: NDArray[np.int32], wanted: Sequence[Ints]) -> PassKeys:
         own, counts = rows.own_pieces(self.rank), tuple(map(len, wanted))
         places = np.full(int(max(int(ids.max(initial=0)) for ids in wanted)) + 1, -1, np.int32)
         places[np.concatenate(wanted)] = np.arange(sum(counts))
         found = places[np.minimum(tables[rows.seqs[own]], len(places) - 1)]
         cu_q = rows.cu_q[own.start : own.stop + 1] - rows.cu_q[own.start]
-        pages = Pages(_flat(cu_q.astype(np.int32)), _flat(rows.context[own].astype(np.int32)), _flat(found))
+        pages = KeyPages(_flat(cu_q.astype(np.int32)), _flat(rows.context[own].astype(np.int32)), _flat(found))
         picks = _flat((wanted[self.rank] // self.ranks).astype(np.int32))
-        return PassedKeys(rows.counts, self.slots(slots[rows.index]), picks, counts, pages)
+        return PassKeys(rows.counts, self.slots(slots[rows.index]), picks, counts, pages)
 
-    def _pages(self, rows: Rows, tables: NDArray[np.int32]) -> Pages:
+    def _pages(self, rows: RankRows, tables: NDArray[np.int32]) -> KeyPages:
         """Of all rows, in this rank's part of the cache."""
         cu_q, context = rows.cu_q.astype(np.int32), rows.context.astype(np.int32)
-        return Pages(_flat(cu_q), _flat(context), self.tables(tables[rows.seqs]))
+        return KeyPages(_flat(cu_q), _flat(context), self.tables(tables[rows.seqs]))
 
 
-def _wanted(rows: Rows, tables: NDArray[np.int32], window: int, lanes: Lanes) -> list[Ints]:
+def _wanted(rows: RankRows, tables: NDArray[np.int32], window: int, lanes: Lanes) -> list[Ints]:
     """The blocks that any row sees, by the rank that has them, each once."""
     size, sizes, seen = lanes.block_size, np.diff(rows.cu_q), []
     for seq, count, context in zip(rows.seqs, sizes, rows.context, strict=True):

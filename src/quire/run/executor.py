@@ -14,7 +14,7 @@ from quire.ops.backend import Ops
 from quire.run.blocks import BlockBytes, Blocks, OwnBytes, SharedBytes
 from quire.run.budget import KVPlan, gpu_cache_bytes
 from quire.run.caches import Caches
-from quire.run.host_step import HostStep
+from quire.run.host_step import CpuStep
 from quire.run.shapes import graph_bytes
 from quire.run.step import LocalStep, ModelStep
 from quire.run.tune import tune
@@ -125,10 +125,10 @@ class LocalExecutor:
 
     def profile(self, shape: KVPlan, limits: SchedulerConfig, kept: int = 0) -> int:
         """As of `Executor`."""
-        from quire.run.device_step import DeviceStep
+        from quire.run.device_step import GpuStep
 
         runtime, model, caches = self.ops.runtime, self.model, Caches(self.models, self.ops, shape)
-        step = DeviceStep(model, self.ops, shape, limits, caches.part(0), self._record_steps)
+        step = GpuStep(model, self.ops, shape, limits, caches.part(0), self._record_steps)
         kept += graph_bytes(step.graph_sizes, model.spec.vocab_size)
         if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
             kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))
@@ -145,7 +145,7 @@ class LocalExecutor:
         taps = None if drafting is None else drafting.taps
         step = self._step(model, kv, limits, caches.part(0), taps)
         step.warm_up(trees)
-        if isinstance(step, HostStep):
+        if isinstance(step, CpuStep):
             tune(step, self.config, model.weight_bytes if self._timed_by_weights else 0)
         drafts = None
         if drafting is not None and drafting.model is not None:
@@ -208,7 +208,7 @@ class LocalExecutor:
 def local_step(ops: Ops) -> type[LocalStep]:
     """The kind of steps of a backend."""
     if not ops.pads:
-        return HostStep
-    from quire.run.device_step import DeviceStep
+        return CpuStep
+    from quire.run.device_step import GpuStep
 
-    return DeviceStep
+    return GpuStep

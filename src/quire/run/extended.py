@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.model.batch import Batch
-from quire.model.load.extensions import Extensions
+from quire.model.load.extensions import AdapterExtensions
 from quire.model.net.decoder import Decoder
 from quire.model.net.multimodal import EmbeddedRows, with_pictures
 from quire.model.spec import Sight
@@ -17,12 +17,12 @@ from quire.run.caches import Caches
 from quire.run.shapes import MAX_RECORDINGS, fitting
 
 
-class ExtendedStep:
+class AdapterStep:
     """Runs the decoder that has what is loaded now. On the host small steps are recorded; a GPU takes op after op, as
     its graphs were captured without."""
 
     def __init__(
-        self, ops: Ops, arrays: Arrays, caches: Caches, decoder: Decoder, extensions: Extensions, sight: Sight
+        self, ops: Ops, arrays: Arrays, caches: Caches, decoder: Decoder, extensions: AdapterExtensions, sight: Sight
     ) -> None:
         self._ops, self._arrays, self._caches = ops, arrays, caches
         self._plain, self._extensions, self._sight = decoder, extensions, sight

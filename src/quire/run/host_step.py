@@ -26,7 +26,7 @@ class Replayable(Protocol):
         ...
 
 
-class HostStep(LocalStep):
+class CpuStep(LocalStep):
     """`recorded`: by (rows, sequences, whether a draft branches), of steps all of whose rows want logits."""
 
     recorded: dict[tuple[int, int, bool], Replayable]

@@ -27,11 +27,11 @@ from quire.run.executor import Allocated, LocalExecutor
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
 from quire.run.picture_features import told
 from quire.run.rank_group import Ranks
-from quire.run.replies import Form
+from quire.run.replies import ReplyForm
 from quire.run.step import HeadRows, ModelStep
 
 
-class LedExecutor:
+class MultiRankExecutor:
     """An `Executor` of `own`, this process's share, and of `ranks`, the others."""
 
     def __init__(self, own: LocalExecutor, ranks: Ranks) -> None:
@@ -51,8 +51,8 @@ class LedExecutor:
         own = self._own.allocate(kv, limits)
         drafts = own.drafts
         if drafts is not None and drafting is not None and drafting.everywhere:
-            drafts = LedStep(drafts, ranks, drafts=True)
-        return Allocated(own.caches, self._blocks(own), LedStep(own.step, ranks), drafts)
+            drafts = MultiRankStep(drafts, ranks, drafts=True)
+        return Allocated(own.caches, self._blocks(own), MultiRankStep(own.step, ranks), drafts)
 
     def _blocks(self, own: Allocated) -> Blocks:
         stored = own.blocks.stored
@@ -60,7 +60,7 @@ class LedExecutor:
             comm = self.ranks.place.comm("tensor")
             assert comm is not None, "blocks of other ways to be parallel are kept in no store"
             stored = JoinedBytes(stored, heard_sizes(comm, self.ops), comm, self.ops)
-        return LedBlocks(own.caches, self.ops, stored, self.ranks)
+        return MultiRankBlocks(own.caches, self.ops, stored, self.ranks)
 
     def change_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
         """As of `Executor`: here first, where it may be refused."""
@@ -85,7 +85,7 @@ class LedExecutor:
         self.ranks.close()
 
 
-class LedStep:
+class MultiRankStep:
     """A `ModelStep` that other ranks compute their shares of; `drafts`: it is one of the model that drafts."""
 
     def __init__(self, own: ModelStep, ranks: Ranks, drafts: bool = False) -> None:
@@ -130,12 +130,12 @@ class LedStep:
         self._ranks.tell(Forward((*shape,), arrays, self._drafts, left, seen))
         self._ranks.compare(shape, arrays)
 
-    def _form(self) -> Form:
+    def _form(self) -> ReplyForm:
         """Of what comes back from the last stage."""
         stage, spec = self.model.decoder, self.model.spec
         assert isinstance(stage, PipelineStage), "steps of several stages are of one"
         if not stage.shared:
-            return Form(spec.vocab_size, self.most_logits)
+            return ReplyForm(spec.vocab_size, self.most_logits)
         batch = self.arrays.batches(1, 1, 1)[0]
 
         def part(h: Array) -> Array:
@@ -144,10 +144,10 @@ class LedStep:
             self._ranks.busy[0] += time.perf_counter() - begin
             return made
 
-        return Form(spec.vocab_size, self.most_logits, spec.embed_width, Share(1, 2).role("head", spec)[0], part)
+        return ReplyForm(spec.vocab_size, self.most_logits, spec.embed_width, Share(1, 2).role("head", spec)[0], part)
 
 
-class LedBlocks(Blocks):
+class MultiRankBlocks(Blocks):
     """Blocks that other ranks have their parts of."""
 
     def __init__(self, caches: Caches, ops: Ops, stored: BlockBytes | None, ranks: Ranks) -> None:

@@ -15,16 +15,16 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from quire.parallel.comm import Comm
-from quire.parallel.digest import Listening, Saying
+from quire.parallel.digest import DigestReceiver, DigestSender
 from quire.parallel.launch import LOST, Launched, Process
-from quire.parallel.place import Memory, Place
+from quire.parallel.place import RankPlace, SharedFiles
 from quire.run.messages import Start
 
 RANK = "quire.engine.life.rank"
 """What the other processes run."""
 
 
-class Teller(Listening, Protocol):
+class CommandSender(DigestReceiver, Protocol):
     """Rank 0's way to all others."""
 
     def tell(self, message: bytes) -> None:
@@ -34,7 +34,7 @@ class Teller(Listening, Protocol):
         """Nobody waits any more."""
 
 
-class Hearer(Saying, Protocol):
+class CommandReceiver(DigestSender, Protocol):
     """Another rank's way to hear rank 0."""
 
     def hear(self, milliseconds: int) -> bytes | None:
@@ -42,18 +42,18 @@ class Hearer(Saying, Protocol):
 
 
 @dataclass
-class Reach:
+class RankConnections:
     """Rank 0's side. `others`: processes, or what stands for those of a host; `replying`: what only hears replies of
     the last of several stages; `busy`: seconds that each rank of this host computed."""
 
-    world: Teller
-    place: Place
+    world: CommandSender
+    place: RankPlace
     others: list[Launched]
     replying: Comm | None
     busy: NDArray[np.float64]
 
 
-def start_all(starts: Sequence[Start], memory: Memory) -> list[Launched]:
+def start_all(starts: Sequence[Start], memory: SharedFiles) -> list[Launched]:
     """Processes of this host, which share `memory`."""
     made: list[Launched] = []
     for start in starts:

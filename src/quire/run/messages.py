@@ -8,7 +8,7 @@ from quire.core.config import EngineConfig, SchedulerConfig
 from quire.parallel.experts import ExpertPlan
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """Where ranks of several hosts find rank 0: its address, the port it is heard at, and that of the store in which
     groups find each other. `hosts`: of all ranks."""
 
@@ -31,7 +31,7 @@ class Start(msgspec.Struct, frozen=True):
     rank: int
     crowded: bool
     experts: ExpertPlan
-    meeting: Meeting | None = None
+    meeting: Rendezvous | None = None
     meet: str = ""
     weights: str = ""
     world: int = -1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.core.blame import Failed, fail, of_request
 from quire.core.errors import QuireError
-from quire.core.pictures import Picture, grid_positions, pieces
+from quire.core.pictures import PromptImage, grid_positions, pieces
 from quire.core.plan import StepPlan
 from quire.model.batch import Vision
 from quire.model.net.multimodal import EmbeddedRows, divided
@@ -18,13 +18,13 @@ from quire.model.spec import Sight
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.arrays import Arrays
-from quire.run.builder import PictureChunk
+from quire.run.builder import ImageChunk
 from quire.run.messages import GivenRows
 
 Rows = NDArray[np.int64]
 
 
-class _Piece(NamedTuple):
+class _ImageRows(NamedTuple):
     """Rows of a step that lie in one run of a picture, `places` of their sequence, which sees up to `ends`."""
 
     rows: Rows
@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
     ends: Rows
 
 
-class PictureFeatures:
+class ImageFeatures:
     """What `vision` made, by the keys of pictures; the scheduler says what is kept."""
 
     def __init__(self, vision: Vision, sight: Sight) -> None:
@@ -53,16 +53,16 @@ class PictureFeatures:
             except BaseException as error:
                 self._errors[picture.key] = of_request(error, "pictures")
 
-    def _made(self, picture: Picture) -> Array:
+    def _made(self, picture: PromptImage) -> Array:
         made = self._vision(picture)
         if made.shape != (picture.rows, self._vision.width):
             raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
         return made
 
-    def given(self, seen: Sequence[PictureChunk], arrays: Arrays, seqs: int, failed: Failed) -> EmbeddedRows | None:
+    def given(self, seen: Sequence[ImageChunk], arrays: Arrays, seqs: int, failed: Failed) -> EmbeddedRows | None:
         """The rows of pictures among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled; none of
         the sequences that this adds to `failed`."""
-        found = list[_Piece]()
+        found = list[_ImageRows]()
         for each in seen:
             try:
                 found += self._pieces(each)
@@ -77,10 +77,10 @@ class PictureFeatures:
         whole = concat([piece.features for piece in found]) if len(found) > 1 else found[0].features
         return EmbeddedRows(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
-    def _pieces(self, seen: PictureChunk) -> list[_Piece]:
+    def _pieces(self, seen: ImageChunk) -> list[_ImageRows]:
         """Of the pictures of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
-        found = list[_Piece]()
+        found = list[_ImageRows]()
         for picture in seq.request.pictures:
             for row, feature, count in pieces(picture, start, end):
                 if picture.key in self._errors:
@@ -93,7 +93,7 @@ class PictureFeatures:
                 if self._sight.mutual:
                     run = next(sum(run) for run in picture.runs if run[0] <= first < sum(run))
                 places, ends = np.arange(first, first + count), np.full(count, run)
-                found.append(_Piece(rows, features[feature : feature + count], positions, places, ends))
+                found.append(_ImageRows(rows, features[feature : feature + count], positions, places, ends))
         return found
 
 

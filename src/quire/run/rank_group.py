@@ -20,7 +20,7 @@ from quire.core.errors import RankFailure
 from quire.core.exclusions.of_models import LONE_DRAFTS, STAGED_DRAFTS
 from quire.core.machine import cores
 from quire.ops.backend import Ops
-from quire.parallel.digest import HeardDigests
+from quire.parallel.digest import ReceivedDigests
 from quire.parallel.launch import LOST, Launched
 from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
@@ -28,7 +28,7 @@ from quire.run.gpu_ranks import of_a_gpu, on_gpus
 from quire.run.meeting import host_is_gone
 from quire.run.messages import Allocate, Message, Profile
 from quire.run.reach import reach
-from quire.run.replies import Form, Replies
+from quire.run.replies import Replies, ReplyForm
 
 SAID = 12
 """Steps whose digests may be on their way; ranks have room for a few more."""
@@ -48,7 +48,7 @@ class Ranks:
         self.others, self.place, self.busy = self._reach.others, self._reach.place, self._reach.busy
         self._steps, self._replies = config.parallel.steps_under_way, list[Replies]()
         self._staged = config.parallel.pipeline_parallel_size > 1
-        self._digests, self._ending, self._far = HeardDigests(self._reach.world), False, bool(config.hosts)
+        self._digests, self._ending, self._far = ReceivedDigests(self._reach.world), False, bool(config.hosts)
         for other in self.others:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
 
@@ -91,7 +91,7 @@ class Ranks:
             sizes.append(int(comm.recv(ops, out, rank)[0]))
         return min(sizes)
 
-    def replies(self, ops: Ops, form: Callable[[], Form]) -> Replies | None:
+    def replies(self, ops: Ops, form: Callable[[], ReplyForm]) -> Replies | None:
         """What comes back from the last of several stages, in that form; None where there is one. They end with the
         ranks."""
         if self._reach.replying is None:

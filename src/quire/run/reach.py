@@ -5,17 +5,17 @@ from __future__ import annotations
 from quire.core.config import EngineConfig
 from quire.core.machine import cores
 from quire.ops.lazy import require_torch
-from quire.parallel.busy import Busy
+from quire.parallel.busy import BusyTimes
 from quire.parallel.experts import ExpertPlan, expert_plan
-from quire.parallel.place import Memory, Place, place_of
+from quire.parallel.place import RankPlace, SharedFiles, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology, topology_of
 from quire.run.gpu_ranks import comms_of, meeting_place, on_gpus
-from quire.run.meeting import Hearer, Reach, start_all
+from quire.run.meeting import CommandReceiver, RankConnections, start_all
 from quire.run.messages import Start
 
 
-def reach(config: EngineConfig) -> Reach:
+def reach(config: EngineConfig) -> RankConnections:
     """All other ranks, started."""
     topology, experts = topology_of(config.parallel), expert_plan(config.parallel)
     crowded = config.processes * max(1, config.device.threads) > cores().threads
@@ -27,31 +27,31 @@ def reach(config: EngineConfig) -> Reach:
     return _on_one_host(config, topology, experts, crowded)
 
 
-def _on_one_host(config: EngineConfig, topology: Topology, experts: ExpertPlan, crowded: bool) -> Reach:
-    memory, meet = Memory(topology), meeting_place() if on_gpus(config) else ""
+def _on_one_host(config: EngineConfig, topology: Topology, experts: ExpertPlan, crowded: bool) -> RankConnections:
+    memory, meet = SharedFiles(topology), meeting_place() if on_gpus(config) else ""
     own = memory.of(0)
     replying = SharedComm(own["pipeline"], 0, topology.pipeline, True) if topology.pipeline > 1 else None
     starts = [Start(config, rank, crowded, experts, meet=meet) for rank in range(1, topology.world)]
     others = start_all(starts, memory)
     place = place_of(topology, 0, own, crowded, experts) if not meet else among_gpus(starts[0], 0, topology)
-    made = Reach(
+    made = RankConnections(
         SharedComm(memory.world, 0, topology.world, crowded),
         place,
         others,
         replying,
-        Busy(memory.busy, topology.world).seconds,
+        BusyTimes(memory.busy, topology.world).seconds,
     )
     memory.close()
     return made
 
 
-def among_gpus(start: Start, rank: int, topology: Topology) -> Place:
+def among_gpus(start: Start, rank: int, topology: Topology) -> RankPlace:
     """The place of a rank that has a GPU; all come here at once."""
 
-    return Place(topology, rank, comms_of(start.meet, rank, topology), start.experts)
+    return RankPlace(topology, rank, comms_of(start.meet, rank, topology), start.experts)
 
 
-def joined(start: Start) -> tuple[Hearer, Place]:
+def joined(start: Start) -> tuple[CommandReceiver, RankPlace]:
     """The side of a rank that is not the first."""
     topology = topology_of(start.config.parallel)
     if start.meeting is None:

@@ -17,7 +17,7 @@ NOTHING = 1
 
 
 @dataclass(frozen=True)
-class Form:
+class ReplyForm:
     """What comes back of a step: logits of `vocabulary` columns, in pieces of `most` rows.
 
     `part`: where the first stage has some of the head, what makes its columns of rows that the head reads, which are
@@ -45,11 +45,11 @@ class Replies:
     """They are taken as they come, by a thread of their own: the last stage never waits for a busy first one, so that
     no circle of stages can wait for each other.
 
-    A step of more than `Form.most` rows comes in several pieces, of which none is kept: nothing may be under way behind
-    it. `waited`: seconds that the first stage had nothing to do but wait.
+    A step of more than `ReplyForm.most` rows comes in several pieces, of which none is kept: nothing may be under way
+    behind it. `waited`: seconds that the first stage had nothing to do but wait.
     """
 
-    def __init__(self, ops: Ops, comm: Comm, form: Form, steps: int) -> None:
+    def __init__(self, ops: Ops, comm: Comm, form: ReplyForm, steps: int) -> None:
         """`comm`: this thread's alone; `steps`: under way at one time at most."""
         self._comm, self._form, self.waited = comm, form, 0.0
         self._ops = ops.beside()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
-from quire.run.picture_features import PictureFeatures
-from quire.sample.constrained import Masks
+from quire.run.picture_features import ImageFeatures
+from quire.sample.constrained import MaskBuilder
 from quire.sample.rows import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
@@ -35,7 +35,7 @@ class LaunchedStep:
         rows: list[LogitRow],
         logits: Iterable[Array],
         failed: Failed,
-        pooled: Rows[LogitRow] = (),
+        pooled: GenericSequence[LogitRow] = (),
         hidden: Fetched | None = None,
     ) -> None:
         self.plan, self.rows, self.logits, self.failed = plan, rows, logits, failed
@@ -57,8 +57,8 @@ class Runner:
         self._blocks, self._save_block = allocated.blocks, keep
         model, ops = self.step.model, self.step.ops
         self.builder = BatchBuilder(self.step.arrays, model, self.caches.block_size)
-        self.features = None if model.vision is None else PictureFeatures(model.vision, model.spec.sight)
-        self._masks = Masks(model.spec.vocab_size)
+        self.features = None if model.vision is None else ImageFeatures(model.vision, model.spec.sight)
+        self._masks = MaskBuilder(model.spec.vocab_size)
         self.sampler = Sampler(ops, model.spec.vocab_size, self._masks)
         self.numeric_errors = 0
         self._fetch = ops.fetch
@@ -136,7 +136,7 @@ class Runner:
         return found
 
     def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: Rows[LogitRow], hidden: Fetched, found: list[ChunkResult]
+        self, chunks: tuple[Chunk, ...], rows: GenericSequence[LogitRow], hidden: Fetched, found: list[ChunkResult]
     ) -> None:
         """Give each pooled request its rows, which are checked as logits are."""
         values, at = hidden()[0], 0

@@ -12,31 +12,31 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.load.joined_shares import share_of
 from quire.model.load.roles import local_spec
-from quire.model.net.context_parallel import ContextParallelBatch, Way
+from quire.model.net.context_parallel import ContextParallelBatch, KeyExchange
 from quire.ops.arrays import Array
 from quire.run.arrays import Arrays
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches
-from quire.run.division import Held, Paged, Part, Rows, divide
+from quire.run.division import ContextRank, GroupKeys, PagedSequences, RankRows, divide
 
 
-class Spread:
+class ContextSplitter:
     """Makes what this rank computes of a step out of the arrays of the whole step."""
 
     def __init__(self, model: Model, caches: Caches, windows: tuple[int, ...]) -> None:
         """`windows`: of the groups of layers, as their block tables are kept; 0: all."""
-        self._part = Part(model.place.along("context"), Lanes(model.place.topology.context, caches.block_size))
+        self._part = ContextRank(model.place.along("context"), Lanes(model.place.topology.context, caches.block_size))
         (cache,) = caches.of_layer[0]
         layout = cache.layout
         heads, d = local_spec(model.spec, share_of(model.place, ())).heads, layout.head_dim
         block_bytes = layout.bytes_per_token * layout.block_size
-        self._held = [Held(window, heads * d, heads * (d + 2), block_bytes) for window in windows]
+        self._held = [GroupKeys(window, heads * d, heads * (d + 2), block_bytes) for window in windows]
 
     def batches(self, arrays: Arrays, shape: StepSizes) -> list[Batch]:
         """This rank's rows of the step whose arrays are filled: a batch per group of layers."""
         tokens, seqs, logits, blocks = shape[:4]
         whole = arrays.batches(tokens, seqs, logits)
-        rows = divide(Paged(arrays.cu_q[: seqs + 1].astype(np.int64), arrays.context[:seqs].astype(np.int64)),
+        rows = divide(PagedSequences(arrays.cu_q[: seqs + 1].astype(np.int64), arrays.context[:seqs].astype(np.int64)),
                       self._part.ranks)  # fmt: skip
         tables = arrays.block_tables[:, :seqs, :blocks]
         ways = [self._part.way(rows, slots[:tokens], table, held)
@@ -46,7 +46,9 @@ class Spread:
                     for batch, slots, way in zip(whole, arrays.slots, ways, strict=True)]  # fmt: skip
         return self._divided(arrays, rows, logits, whole[0], ways)
 
-    def _divided(self, arrays: Arrays, rows: Rows, logits: int, whole: Batch, ways: list[Way]) -> list[Batch]:
+    def _divided(
+        self, arrays: Arrays, rows: RankRows, logits: int, whole: Batch, ways: list[KeyExchange]
+    ) -> list[Batch]:
         own = rows.index[rows.own(self._part.rank)]
         arrays.adapters[: len(own)] = arrays.adapters[own]
         owner = np.repeat(np.arange(self._part.ranks), rows.counts)
@@ -72,7 +74,7 @@ class Spread:
         return [_spread(batch, way=way) for way in ways]
 
 
-def _spread(batch: Batch, **changed: Array | Way) -> ContextParallelBatch:
+def _spread(batch: Batch, **changed: Array | KeyExchange) -> ContextParallelBatch:
     parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return ContextParallelBatch(**(parts | changed))
 

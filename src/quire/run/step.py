@@ -25,9 +25,9 @@ from quire.run.arrays import NO_ARRAYS, Arrays
 from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches
-from quire.run.extended import ExtendedStep
+from quire.run.extended import AdapterStep
 from quire.run.shapes import LOGITS_AT_ONCE, Sizes
-from quire.run.spread import Spread
+from quire.run.spread import ContextSplitter
 
 
 class HeadRows(NamedTuple):
@@ -116,14 +116,14 @@ class LocalStep(ABC):
         self.hidden: Any = ops.zeros((0, 0))
         self._decoder = model.decoder if taps is None else self._tapped(taps)
         self.recorded: dict[tuple[int, int, bool], Any] = {}
-        self._extended: ExtendedStep | None = None
+        self._extended: AdapterStep | None = None
         if model.adapters is not None:
             assert isinstance(self._decoder, Decoder), "others take no adapters"
-            self._extended = ExtendedStep(
+            self._extended = AdapterStep(
                 ops, self.arrays, caches, self._decoder, model.adapters.extensions, model.spec.sight
             )
         spread = model.place.topology.context > 1
-        self._spread = Spread(model, caches, kv.groups.windows) if spread else None
+        self._spread = ContextSplitter(model, caches, kv.groups.windows) if spread else None
         self._fixed = self.record_steps and not spread
 
     def _made_arrays(self, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:

@@ -2,7 +2,7 @@
 
 The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
 take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice
-(`tests/test_tune.py`), hence a wrong one costs time only, and users' own steps can be what is timed (`Trial`): no
+(`tests/test_tune.py`), hence a wrong one costs time only, and users' own steps can be what is timed (`TimedDecode`): no
 start waits. With tile registers made-up steps are timed at the first start instead: the choice is one of batches too,
 and who knows which will come.
 """
@@ -23,7 +23,7 @@ from quire.ops.backend import Ops, Recording
 from quire.ops.tuning import NEVER, Tuning, keep, parse, recall
 
 if TYPE_CHECKING:
-    from quire.run.host_step import HostStep
+    from quire.run.host_step import CpuStep
 
 SMALLEST = 64 << 20
 """Bytes of weights below which nothing is measured: they stay in caches, where asking ahead buys nothing."""
@@ -49,7 +49,7 @@ def tuning_key(config: EngineConfig, spec: ModelSpec, isa: str, threads: int) ->
     return f"{cpu}, {isa}, {threads} threads, quire {VERSION}, {weights} g{config.model.group_size}"
 
 
-def tune(step: HostStep, config: EngineConfig, weight_bytes: int) -> None:
+def tune(step: CpuStep, config: EngineConfig, weight_bytes: int) -> None:
     """Set the kernels' numbers: those pinned, those kept from an earlier start, or those measured now."""
     ops = step.ops
     if not ops.timed:
@@ -67,13 +67,13 @@ def tune(step: HostStep, config: EngineConfig, weight_bytes: int) -> None:
         ops.tune(found)
         keep(key, found)
     else:
-        step.recorded[1, 1, False] = Trial(step, lambda tuning: keep(key, tuning))
+        step.recorded[1, 1, False] = TimedDecode(step, lambda tuning: keep(key, tuning))
 
 
-class Trial:
+class TimedDecode:
     """Stands where the recording of a decode of one row will be, until every setting had `TURNS` of the real ones."""
 
-    def __init__(self, step: HostStep, chosen: Callable[[Tuning], None]) -> None:
+    def __init__(self, step: CpuStep, chosen: Callable[[Tuning], None]) -> None:
         """`chosen` is told the outcome."""
         self._step, self._chosen = step, chosen
         self._seconds: dict[Tuning, list[float]] = {
@@ -102,7 +102,7 @@ class Trial:
         return self.output
 
 
-def _measure(step: HostStep) -> Tuning:
+def _measure(step: CpuStep) -> Tuning:
     room = min(step.arrays.max_seqs, len(step.arrays.tokens))
     best = measured_tuning(step.ops, step.made_up_decode, room)
     step.forget_made_up()

@@ -28,15 +28,15 @@ from quire.core.plan import BlockWork, Save
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, open_backend
-from quire.parallel.busy import Busy
-from quire.parallel.digest import SaidDigests
-from quire.parallel.place import Place
+from quire.parallel.busy import BusyTimes
+from quire.parallel.digest import SentDigests
+from quire.parallel.place import RankPlace
 from quire.run.blocks import say_size
 from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import StepSizes
 from quire.run.caches import kept_by
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
-from quire.run.meeting import Hearer
+from quire.run.meeting import CommandReceiver
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
 from quire.run.picture_features import heard_rows
 from quire.run.reach import joined
@@ -45,13 +45,13 @@ from quire.run.replies import give_back
 POLL_MS = 1000
 
 
-LoadDrafting = Callable[[EngineConfig, Model, Ops, Place], DraftingFacts | None]
+LoadDrafting = Callable[[EngineConfig, Model, Ops, RankPlace], DraftingFacts | None]
 
 
 class Rank:
     """Has its executor do what rank 0 tells, with its own share of the weights and of each block."""
 
-    def __init__(self, executor: LocalExecutor, busy: NDArray[np.float64], said: SaidDigests) -> None:
+    def __init__(self, executor: LocalExecutor, busy: NDArray[np.float64], said: SentDigests) -> None:
         """`busy`: where ranks say how long they computed; `said`: what they computed on."""
         place = executor.model.place
         self._executor, self._ops, self._busy, self._said = executor, executor.ops, busy, said
@@ -124,7 +124,7 @@ GROUP_ENDED = "a rank of the group has ended"
 """What csrc/comm.cpp says to those that wait for one."""
 
 
-def heard(world: Hearer, ahead: bool) -> Iterator[bytes]:
+def heard(world: CommandReceiver, ahead: bool) -> Iterator[bytes]:
     """What rank 0 says. `ahead`: it is listened to meanwhile, so that rank 0 may say more than this rank has done."""
 
     def listen() -> Iterator[bytes]:
@@ -181,8 +181,8 @@ def main(load_drafting: LoadDrafting) -> int:
             drafting = load_drafting(start.config, model, ops, place)
         if start.weights and sampled_digest(model.folder) != start.weights:
             raise ConfigError(f"{model.folder}: rank 0 has other files; give all hosts the same", param="model")
-        busy = Busy(start.busy, place.topology.world).seconds
-        rank = Rank(LocalExecutor(start.config, model, ops, drafting), busy, SaidDigests(world))
+        busy = BusyTimes(start.busy, place.topology.world).seconds
+        rank = Rank(LocalExecutor(start.config, model, ops, drafting), busy, SentDigests(world))
         for said in heard(world, ahead=place.topology.pipeline > 1):
             rank.follow(decode(said))
         return 0

@@ -22,7 +22,7 @@ def _read(seq: Sequence) -> set[int]:
     return found
 
 
-class History:
+class LogitEdits:
     """The edits of one sequence, kept up to date as it grows.
 
     Everything is a function of the request and the tokens, so a history can be dropped and built again at any time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -28,8 +28,8 @@ from quire.ops.sampling import (
     Records,
     RowEdits,
 )
-from quire.sample.constrained import Masks, settle
-from quire.sample.edits import History
+from quire.sample.constrained import MaskBuilder, settle
+from quire.sample.edits import LogitEdits
 from quire.sample.rows import LogitRow
 
 NUMERICS = NumericError(
@@ -44,7 +44,7 @@ _SEED_MASK = 2**64 - 1
 class SamplingOps(Protocol):
     """The ops of a backend that sampling needs (see ops/sampling.py)."""
 
-    def penalize(self, logits: Array, edits: Rows[RowEdits]) -> None: ...
+    def penalize(self, logits: Array, edits: GenericSequence[RowEdits]) -> None: ...
 
     def sample(self, logits: Array, draws: Records) -> tuple[Found, Found]: ...
 
@@ -54,7 +54,7 @@ class SamplingOps(Protocol):
 
     def host(self, array: Any) -> NDArray[Any]: ...
 
-    def fetch(self, found: Rows[Found]) -> Callable[[], list[NDArray[Any]]]: ...
+    def fetch(self, found: GenericSequence[Found]) -> Callable[[], list[NDArray[Any]]]: ...
 
 
 class RowResult(NamedTuple):
@@ -65,7 +65,7 @@ class RowResult(NamedTuple):
     error: QuireError | None = None
 
 
-class Query(NamedTuple):
+class LogprobQuery(NamedTuple):
     """A wish for log-probabilities: of `token` and of the `k` best, in row `at` of some logits, for result `row`.
 
     A `token` of -1 - i is the one that row `drawn[i]` gives.
@@ -86,8 +86,8 @@ class SamplingWork(NamedTuple):
 
     drawn: list[int]
     edited: set[int]
-    scored: list[Query]
-    raw: list[Query]
+    scored: list[LogprobQuery]
+    raw: list[LogprobQuery]
     failed: Failed
 
 
@@ -98,7 +98,9 @@ class Drawn:
     `failed`: sequences whose own part of it failed; their rows give no token. More may join by `results`.
     """
 
-    def __init__(self, rows: Rows[LogitRow], work: SamplingWork, found: list[Found], ops: SamplingOps) -> None:
+    def __init__(
+        self, rows: GenericSequence[LogitRow], work: SamplingWork, found: list[Found], ops: SamplingOps
+    ) -> None:
         self.tokens = found[0] if work.drawn else None
         self.failed = work.failed
         self._rows, self._work, self._wait = rows, work, ops.fetch(found)
@@ -121,7 +123,7 @@ class Drawn:
                     results[i] = RowResult(-1, None, self.failed[seq])
         return results
 
-    def _score(self, queries: list[Query], found: list[NDArray[Any]], results: list[RowResult]) -> None:
+    def _score(self, queries: list[LogprobQuery], found: list[NDArray[Any]], results: list[RowResult]) -> None:
         """Put the log-probabilities that `queries` asked for into `results`; rows in error stay so."""
         scores, ids, logprobs = found
         records = scores.view(SCORE).tolist()
@@ -135,7 +137,7 @@ class Drawn:
                 fail(self.failed, self._rows[query.row].seq, failure, "logprobs")
 
 
-def _scored(query: Query, score: tuple[Any, ...], best: list[int], values: list[float], token: int) -> RowResult:
+def _scored(query: LogprobQuery, score: tuple[Any, ...], best: list[int], values: list[float], token: int) -> RowResult:
     """The result of a row that gave `token`, if it gave one, with the log-probabilities that `query` asked for."""
     _, logprob, rank, flags, _ = score
     if flags:
@@ -158,11 +160,11 @@ class Sampler:
     Log-probabilities are of the model's own logits, before penalties and temperature (vLLM's `raw_logprobs`).
     """
 
-    def __init__(self, ops: SamplingOps, vocab_size: int, masks: Masks | None = None) -> None:
+    def __init__(self, ops: SamplingOps, vocab_size: int, masks: MaskBuilder | None = None) -> None:
         """`masks`: of rows whose tokens follow a grammar."""
         self._ops = ops
         self._vocab_size = vocab_size
-        self._histories: dict[Sequence, History] = {}
+        self._histories: dict[Sequence, LogitEdits] = {}
         self._history_limit = 64
         self.masks = masks
         self._reserve(64)
@@ -171,11 +173,13 @@ class Sampler:
         self._buffer = bytearray(rows * DRAW.itemsize)
         self._draws: Records = np.frombuffer(self._buffer, DRAW)
 
-    def tokens(self, logits: Array, rows: Rows[LogitRow]) -> list[int]:
+    def tokens(self, logits: Array, rows: GenericSequence[LogitRow]) -> list[int]:
         """The tokens alone that `rows` give, -1 on error; the same as those of a call."""
         return [result.token for result in self(logits, rows, scores=False).results()]
 
-    def best(self, logits: Array, rows: Rows[LogitRow], count: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def best(
+        self, logits: Array, rows: GenericSequence[LogitRow], count: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The `count` tokens that `rows` most likely give, and how likely: [n, count]; -1 where there is no token.
 
         The first is what a row gives, the next what it would give if that were excluded, and so on: where tokens are
@@ -201,7 +205,7 @@ class Sampler:
             total[i] = np.logaddexp.reduce(values[:, i])
         return tokens.T, np.nan_to_num(np.exp(values - total)).T
 
-    def __call__(self, logits: Array, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
+    def __call__(self, logits: Array, rows: GenericSequence[LogitRow], scores: bool = True) -> Drawn:
         """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(
@@ -236,7 +240,7 @@ class Sampler:
         params = seq.request.params
         if target is not None:
             known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
-            work.scored.append(Query(row, row, known, params.prompt_logprobs or 0))
+            work.scored.append(LogprobQuery(row, row, known, params.prompt_logprobs or 0))
             return
         place = len(work.drawn)
         PACK_DRAW(
@@ -261,12 +265,12 @@ class Sampler:
         if params.logprobs is None or not scores:
             return
         if edited:
-            work.raw.append(Query(row, len(work.raw), -1 - place, params.logprobs))
+            work.raw.append(LogprobQuery(row, len(work.raw), -1 - place, params.logprobs))
         else:
-            work.scored.append(Query(row, row, -1 - place, params.logprobs))
+            work.scored.append(LogprobQuery(row, row, -1 - place, params.logprobs))
 
     def _run(
-        self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: Rows[LogitRow], guided: bool
+        self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: GenericSequence[LogitRow], guided: bool
     ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are copied aside first."""
         raw = logits[[query.row for query in work.raw]] if work.raw else logits
@@ -284,7 +288,7 @@ class Sampler:
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
 
-    def _penalize(self, logits: Array, edits: list[RowEdits], rows: Rows[LogitRow], failed: Failed) -> None:
+    def _penalize(self, logits: Array, edits: list[RowEdits], rows: GenericSequence[LogitRow], failed: Failed) -> None:
         """Edit logits. An op that refuses has changed nothing: row by row, it says which of them it refuses."""
         try:
             self._ops.penalize(logits, edits)
@@ -295,7 +299,9 @@ class Sampler:
                 except Exception as error:
                     fail(failed, rows[edit.row].seq, error, "sampling")
 
-    def _advance_guides(self, logits: Array, rows: Rows[LogitRow], work: SamplingWork, found: list[Found]) -> None:
+    def _advance_guides(
+        self, logits: Array, rows: GenericSequence[LogitRow], work: SamplingWork, found: list[Found]
+    ) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
         tokens, flags = found
         places = {row: place for place, row in enumerate(work.drawn)}
@@ -313,12 +319,12 @@ class Sampler:
 
         settle(rows, given, redraw, work.failed)
 
-    def _history(self, seq: Sequence) -> History:
+    def _history(self, seq: Sequence) -> LogitEdits:
         """The sequence's history; those of finished sequences are dropped when the table has doubled."""
         history = self._histories.get(seq)
         if history is None:
             if len(self._histories) >= self._history_limit:
                 self._histories = {s: h for s, h in self._histories.items() if s.status != Status.FINISHED}
                 self._history_limit = max(64, 2 * len(self._histories))
-            history = self._histories[seq] = History(seq)
+            history = self._histories[seq] = LogitEdits(seq)
         return history

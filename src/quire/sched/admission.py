@@ -9,7 +9,7 @@ from quire.core.request import longest_prompt
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
 from quire.sched.shares import decodes, rows_of
-from quire.sched.waiting_room import WaitingRoom
+from quire.sched.waiting_room import SequenceQueues
 
 
 def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = False) -> None:
@@ -22,13 +22,13 @@ def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = 
         raise ContextTooLong(f"prompt: {prompt} tokens; the KV cache holds {capacity}", param="prompt")
 
 
-class Admission:
+class BatchAdmission:
     """Looks at the sequences that run and those that wait; only `next`, `fits` and `gives_way` change who has blocks.
 
     `closed`: the first of a static batch has left, and nobody joins before all of it have.
     """
 
-    def __init__(self, config: SchedulerConfig, tables: BlockTables, room: WaitingRoom, policy: Policy) -> None:
+    def __init__(self, config: SchedulerConfig, tables: BlockTables, room: SequenceQueues, policy: Policy) -> None:
         self._config, self._tables, self._policy = config, tables, policy
         self._room, self._running, self._waiting = room, room.running, room.queue
         self.closed = False

@@ -10,10 +10,10 @@ from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.features.pooling import finish
-from quire.sched.features.protocol import PlanSide
+from quire.sched.features.protocol import SchedulerFeature
 
 
-class Scored(PlanSide):
+class PromptLogprobs(SchedulerFeature):
     """Prompts whose tokens want log-probabilities: once, whoever of its siblings computes the prompt again."""
 
     def concerns(self, request: Request) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -240,7 +240,7 @@ class Policy:
     def served(self, seq: Sequence, count: int) -> None:
         """`count` tokens of `seq` are computed."""
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """Who of those that run would leave for `head`, if there is no room: nobody."""
         return None
 
@@ -256,7 +256,7 @@ class Priority(Policy):
         """As the queue's."""
         return float(seq.request.priority)
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The last, if it is less urgent."""
         last = max(running, key=attrgetter("order"))
         return last if last.order[0] > head.order[0] else None
@@ -317,7 +317,7 @@ class Fair(Policy):
         cost = prompt + OUTPUT * (seq.computed >= len(seq.tokens))
         self._counters[seq.request.tenant] = self.counter(seq.request.tenant) + cost / seq.request.weight
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The newest of the tenant that has most places beyond its share, if the one that waits has fewer than its."""
         weights, held = dict[str, float](), dict[str, int]()
         for seq in (*running, head):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 from quire.cache.tables import BlockTables
@@ -18,15 +18,15 @@ from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.admission import Admission
-from quire.sched.features.images import Encoding
-from quire.sched.features.pooling import Pooled
-from quire.sched.features.protocol import PlanHooks
+from quire.sched.admission import BatchAdmission
+from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.pooling import PoolingFeature
+from quire.sched.features.protocol import FeatureHooks
 from quire.sched.features.structured import Make, SlowGuides
-from quire.sched.growth import Scored, append, ended, moves, pending
+from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
-from quire.sched.shares import Pace, Portions, budget_of, shares
-from quire.sched.waiting_room import WaitingRoom
+from quire.sched.shares import MicroBatches, PrefillPace, budget_of, shares
+from quire.sched.waiting_room import SequenceQueues
 
 
 class PendingBlockWork:
@@ -37,7 +37,7 @@ class PendingBlockWork:
         self.wipes: list[int] = []
         self.moves: list[tuple[int, int, int]] = []
 
-    def take(self, copies: Rows[tuple[int, int]] = (), more: Rows[Save] = ()) -> BlockWork:
+    def take(self, copies: GenericSequence[tuple[int, int]] = (), more: GenericSequence[Save] = ()) -> BlockWork:
         """What was gathered since the last call, the block copies of a plan, and `more` blocks to be saved."""
         saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
         if not (self.wipes or self.moves or saves or fills or copies or more):
@@ -55,24 +55,24 @@ class Scheduler:
         config: SchedulerConfig,
         tables: BlockTables,
         max_model_len: int,
-        portions: Portions | None = None,
-        encoding: Encoding | None = None,
+        portions: MicroBatches | None = None,
+        encoding: EncoderScheduler | None = None,
         make_guide: Make | None = None,
     ) -> None:
         self.config, self.encoding = config, encoding
         self.clock: Callable[[], float] = time.monotonic
-        self._portions = portions or Portions()
+        self._portions = portions or MicroBatches()
         self.tables, self.max_model_len = tables, max_model_len
         self.policy = POLICIES[config.scheduling_policy]()
-        self.room = room = WaitingRoom(self.policy, tables, config.max_num_seqs, make_guide)
+        self.room = room = SequenceQueues(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
-        self.hooks = PlanHooks(SlowGuides(lambda: self.clock()), Pooled(), Scored(), encoding)
+        self.hooks = FeatureHooks(SlowGuides(lambda: self.clock()), PoolingFeature(), PromptLogprobs(), encoding)
         self.requests: dict[str, list[Sequence]] = {}
         self.preemptions = self._tickets = 0
         self.block_work = PendingBlockWork(tables.tiers)
-        self.pace = Pace(config.target_itl_ms / 1000)
+        self.pace = PrefillPace(config.target_itl_ms / 1000)
         self._ended: list[Output] = []  # by no result of a step; told with the next
-        self._admission = Admission(config, tables, room, self.policy)
+        self._admission = BatchAdmission(config, tables, room, self.policy)
 
     def add(self, request: Request) -> None:
         """Queue a request; BadRequest if it could never run."""

@@ -4,7 +4,7 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
@@ -19,7 +19,7 @@ START = 0.002
 """Seconds that a row of a prompt takes, before any was measured."""
 
 
-class Advancing(Protocol):
+class Schedulable(Protocol):
     """A sequence as far as its share of a step depends on it: the planner's have no tokens."""
 
     computed: int
@@ -31,10 +31,10 @@ class Advancing(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Advancing)
+T = TypeVar("T", bound=Schedulable)
 
 
-def decodes(seq: Advancing) -> bool:
+def decodes(seq: Schedulable) -> bool:
     """Whether all but its last token and its draft are computed: it is one row away from a token."""
     return seq.target - seq.computed <= 1 + len(seq.draft.tokens)
 
@@ -44,7 +44,7 @@ def is_decode_chunk(chunk: Chunk) -> bool:
     return chunk.count == chunk.logits and chunk.start >= chunk.seq.prompt_len
 
 
-class Pace:
+class PrefillPace:
     """Sizes chunks of prompts by time, so that tokens of others keep coming (Sarathi-Serve, Agrawal et al. 2024).
 
     It learns how long decodes, and rows of prompts beside them, take. `limits`: whether there is a target.
@@ -77,7 +77,7 @@ def _toward(known: float, found: float) -> float:
     return known + (RISE if found > known else FALL) * (found - known)
 
 
-class Portions:
+class MicroBatches:
     """How much of what could be computed goes into one step, where several are under way at one time.
 
     A sequence whose next token is not known yet is in no other step, so decodes are divided among steps: as many as
@@ -91,7 +91,7 @@ class Portions:
         self._stages, self._steps, self.staged = stages, steps, stages > 1
         self._decoding: list[list[Sequence]] = []  # of each step under way
 
-    def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
+    def budget(self, config: SchedulerConfig, running: GenericSequence[Sequence]) -> int:
         """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
         most = config.max_num_batched_tokens
         if not self.staged or not config.enable_chunked_prefill:
@@ -125,7 +125,9 @@ class Portions:
         return few if len(few) >= share or len(under_way) < most else []
 
 
-def budget_of(config: SchedulerConfig, pace: Pace, portions: Portions, running: Rows[Sequence]) -> int:
+def budget_of(
+    config: SchedulerConfig, pace: PrefillPace, portions: MicroBatches, running: GenericSequence[Sequence]
+) -> int:
     """Tokens of the next step at most."""
     if not (pace.limits or portions.staged):
         return config.max_num_batched_tokens
@@ -133,7 +135,7 @@ def budget_of(config: SchedulerConfig, pace: Pace, portions: Portions, running: 
     return pace.budget(rows, portions.budget(config, running))
 
 
-def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
+def rows_of(seq: Schedulable, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; of a draft that goes beyond it only a part: it is worth no more."""
     if not budget:
         return 0
@@ -144,7 +146,9 @@ def rows_of(seq: Advancing, budget: int, chunked: bool) -> int:
     return min(need, budget)
 
 
-def shares(running: Rows[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]) -> dict[T, int]:
+def shares(
+    running: GenericSequence[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]
+) -> dict[T, int]:
     """Tokens of each of `running` in a step of `budget`: decodes, then prompts by `urgency`, smallest first.
 
     Among equals those nearest to their end come first, and one that needs more than half of what is left gets half as

@@ -9,9 +9,9 @@ from quire.cache.tables import BlockTables
 from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
-from quire.sched.features.kv_store import Recall
+from quire.sched.features.kv_store import StoreQueue
 from quire.sched.features.protocol import SideQueue
-from quire.sched.features.structured import Make, Readying
+from quire.sched.features.structured import GrammarQueue, Make
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
 
@@ -27,7 +27,7 @@ MOVES: dict[Status, tuple[Status, ...]] = {
 """Where a sequence may go from where it stands."""
 
 
-class WaitingRoom:
+class SequenceQueues:
     """The queue, those that wait beside it, and the batch: the one writer of `Sequence.status`.
 
     `queued` wait in the queue, `away` beside it, for what one of `beside` has made for them. `holders`: who waits in
@@ -38,7 +38,7 @@ class WaitingRoom:
         """`most` sequences may wait for a store at one time; `make_guide`: of sequences that have a grammar."""
         self.queue, self.running = policy.queue(), list[Sequence]()
         self.queued = self.away = 0
-        self.readying, self.recall = Readying(make_guide), Recall(tables, most)
+        self.readying, self.recall = GrammarQueue(make_guide), StoreQueue(tables, most)
         self.beside: dict[Status, SideQueue] = {each.status: each for each in (self.recall, self.readying)}
         self.adapters = Counter[str]()
         self._tables = tables

@@ -17,7 +17,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.requests import listed
-from quire.search.result import Candidate, Meter, SearchResult, check_count, ids_of, likelihood
+from quire.search.result import Candidate, SearchResult, TokenMeter, check_count, ids_of, likelihood
 from quire.search.verify import Verifier, judged
 
 Extract = Callable[[str], str | None]
@@ -82,14 +82,14 @@ def self_consistency(
     return results
 
 
-def _drawn(llm: LLM, prompts: Any, n: int, params: SamplingParams | None) -> tuple[list[RequestOutput], Meter]:
+def _drawn(llm: LLM, prompts: Any, n: int, params: SamplingParams | None) -> tuple[list[RequestOutput], TokenMeter]:
     """`n` answers of each prompt with their log-probabilities."""
     check_count("n", n)
     asked = params or llm.get_default_sampling_params()
     if asked.n != 1:
         raise BadRequest("sampling_params: n is the search's own; leave it out", param="sampling_params")
     rows = [ids_of(llm, prompt) for prompt in listed(prompts)]
-    meter = Meter(llm)
+    meter = TokenMeter(llm)
     outputs = llm.generate(rows, replace(asked, n=n, logprobs=asked.logprobs or 0), use_tqdm=False)
     for row in rows:
         meter.add(row, n)

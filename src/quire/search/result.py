@@ -55,7 +55,7 @@ class SearchResult:
 
 
 @dataclass(slots=True)
-class Meter:
+class TokenMeter:
     """Counts what a search of `llm` asks for and computes from here on."""
 
     llm: LLM

@@ -15,7 +15,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.engine.outputs import CompletionOutput
 from quire.engine.requests import listed
-from quire.search.result import Candidate, Meter, SearchResult, check_count, ids_of
+from quire.search.result import Candidate, SearchResult, TokenMeter, check_count, ids_of
 from quire.search.verify import Verifier, judged
 from quire.text.detokenizer import continuation
 
@@ -82,7 +82,7 @@ def step_search(
         raise BadRequest(
             "sampling_params: at temperature 0 all continuations are one; use expand=1 or draw", param="expand"
         )
-    tokenizer, meter = llm.get_tokenizer(), Meter(llm)
+    tokenizer, meter = llm.get_tokenizer(), TokenMeter(llm)
     rows = [(prompt, ids_of(llm, prompt)) for prompt in listed(prompts)]
     trees = [_Tree(ids, prompt if isinstance(prompt, str) else tokenizer.decode(ids)) for prompt, ids in rows]
     for step in range(how.max_steps):
@@ -94,7 +94,9 @@ def step_search(
     return [_result(tree, how.width, meter) for tree in trees]
 
 
-def _advance(llm: LLM, trees: list[_Tree], how: StepSearch, asked: SamplingParams, meter: Meter, step: int) -> None:
+def _advance(
+    llm: LLM, trees: list[_Tree], how: StepSearch, asked: SamplingParams, meter: TokenMeter, step: int
+) -> None:
     """Continue every live text by a step; their places are taken by what came of them."""
     limit = asked.max_tokens or llm.info.max_model_len
     jobs = [(tree, path) for tree in trees for path in tree.live]
@@ -139,7 +141,7 @@ def _keep(tree: _Tree, verifier: Verifier, width: int) -> None:
     tree.live = [path for path in kept if path.ended is None]
 
 
-def _result(tree: _Tree, width: int, meter: Meter) -> SearchResult:
+def _result(tree: _Tree, width: int, meter: TokenMeter) -> SearchResult:
     """Texts that ended come before those that the last step cut off."""
     found = sorted([*tree.done, *tree.live], key=lambda path: (path.ended != "stop", -path.score))[:width]
     candidates = [Candidate(p.text, list(p.tokens), p.score, p.ended or "length") for p in found]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from quire.core.request import TokenLogprob
 from quire.server.generation import Piece
 from quire.server.speech import Speech
-from quire.text.messages.source import Delta
+from quire.text.messages.source import MessageDelta
 
 
 @dataclass(slots=True)
 class Said:
     """What a message gains: deltas, the log-probabilities of its content's tokens, why it ended."""
 
-    deltas: list[Delta] = field(default_factory=list)
+    deltas: list[MessageDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -57,7 +57,7 @@ class Assistant:
         """What `piece` adds; `message` collects it."""
         reason = piece.finish_reason
         if self._parser is None:
-            said = Said([Delta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
+            said = Said([MessageDelta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
         else:
             deltas = self._parser.push(piece.text)
             if reason is not None:
@@ -79,7 +79,7 @@ class Assistant:
         """The content, and the names and arguments of calls."""
         return self.message.content, [(call.name, call.arguments) for call in self.message.calls]
 
-    def _credit(self, piece: Piece, deltas: list[Delta]) -> list[TokenLogprob]:
+    def _credit(self, piece: Piece, deltas: list[MessageDelta]) -> list[TokenLogprob]:
         """Say whose the tokens are that wait; the content's log-probabilities."""
         self._pending += piece.logprobs
         self._tokens += len(piece.tokens)

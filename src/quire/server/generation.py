@@ -20,7 +20,7 @@ from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.server.http.body import TURN
 from quire.text.detokenizer import OutputText
-from quire.text.structured.checks import NO_CHECKS, Checks
+from quire.text.structured.checks import NO_CHECKS, AnswerChecks
 from quire.text.tokenizer import Tokenizer
 
 Receive = Callable[[], Awaitable[Any]]
@@ -59,7 +59,7 @@ class Generated(Protocol):
     """Choices of one HTTP request as they come, and what is said of them."""
 
     requests: Sequence[Request]
-    checks: Checks
+    checks: AnswerChecks
 
     @property
     def count(self) -> int: ...
@@ -99,7 +99,7 @@ class Generation:
         requests: Sequence[Request],
         each: bool = False,
         shown: frozenset[int] = frozenset(),
-        checks: Checks = NO_CHECKS,
+        checks: AnswerChecks = NO_CHECKS,
     ) -> None:
         self.requests, self.checks = requests, checks
         self._each = each

@@ -13,8 +13,8 @@ from quire.core.errors import Overloaded
 from quire.core.request import Request, longest_prompt
 from quire.engine.edge.async_engine import AsyncEngine
 from quire.engine.pictures import Preparer
-from quire.engine.requests import Encoded, too_long
-from quire.engine.sources import Source, scheme_of
+from quire.engine.requests import EncodedPrompt, too_long
+from quire.engine.sources import ImageSource, scheme_of
 from quire.pictures.prompt import Prepared
 from quire.server.fetching import Rules, Wanted, fetch, read_hosts
 from quire.server.options import ServerOptions
@@ -64,7 +64,7 @@ class Media:
         """What stands for a picture in a text; "" where this model takes none."""
         return self._preparer.mark
 
-    def admit(self, sources: Sequence[Source]) -> None:
+    def admit(self, sources: Sequence[ImageSource]) -> None:
         """Refuse pictures that this model does not take, or too many, before any work."""
         self._preparer.admit(sources)
 
@@ -86,7 +86,7 @@ class Media:
                 f"(--max-images-gb {self._most / 1e9:g})"
             )
 
-    async def prepared(self, sources: Sequence[Source], held: Held) -> list[Prepared]:
+    async def prepared(self, sources: Sequence[ImageSource], held: Held) -> list[Prepared]:
         """The pictures of one request: fetched at once, and made ready one after the other, so that no request has all
         threads. The first that is refused ends what others are fetched for."""
         found: list[Prepared] = []
@@ -104,7 +104,7 @@ class Media:
     async def _add(
         self,
         found: list[Prepared],
-        source: Source,
+        source: ImageSource,
         alone: bool,
         order: tuple[asyncio.Semaphore, asyncio.Task[None] | None],
         held: Held,
@@ -127,7 +127,7 @@ class Media:
         found.append(made)
         self._check_rows(found, source.where)
 
-    async def _fetched(self, source: Source) -> bytes:
+    async def _fetched(self, source: ImageSource) -> bytes:
         """The file behind a URL; the connection ends where nobody waits for it any more."""
         wanted, url = Wanted(), source.take()
         try:
@@ -146,7 +146,9 @@ class Media:
         """Refuse a text that has not a mark for each of `count` pictures."""
         self._preparer.check_marks(text, count, param)
 
-    def encode(self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False) -> Encoded:
+    def encode(
+        self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False
+    ) -> EncodedPrompt:
         """Token ids of a text with a mark for each picture; in a thread. `special`: with what stands around texts."""
         return self._preparer.encode(text, prepared, param, special)
 
@@ -156,7 +158,7 @@ class Media:
             return request.prompt
         return self._preparer.shown(request.prompt, request.pictures)
 
-    def shown_of(self, encoded: Encoded) -> list[int]:
+    def shown_of(self, encoded: EncodedPrompt) -> list[int]:
         """The same of one that no engine has."""
         if not encoded.pictures:
             return list(encoded.ids)

@@ -11,7 +11,7 @@ from quire.server.options import ServerOptions
 from quire.text.messages.ids import call_id
 from quire.text.messages.parser import Parser
 from quire.text.messages.reasoning import ReasoningFormat
-from quire.text.messages.source import Reading
+from quire.text.messages.source import ParserRequest
 from quire.text.messages.table import GENERIC, ToolFormat, reasoning_format, tool_format
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class Speech:
         if not self.reads:
             return None
         ids = call_id if formats.tools is None else formats.tools.call_id
-        reading = Reading(ids, self.schemas, self.inside, formats.hidden)
+        reading = ParserRequest(ids, self.schemas, self.inside, formats.hidden)
         return Parser(formats.reasoning, formats.tools, reading)
 
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace as with_
 from quire.core.errors import QuireError
 from quire.core.machine import cores
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import Ask
-from quire.simulate.measures import Measures, Point, TenantFigures
+from quire.simulate.load import SimulatedRequest
+from quire.simulate.measures import ClusterPoint, Measures, TenantFigures
 from quire.simulate.timeline import Design
 
 SUMMED = ("steps", "rows", "busy", "replica_seconds", "deaths", "moved", "preemptions", "queries", "hits",
@@ -27,11 +27,11 @@ SUMMED = ("steps", "rows", "busy", "replica_seconds", "deaths", "moved", "preemp
 """Numbers of parts that add up."""
 
 
-class Part(msgspec.Struct, kw_only=True):
+class CellResult(msgspec.Struct, kw_only=True):
     """What one cell gave, in a form that passes between processes."""
 
     tenants: dict[str, TenantFigures]
-    curve: list[Point]
+    curve: list[ClusterPoint]
     last: float
     steps: int
     rows: int
@@ -54,13 +54,17 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 def run_cells(
-    design: Design, load: Iterable[Ask], targets: Mapping[str, float], cells: int, on_done: Callable[[], None]
-) -> Part:
+    design: Design,
+    load: Iterable[SimulatedRequest],
+    targets: Mapping[str, float],
+    cells: int,
+    on_done: Callable[[], None],
+) -> CellResult:
     """Run a load over so many cells; as many at one time as there are cores."""
     if cells == 1:
         return _run(design, load, targets, on_done)
     designs = [_cell(design, cells, at) for at in range(cells)]
-    parts: list[Part] = []
+    parts: list[CellResult] = []
     for first in range(0, cells, most := max(1, cores().logical)):
         under_way = [
             _forked(designs[at], islice(load, at, None, cells), targets)
@@ -76,12 +80,15 @@ def _cell(design: Design, cells: int, at: int) -> Design:
 
 
 def _run(
-    design: Design, load: Iterable[Ask], targets: Mapping[str, float], on_done: Callable[[], None] = lambda: None
-) -> Part:
+    design: Design,
+    load: Iterable[SimulatedRequest],
+    targets: Mapping[str, float],
+    on_done: Callable[[], None] = lambda: None,
+) -> CellResult:
     cluster = Cluster(design, targets)
     measures = cluster.run(load, on_done)
     queries, hits = (sum(each) for each in zip(*(replica.lookups for replica in cluster.replicas), strict=True))
-    return Part(
+    return CellResult(
         tenants=measures.figures(), curve=measures.curve, last=cluster.last, steps=measures.steps, rows=measures.rows,
         busy=measures.busy, replica_seconds=cluster.fleet.replica_seconds, deaths=cluster.deaths, moved=cluster.moved,
         preemptions=sum(replica.preemptions for replica in cluster.replicas), queries=queries, hits=hits,
@@ -89,7 +96,7 @@ def _run(
     )  # fmt: skip
 
 
-def _forked(design: Design, load: Iterator[Ask], targets: Mapping[str, float]) -> tuple[int, int]:
+def _forked(design: Design, load: Iterator[SimulatedRequest], targets: Mapping[str, float]) -> tuple[int, int]:
     """Process and pipe of a cell that runs in a process of its own."""
     sys.stdout.flush()
     pipe, end = os.pipe()
@@ -111,16 +118,16 @@ def _forked(design: Design, load: Iterator[Ask], targets: Mapping[str, float]) -
         os._exit(code)
 
 
-def _joined(process: int, pipe: int) -> Part:
+def _joined(process: int, pipe: int) -> CellResult:
     with os.fdopen(pipe, "rb") as found:
         told = found.read()
     _, status = os.waitpid(process, 0)
     if status:
         raise QuireError(f"a process that simulates a cell ended with status {status}; was there memory enough?")
-    return msgspec.msgpack.decode(told, type=Part)
+    return msgspec.msgpack.decode(told, type=CellResult)
 
 
-def _together(parts: list[Part]) -> Part:
+def _together(parts: list[CellResult]) -> CellResult:
     """Sums, and the curves of those that still run added up."""
     whole = parts[0]
     for part in parts[1:]:
@@ -132,7 +139,7 @@ def _together(parts: list[Part]) -> Part:
     return whole
 
 
-def _added(one: list[Point], other: list[Point]) -> list[Point]:
+def _added(one: list[ClusterPoint], other: list[ClusterPoint]) -> list[ClusterPoint]:
     """Points of the same times; those that only one has are of a cell that runs longer."""
     known, found = {point.time: point for point in other}, []
     for point in one:
@@ -140,6 +147,6 @@ def _added(one: list[Point], other: list[Point]) -> list[Point]:
         if beside is not None:
             count = point.replicas + beside.replicas
             kv = (point.kv * point.replicas + beside.kv * beside.replicas) / max(1, count)
-            point = Point(point.time, count, point.running + beside.running, point.waiting + beside.waiting, kv)
+            point = ClusterPoint(point.time, count, point.running + beside.running, point.waiting + beside.waiting, kv)
         found.append(point)
     return sorted([*found, *known.values()])

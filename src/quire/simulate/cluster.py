@@ -11,15 +11,15 @@ import numpy as np
 
 from quire.core.errors import ContextTooLong, Overloaded
 from quire.core.request import Output, Request
-from quire.engine.edge.admission import Admission
+from quire.engine.edge.admission import AdmissionControl
 from quire.engine.edge.async_engine import MAX_PROMPT_TOKENS_IN_FLIGHT
-from quire.engine.life.kept import Kept
+from quire.engine.life.kept import UnfinishedRequest
 from quire.engine.life.router import Ready, suited
 from quire.sched.admission import check_length
 from quire.simulate.fleet import in_flight
-from quire.simulate.load import Ask
-from quire.simulate.measures import Ended, Measures, Point
-from quire.simulate.replica import Left
+from quire.simulate.load import SimulatedRequest
+from quire.simulate.measures import AnsweredRequest, ClusterPoint, Measures
+from quire.simulate.replica import MigratedRequest
 from quire.simulate.routers import router_of
 from quire.simulate.scaling import Scaler
 from quire.simulate.timeline import Design, Event, Timeline
@@ -45,10 +45,10 @@ class Cluster(Timeline):
         setup, count = design.setup, len(self.replicas)
         self.router = router_of(design.router, count, setup.block_size, setup.blocks, design.seed)
         self.tracks: dict[str, Track] = {}
-        self.admission = Admission(1, 1, setup.scheduler.scheduling_policy == "fair")
+        self.admission = AdmissionControl(1, 1, setup.scheduler.scheduling_policy == "fair")
         self.deaths = self.moved = 0
         self.last = 0.0
-        self._held: list[list[Left]] = [[] for _ in range(count)]
+        self._held: list[list[MigratedRequest]] = [[] for _ in range(count)]
         self._ends, self._lives = False, [0] * count
         self._rng = random.Random(f"failures {design.seed}")
         self._scaler = None if design.autoscale is None else Scaler(design.autoscale)
@@ -56,7 +56,7 @@ class Cluster(Timeline):
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
-    def run(self, load: Iterable[Ask], on_done: Callable[[], None] = lambda: None) -> Measures:
+    def run(self, load: Iterable[SimulatedRequest], on_done: Callable[[], None] = lambda: None) -> Measures:
         """Until every request of the load, by ascending `due`, has ended; `on_done` is called after each."""
         self._on_done = on_done
         self._first_events()
@@ -117,7 +117,7 @@ class Cluster(Timeline):
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    def _arrive(self, ask: Ask, name: str) -> None:
+    def _arrive(self, ask: SimulatedRequest, name: str) -> None:
         request = ask.request(name, self.design.setup.max_model_len)
         try:
             check_length(len(request.prompt), self.replicas[0].scheduler.tables, self.design.setup.max_model_len)
@@ -127,11 +127,11 @@ class Cluster(Timeline):
             self._on_done()
             return
         self.tracks[name] = track = Track(request, ask.due)
-        self._place(track, Left(request, [], 0.0))
+        self._place(track, MigratedRequest(request, [], 0.0))
         if self.design.patience:
             self._push(self.now + self.design.patience, Event.GIVE_UP, name=name)
 
-    def _place(self, track: Track, left: Left, ready: Ready | None = None) -> None:
+    def _place(self, track: Track, left: MigratedRequest, ready: Ready | None = None) -> None:
         """Have one of those that are `ready` go on with a request; all may."""
         started = bool(left.made)
         some = suited(self.fleet.ready, self.design.prefill, started) if ready is None else ready
@@ -142,8 +142,8 @@ class Cluster(Timeline):
         else:
             self._held[at].append(left)
 
-    def _submit(self, at: int, track: Track, left: Left) -> None:
-        kept = Kept(track.request)
+    def _submit(self, at: int, track: Track, left: MigratedRequest) -> None:
+        kept = UnfinishedRequest(track.request)
         kept.emitted = [left.made]
         self.replicas[at].submit(kept.again() if left.made else track.request, track.first, left.last)
         self._touch(at)
@@ -162,7 +162,7 @@ class Cluster(Timeline):
 
     def _answered(self, name: str, track: Track) -> None:
         asked, extra = track.request, self.design.edge_ms / 1000
-        found = Ended(track.due, track.scheduled, track.first + extra, self.now + extra,
+        found = AnsweredRequest(track.due, track.scheduled, track.first + extra, self.now + extra,
                       len(asked.prompt), asked.params.max_tokens or 0)  # fmt: skip
         self.last = self.now
         self.measures.ended(asked.tenant, found)
@@ -232,7 +232,7 @@ class Cluster(Timeline):
             self.moved += 1
             self._place(track, left)
 
-    def _start(self, at: int) -> list[Left]:
+    def _start(self, at: int) -> list[MigratedRequest]:
         """Start a replica anew, whose cache is empty then; returns what it had."""
         lost = self.replicas[at].die()
         self._lives[at] += 1
@@ -274,5 +274,5 @@ class Cluster(Timeline):
         assert not idle, f"{len(self.tracks)} requests wait for what does not come"
         running, waiting, kv = in_flight(self.replicas, self.fleet)
         waiting += sum(map(len, self._held))
-        self.measures.sample(Point(self.now, self.fleet.serving, running, waiting, kv))
+        self.measures.sample(ClusterPoint(self.now, self.fleet.serving, running, waiting, kv))
         self._push(self.now + self.design.sample, Event.SAMPLE)

@@ -14,20 +14,20 @@ from quire.core.exclusions.table import check_known
 from quire.plan.devices import device_of
 from quire.plan.memory import choice_of
 from quire.plan.predict import Machine, Planner
-from quire.plan.rates import Chunk, StepTimes, machine_key, recall
+from quire.plan.rates import PlannedChunk, StepTimes, machine_key, recall
 from quire.simulate.options import ClusterOptions
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
-from quire.simulate.store import Link
+from quire.simulate.store import SimulatedLink
 from quire.simulate.timeline import Design
-from quire.simulate.times import Lines, read_table
+from quire.simulate.times import InterpolatedTimes, read_table
 
 MOST_BLOCKS = 1 << 26
 """Of all replicas together: each takes some 100 bytes of this machine's memory."""
 
 
 @dataclass(frozen=True)
-class Made:
+class TimedDesign:
     """A design, and where its step times come from: "predicted" by a datasheet or calibration, or "measured"."""
 
     design: Design
@@ -45,12 +45,12 @@ class _Scaled:
     def __init__(self, times: StepTimes, factor: float) -> None:
         self._times, self._factor = times, factor
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         """Of one step."""
         return self._times.seconds(chunks) * self._factor
 
 
-def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Made:
+def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> TimedDesign:
     """The cluster that `options` name, of engines with `config`. `ConfigError` for what cannot be."""
     options.validate()
     check_known(config.features, Known(frozenset({SIMULATION})))
@@ -62,10 +62,10 @@ def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Made:
         notes.append(f"step times: measured, {options.step_times}")
     else:
         rates = planner.times.rates
-        times = Lines(planner.times)
+        times = InterpolatedTimes(planner.times)
         notes.append(f"step times: {rates.kind}, {rates.note}")
     if options.step_scale != 1:
-        times = Lines(_Scaled(times, options.step_scale))
+        times = InterpolatedTimes(_Scaled(times, options.step_scale))
     bounds = options.bounds
     count = bounds[1] if bounds else options.replicas
     if kv.blocks * count > MOST_BLOCKS:
@@ -85,7 +85,7 @@ def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Made:
         sample=options.sample_every, seed=seed,
     )  # fmt: skip
     named = planner.machine.device
-    return Made(
+    return TimedDesign(
         design, "" if named is None else named.name, count * config.parallel.ranks,
         0 if named is None else named.memory, config.cache.kv_cache_dtype, options.cells,
         tuple(notes),
@@ -100,10 +100,10 @@ def _machine(config: EngineConfig, device: str) -> Machine:
     return Machine(None, recall(machine_key(choice.isa, choice.threads)))
 
 
-def _link(options: ClusterOptions, block_bytes: int) -> Link | None:
+def _link(options: ClusterOptions, block_bytes: int) -> SimulatedLink | None:
     if not options.prefill_replicas:
         return None
-    return Link(block_bytes, options.link_gb_s * 1e9, options.link_ms / 1000)
+    return SimulatedLink(block_bytes, options.link_gb_s * 1e9, options.link_ms / 1000)
 
 
 def _scaling(options: ClusterOptions, bounds: tuple[int, int] | None) -> Autoscale | None:

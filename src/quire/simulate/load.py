@@ -21,13 +21,13 @@ from quire.bench.workload import Length
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.simulate.options import Load
+from quire.simulate.options import SimulatedLoad
 
 OWN, ANSWER, SHARED = 1 << 40, 1 << 41, 1 << 42
 """Where the numbers of contents begin that only one prompt has, that are a request's answer, and that some share."""
 
 
-class Ask(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """One request, `due` seconds after the start. `parts`: (content, tokens) of its prompt, in order; `output` tokens
     follow, whose content is `answer`."""
 
@@ -62,7 +62,7 @@ def _params(output: int) -> SamplingParams:
 
 
 @dataclass(frozen=True)
-class Tenant:
+class SimulatedTenant:
     """Who asks: a share of all requests, a weight for the fair policy, a priority for the other."""
 
     name: str = ""
@@ -71,7 +71,7 @@ class Tenant:
     priority: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> Tenant:
+    def parse(cls, text: str) -> SimulatedTenant:
         """From "name=share", "name=share:weight" or "name=share:weight:priority"."""
         name, _, numbers = text.partition("=")
         share, weight, priority, *rest = (*numbers.split(":"), "", "")
@@ -89,10 +89,10 @@ class Tenant:
 DEFAULT_REQUESTS = 1000
 
 
-class Asked:
-    """The requests of a `Load`, made anew each time that they are walked, the same for the same seed."""
+class RequestStream:
+    """The requests of a `SimulatedLoad`, made anew each time that they are walked, the same for the same seed."""
 
-    def __init__(self, load: Load, trace: str = "") -> None:
+    def __init__(self, load: SimulatedLoad, trace: str = "") -> None:
         """Reads `trace`, if one is named. `ConfigError` for what cannot be."""
         self.load, self._path = load, Path(trace)
         self.trace = read_trace(self._path, load.trace_layout, load.num_prompts) if trace else None
@@ -100,7 +100,7 @@ class Asked:
             raise ConfigError("--shared-prefix goes with made-up prompts, not with a trace", param="shared_prefix")
         if self.trace is None and (load.length_scale != 1 or load.trace_speed != 1 or load.trace_layout):
             raise ConfigError("--length-scale, --trace-speed and --trace-layout change a trace, and none is named")
-        self.tenants = tuple(map(Tenant.parse, load.tenant)) or (Tenant(),)
+        self.tenants = tuple(map(SimulatedTenant.parse, load.tenant)) or (SimulatedTenant(),)
         if len({tenant.name for tenant in self.tenants}) < len(self.tenants):
             raise ConfigError("--tenant: each name once", param="tenant")
         self._inputs = Length.parse(load.input_len, "input-len")
@@ -134,12 +134,12 @@ class Asked:
         read, written = sum(each.input_tokens for each in found), sum(each.output_tokens for each in found)
         return scale * read / self.count, scale * written / self.count
 
-    def __iter__(self) -> Iterator[Ask]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         rng, shares = random.Random(f"load {self.load.seed}"), [tenant.share for tenant in self.tenants]
         for number, due in enumerate(self._due):
             parts, output = self._made_up(number, rng) if self.trace is None else self._traced(number)
             [who] = rng.choices(self.tenants, shares) if len(shares) > 1 else self.tenants
-            yield Ask(due, parts, output, ANSWER + number, who.name, who.weight, who.priority)
+            yield SimulatedRequest(due, parts, output, ANSWER + number, who.name, who.weight, who.priority)
 
     def _made_up(self, number: int, rng: random.Random) -> tuple[tuple[tuple[int, int], ...], int]:
         own, load = (OWN + number, self._inputs.draw(rng)), self.load

@@ -100,7 +100,7 @@ class Latencies:
         }  # fmt: skip
 
 
-class Ended(NamedTuple):
+class AnsweredRequest(NamedTuple):
     """Times of a request that was answered, as its client sees them."""
 
     due: float
@@ -111,7 +111,7 @@ class Ended(NamedTuple):
     output_tokens: int
 
 
-class Point(NamedTuple):
+class ClusterPoint(NamedTuple):
     """The cluster at one time; `kv`: share of the blocks in service that have an owner."""
 
     time: float
@@ -127,7 +127,7 @@ class Measures:
     def __init__(self, targets: Mapping[str, float]) -> None:
         self.targets = targets
         self.tenants: dict[str, Latencies] = {}
-        self.curve: list[Point] = []
+        self.curve: list[ClusterPoint] = []
         self.steps = self.rows = 0
         self.busy = 0.0
         self._keep = self._seen = 1
@@ -150,7 +150,7 @@ class Measures:
         self.rows += rows
         self.busy += seconds
 
-    def ended(self, tenant: str, found: Ended) -> None:
+    def ended(self, tenant: str, found: AnsweredRequest) -> None:
         """A request was answered."""
         into, ttft, e2e = self.of(tenant), found.first - found.due, found.last - found.due
         tpot = (e2e - ttft) / (found.output_tokens - 1) if found.output_tokens > 1 else 0.0
@@ -169,7 +169,7 @@ class Measures:
         """A request was not: "429", "timeout", "too long"."""
         self.of(tenant).failed[why] += 1
 
-    def sample(self, point: Point) -> None:
+    def sample(self, point: ClusterPoint) -> None:
         """One of equally many seconds."""
         self._seen += 1
         if self._seen % self._keep == 0:

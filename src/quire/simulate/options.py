@@ -15,7 +15,7 @@ ROUTERS = ("prefix", "random", "round-robin", "least-requests", "two-choices")
 METRICS = ("utilization", "queue")
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a cluster; the names are those of `quire bench serve`.
 
     Each made-up prompt begins with one of `prefixes` shared texts of `shared_prefix` tokens.

@@ -9,16 +9,16 @@ from typing import Any
 from quire.core.config import EngineConfig
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import PERCENTILES
-from quire.figures.rows import Load as AskedLoad
-from quire.figures.rows import Machine, Model, Row
-from quire.simulate.cells import Part, run_cells
-from quire.simulate.design import Made
-from quire.simulate.load import Asked
+from quire.figures.rows import FigureRow, RowMachine, RowModel
+from quire.figures.rows import RowLoad as AskedLoad
+from quire.simulate.cells import CellResult, run_cells
+from quire.simulate.design import TimedDesign
+from quire.simulate.load import RequestStream
 from quire.simulate.timeline import Design
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """`results`: for `bench.report`; `metrics`: by the names of `figures.metrics`; `tenants`: of each."""
 
     results: dict[str, Any]
@@ -32,12 +32,12 @@ class Outcome:
 
 
 def simulate(
-    made: Made,
-    asked: Asked,
+    made: TimedDesign,
+    asked: RequestStream,
     targets: Mapping[str, float],
     replicas: int = 0,
     on_done: Callable[[], None] = lambda: None,
-) -> Outcome:
+) -> SimulationResult:
     """Run a load; on so many replicas where the design's are not meant."""
     design = replace(made.design, replicas=replicas) if replicas else made.design
     part = run_cells(design, asked, targets, made.cells, on_done)
@@ -46,10 +46,10 @@ def simulate(
     results["curve"] = [point._asdict() for point in part.curve]
     results["notes"] = list(made.notes) + (asked.trace.notes if asked.trace is not None else [])
     tenants = {name: _metrics(found) for name, found in results.get("tenants", {}).items()}
-    return Outcome(results, _metrics(results) | _named(part), tenants)
+    return SimulationResult(results, _metrics(results) | _named(part), tenants)
 
 
-def _of_engines(part: Part, design: Design) -> dict[str, float]:
+def _of_engines(part: CellResult, design: Design) -> dict[str, float]:
     """What the engines did, by the words of the report."""
     found = _named(part)
     names = ("kv_used", "batch_rows", "busy_share", "prefix_hit_share", "preemptions", "steps", "replica_seconds")
@@ -59,7 +59,7 @@ def _of_engines(part: Part, design: Design) -> dict[str, float]:
     return shown | ({"most_replicas": max(p.replicas for p in part.curve)} if design.autoscale else {})
 
 
-def _named(part: Part) -> dict[str, float]:
+def _named(part: CellResult) -> dict[str, float]:
     found: dict[str, float] = {
         "steps": part.steps,
         "batch_rows": part.rows / max(1, part.steps),
@@ -89,14 +89,16 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def rows_of(made: Made, asked: Asked, config: EngineConfig, found: Outcome, command: str, replicas: int) -> list[Row]:
+def rows_of(
+    made: TimedDesign, asked: RequestStream, config: EngineConfig, found: SimulationResult, command: str, replicas: int
+) -> list[FigureRow]:
     """One for all requests, and one for each tenant where there are several."""
     design, load, options = made.design, asked.load, config.scheduler
     here = this_machine()
-    machine = Machine(name=made.device, devices=made.devices, memory_bytes=made.memory) if made.device else here
-    row = Row(
+    machine = RowMachine(name=made.device, devices=made.devices, memory_bytes=made.memory) if made.device else here
+    row = FigureRow(
         kind="simulated", benchmark="simulate", time=now(), command=command, machine=machine, engine=this_engine(),
-        model=Model(name=config.model.model or "pydoc", format=config.model.quantization or config.model.dtype,
+        model=RowModel(name=config.model.model or "pydoc", format=config.model.quantization or config.model.dtype,
                     kv_format=made.kv_format),
         load=AskedLoad(
             requests=len(asked), batch=0, input_len=asked.means[0], output_len=asked.means[1],
@@ -115,7 +117,7 @@ def rows_of(made: Made, asked: Asked, config: EngineConfig, found: Outcome, comm
     return [row, *(_of_tenant(row, name, metrics) for name, metrics in found.tenants.items())]
 
 
-def _of_tenant(row: Row, tenant: str, metrics: dict[str, float]) -> Row:
+def _of_tenant(row: FigureRow, tenant: str, metrics: dict[str, float]) -> FigureRow:
     from msgspec.structs import replace as with_
 
     return with_(row, options=row.options | {"tenant": tenant}, metrics=metrics)

@@ -19,7 +19,7 @@ from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Output, Request
-from quire.plan.rates import Chunk, StepTimes
+from quire.plan.rates import PlannedChunk, StepTimes
 from quire.sched.policy import Policy
 from quire.sched.scheduler import Scheduler
 from quire.simulate.steady import advance, next_decodes, serve
@@ -29,7 +29,7 @@ SECRET = bytes(32)
 """Of the chains of prefix caches: the same in every run."""
 
 
-class Left(NamedTuple):
+class MigratedRequest(NamedTuple):
     """A request that leaves a replica: its tokens so far, and when the last of them came."""
 
     request: Request
@@ -37,7 +37,7 @@ class Left(NamedTuple):
     last: float
 
 
-class Meter(Protocol):
+class StepMeter(Protocol):
     """Is told of the steps of all replicas."""
 
     def gaps(self, seconds: float, tenants: dict[str, int]) -> None:
@@ -78,7 +78,7 @@ class Replica:
         setup: Setup,
         times: StepTimes,
         clock: Callable[[], float],
-        meter: Meter,
+        meter: StepMeter,
         tiers: Callable[[], Tiers] | None = None,
     ) -> None:
         """`tiers`: makes what is behind the pool, where there is a store."""
@@ -120,21 +120,27 @@ class Replica:
         self._inbox.append((request_id, 0.0, 0.0))
         self._shorten()
 
-    def give(self, request_id: str) -> Left | None:
+    def give(self, request_id: str) -> MigratedRequest | None:
         """Drop a request, and return what there is of it; None where it has ended."""
         self._catch_up()
         siblings = self.scheduler.requests.get(request_id)
         if siblings is None:
             return None
         self.abort(request_id)
-        return Left(siblings[0].request, list(siblings[0].output), siblings[0].times.last_token)
+        return MigratedRequest(siblings[0].request, list(siblings[0].output), siblings[0].times.last_token)
 
-    def die(self) -> list[Left]:
+    def die(self) -> list[MigratedRequest]:
         """Lose everything; returns what there was of each request by now."""
         self._catch_up()
         gone = {what for what, _, _ in self._inbox if isinstance(what, str)}
-        lost = [Left(s.request, list(s.output), s.times.last_token) for s, *_ in self.scheduler.requests.values()]
-        lost += [Left(what, list(_emitted(what)), last) for what, _, last in self._inbox if not isinstance(what, str)]
+        lost = [
+            MigratedRequest(s.request, list(s.output), s.times.last_token) for s, *_ in self.scheduler.requests.values()
+        ]
+        lost += [
+            MigratedRequest(what, list(_emitted(what)), last)
+            for what, _, last in self._inbox
+            if not isinstance(what, str)
+        ]
         self._preemptions, (self._queries, self._hits) = self.preemptions, self.lookups
         self._fill()
         return [each for each in lost if each.request.id not in gone]
@@ -233,7 +239,7 @@ class Replica:
         return outputs
 
     def _predict(self, plan: StepPlan) -> float:
-        self._seconds = seconds = self._times.seconds([Chunk(chunk.count, chunk.start) for chunk in plan.chunks])
+        self._seconds = seconds = self._times.seconds([PlannedChunk(chunk.count, chunk.start) for chunk in plan.chunks])
         return seconds
 
     # ---------------------------------------------------------------------------------------------------------- gauges

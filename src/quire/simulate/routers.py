@@ -54,14 +54,14 @@ class _Blind:
         """Nothing was known."""
 
 
-class Chance(_Blind):
+class RandomRouter(_Blind):
     """Any."""
 
     def _choose(self, some: NDArray[np.int64]) -> int:
         return int(some[self._rng.randrange(len(some))])
 
 
-class InTurns(_Blind):
+class RoundRobin(_Blind):
     """One after the other."""
 
     def _choose(self, some: NDArray[np.int64]) -> int:
@@ -70,14 +70,14 @@ class InTurns(_Blind):
         return self._turn
 
 
-class LeastWork(_Blind):
+class LeastLoaded(_Blind):
     """The one with the fewest requests in flight."""
 
     def _choose(self, some: NDArray[np.int64]) -> int:
         return int(some[self._flight[some].argmin()])
 
 
-class OfTwo(_Blind):
+class PowerOfTwo(_Blind):
     """The better of two that chance names (the power of two choices, Mitzenmacher 2001)."""
 
     def _choose(self, some: NDArray[np.int64]) -> int:
@@ -86,7 +86,8 @@ class OfTwo(_Blind):
 
 
 ROUTERS: dict[str, type[_Blind] | None] = {
-    "prefix": None, "random": Chance, "round-robin": InTurns, "least-requests": LeastWork, "two-choices": OfTwo,
+    "prefix": None, "random": RandomRouter, "round-robin": RoundRobin, "least-requests": LeastLoaded, "two-choices":
+    PowerOfTwo,
 }  # fmt: skip
 """`prefix`: the engine's own. The others are baselines that quire does not have."""
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from quire.simulate.outcome import Outcome
+from quire.simulate.outcome import SimulationResult
 
 COLUMNS = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "output_tokens_per_s", "requests_per_s", "failed")
 
 
-def show_tenants(found: Outcome) -> None:
+def show_tenants(found: SimulationResult) -> None:
     """A line for each, where there are several; why requests failed."""
     console = Console(highlight=False)
     for why, count in found.results.get("failures", {}).items():
@@ -28,7 +28,7 @@ def show_tenants(found: Outcome) -> None:
     console.print(table)
 
 
-def show_try(replicas: int, found: Outcome, limits: Mapping[str, float], percentile: str, held: bool) -> None:
+def show_try(replicas: int, found: SimulationResult, limits: Mapping[str, float], percentile: str, held: bool) -> None:
     """One line of a search."""
     parts = [f"{name} {found.metrics.get(f'{name}_ms_{percentile}', 0.0):,.1f} ms" for name in limits]
     failed = f", {found.metrics['failed']:,.0f} failed" if found.metrics["failed"] else ""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.cache.tiers import Counts, Reading, Tiers, Wanted
+from quire.cache.tiers import StoreCounts, StoreKey, StoreRead, Tiers
 
 Later = Callable[[int, float, Callable[[], None]], None]
 """Calls something after so many seconds, and wakes the replica of that number."""
 
 
 @dataclass(frozen=True)
-class Link:
+class SimulatedLink:
     """Blocks of `block_bytes` are read at `bytes_per_s`, `latency` seconds after they were asked for.
 
     `capacity`: blocks that the store remembers. They are written while prompts are computed, which is free here.
@@ -27,10 +27,10 @@ class Link:
     capacity: int = 1 << 20
 
 
-class Store:
+class SimulatedStore:
     """Which blocks were written, least recently used first; `quire.cache.tiers.Store` without content."""
 
-    def __init__(self, link: Link, clock: Callable[[], float], later: Later) -> None:
+    def __init__(self, link: SimulatedLink, clock: Callable[[], float], later: Later) -> None:
         self.link, self._clock, self._later = link, clock, later
         self._keys: OrderedDict[bytes, None] = OrderedDict()
         self._free: dict[int, float] = {}
@@ -41,9 +41,9 @@ class Store:
         return _Through(self, replica)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         """Blocks that it has."""
-        return Counts(blocks=len(self._keys), bytes=len(self._keys) * self.link.block_bytes)
+        return StoreCounts(blocks=len(self._keys), bytes=len(self._keys) * self.link.block_bytes)
 
     def has(self, key: bytes) -> bool:
         """Whether it was written, and not forgotten."""
@@ -64,7 +64,7 @@ class Store:
         """Everybody finds what there is."""
         return self.has(key)
 
-    def read(self, wanted: Rows[Wanted]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """Those up to the first that is not there."""
         found: dict[bytes, Any] = {}
         for want in wanted:
@@ -84,7 +84,7 @@ class Store:
     def close(self, seconds: float) -> None:
         """Nothing is left to do."""
 
-    def begin(self, replica: int, reading: Reading) -> None:
+    def begin(self, replica: int, reading: StoreRead) -> None:
         """Read after what the replica reads already."""
         now = self._clock()
         start = max(now, self._free.get(replica, 0.0))
@@ -101,7 +101,7 @@ class Store:
 class _Through(Tiers):
     """Every published block is written, none is kept when it is evicted, and readings end when the clock says so."""
 
-    def __init__(self, store: Store, replica: int) -> None:
+    def __init__(self, store: SimulatedStore, replica: int) -> None:
         super().__init__(store, store.link.block_bytes)
         self._to, self._replica = store, replica
 
@@ -112,8 +112,8 @@ class _Through(Tiers):
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
         """It was written when it was published."""
 
-    def read(self, wanted: Rows[Wanted]) -> Reading:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Begin to read a piece."""
-        reading = Reading(wanted)
+        reading = StoreRead(wanted)
         self._to.begin(self._replica, reading)
         return reading

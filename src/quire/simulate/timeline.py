@@ -13,7 +13,7 @@ from quire.simulate.fleet import Fleet
 from quire.simulate.measures import Measures
 from quire.simulate.replica import Replica, Setup
 from quire.simulate.scaling import Autoscale
-from quire.simulate.store import Link, Store
+from quire.simulate.store import SimulatedLink, SimulatedStore
 
 
 class Event(IntEnum):
@@ -44,7 +44,7 @@ class Design:
     replicas: int = 1
     router: str = "prefix"
     prefill: int = 0
-    link: Link | None = None
+    link: SimulatedLink | None = None
     mtbf: float = 0.0
     failures: tuple[tuple[float, int], ...] = ()
     start: float = 30.0
@@ -63,7 +63,7 @@ class Timeline:
         scale = design.autoscale
         count = scale.high if scale else design.replicas
         self.measures, self.fleet = Measures(targets), Fleet(count, scale.low if scale else count)
-        self.store = None if design.link is None else Store(design.link, self._clock, self._later)
+        self.store = None if design.link is None else SimulatedStore(design.link, self._clock, self._later)
         tiers = [partial(self.store.tiers, i) if self.store else None for i in range(count)]
         self.replicas = [Replica(design.setup, design.times, self._clock, self.measures, each) for each in tiers]
         self._events: list[tuple[float, int, int, int, str]] = []

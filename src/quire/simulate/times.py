@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from quire.core.errors import ConfigError
-from quire.plan.rates import Chunk, StepTimes
+from quire.plan.rates import PlannedChunk, StepTimes
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self._of_rows(1) + self.per_step + self.per_sequence <= 0:
             raise ConfigError(f"{where}: a step of one row takes no time")
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         """Of one step; 0 chunks take 0."""
         if not chunks:
             return 0.0
@@ -81,7 +81,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return less + (more - less) * (rows - low) / (high - low)
 
 
-class Lines:
+class InterpolatedTimes:
     """Other times, of which decodes are asked for twice for each number of sequences: between is a straight line.
 
     So it is where keys are read, or multiplied, at a rate. A prediction of 100 us would be most of a simulation.
@@ -94,7 +94,7 @@ class Lines:
         self._times = times
         self._known: dict[int, tuple[float, float]] = {}
 
-    def seconds(self, chunks: Sequence[Chunk]) -> float:
+    def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
         """Of one step."""
         if all(chunk.rows == 1 for chunk in chunks):
             return self.decodes(len(chunks), sum(chunk.context for chunk in chunks), 1)[0] if chunks else 0.0
@@ -106,7 +106,7 @@ class Lines:
         return [base + per_key * (keys + sequences * step) for step in range(steps)]
 
     def _line(self, sequences: int) -> tuple[float, float]:
-        near, far = (self._times.seconds([Chunk(1, context)] * sequences) for context in (self.NEAR, self.FAR))
+        near, far = (self._times.seconds([PlannedChunk(1, context)] * sequences) for context in (self.NEAR, self.FAR))
         per_key = (far - near) / (sequences * (self.FAR - self.NEAR))
         self._known[sequences] = line = near - per_key * sequences * self.NEAR, per_key
         return line
@@ -132,5 +132,5 @@ def decode_times(times: StepTimes) -> Callable[[Sequence[int], int], list[float]
         decodes = times.decodes
         return lambda contexts, steps: decodes(len(contexts), sum(contexts), steps)
     return lambda contexts, steps: [
-        times.seconds([Chunk(1, context + step) for context in contexts]) for step in range(steps)
+        times.seconds([PlannedChunk(1, context + step) for context in contexts]) for step in range(steps)
     ]

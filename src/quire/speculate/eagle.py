@@ -7,7 +7,7 @@ hidden row of p and the token after it, and says the token after that; further r
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable
 from quire.run.step import ModelStep
-from quire.speculate.eagle_decoder import Beside, EagleDecoder, Entry, Mixed
+from quire.speculate.eagle_decoder import Eagle1Input, Eagle3Input, EagleDecoder, EagleInput
 from quire.speculate.eagle_drafter import EagleDrafter
 from quire.speculate.head_file import HeadFile
 
@@ -84,12 +84,12 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
         if not all(0 < i < target.spec.layers for i in taps.layers):
             raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
         fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
-        entry: Entry = Beside(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
+        entry: EagleInput = Eagle3Input(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
         layer, norm = made.layer("midlayer", 2 * spec.hidden, ops.put(rope)), made.norm("norm")
         head = file.linear({"lm_head": spec.vocab_size}, spec.hidden) if "lm_head.weight" in file else None
     else:
         taps, fuse, norm, head = Taps(every=True), None, NoNorm(), None
-        entry = Mixed(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
+        entry = Eagle1Input(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
         layer = made.layer("layers.0", spec.hidden, ops.put(rope))
         if "lm_head.weight" in file:
             head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
@@ -161,7 +161,7 @@ class _Loader:
 
     def _mlp(self, at: str) -> GatedMlp | FusedGatedMlp:
         spec = self.spec
-        names: Rows[str] = (f"{at}.gate_proj", f"{at}.up_proj")
+        names: GenericSequence[str] = (f"{at}.gate_proj", f"{at}.up_proj")
         gate_up = self.file.linear(dict.fromkeys(names, spec.intermediate), spec.hidden)
         down = self.file.linear({f"{at}.down_proj": spec.hidden}, spec.intermediate)
         fused = self.ops.fuses_mlp(gate_up.weight, down.weight)

@@ -14,7 +14,7 @@ from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
 
 
-class Entry(Protocol):
+class EagleInput(Protocol):
     """How embedded tokens and hidden rows, [T, hidden] both, become the stream x and what the layer reads, h."""
 
     def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
@@ -23,7 +23,7 @@ class Entry(Protocol):
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Eagle1Input:
     """x = h = fc([embedding, hidden]) (EAGLE), whose layer has no norm before attention."""
 
     fc: Linear
@@ -35,7 +35,7 @@ class Mixed:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Eagle3Input:
     """x = hidden, h = [norm(embedding), norm(hidden)] (EAGLE-3)."""
 
     token_norm: Norm
@@ -56,7 +56,7 @@ class EagleDecoder:
 
     ops: Ops
     embed: Embed
-    entry: Entry
+    entry: EagleInput
     layer: Layer
     norm: Norm
     head: ToLogits

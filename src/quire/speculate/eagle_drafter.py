@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -32,7 +32,7 @@ HOLES = 32
 
 
 @dataclass(slots=True)
-class Ahead:
+class PendingHidden:
     """Hidden rows of a sequence's positions `start` to `end`, whose keys the layer does not have yet.
 
     They stay where they were kept, step by step: rows [n, width] of a step, of which `first` to `stop` are meant. To
@@ -76,7 +76,11 @@ class EagleDrafter(ModelDrafter):
     def ready(self, seq: Sequence) -> bool:
         """Whether the hidden row before its last token is there, and the keys of nearly all before."""
         found = seq.draft.lookup
-        if not isinstance(found, Ahead) or found.start > len(seq.tokens) - 2 or found.end != len(seq.tokens) - 1:
+        if (
+            not isinstance(found, PendingHidden)
+            or found.start > len(seq.tokens) - 2
+            or found.end != len(seq.tokens) - 1
+        ):
             return False
         return self._missing(seq, found.start) <= HOLES
 
@@ -89,7 +93,7 @@ class EagleDrafter(ModelDrafter):
         """All of it: what a draft wrote came of the layer's own rows."""
         return chunk.start
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Keep the hidden rows of `plan` that stand; those of prompts only where drafts are likely to come.
 
         While drafts rest, `FOLLOWED` of the sequences are.
@@ -103,26 +107,26 @@ class EagleDrafter(ModelDrafter):
             if not found:
                 seq.draft.lookup = None
                 continue
-            if isinstance(kept, Ahead) and kept.end == chunk.start:
+            if isinstance(kept, PendingHidden) and kept.end == chunk.start:
                 kept.end += len(found)
                 kept.pieces.append((rows, first, stop))
             else:
-                kept = seq.draft.lookup = Ahead(chunk.start, chunk.start + len(found), [(rows, first, stop)])
+                kept = seq.draft.lookup = PendingHidden(chunk.start, chunk.start + len(found), [(rows, first, stop)])
             if chunk.start < seq.prompt_len or kept.end - kept.start > MOST_KEPT:
                 work += self._settled(seq, kept)
             first = stop
         self._write(work)
 
-    def _settled(self, seq: Sequence, kept: Ahead) -> Work:
+    def _settled(self, seq: Sequence, kept: PendingHidden) -> Work:
         """The rows whose next tokens are known: their keys are to be computed now."""
         known, rows = len(seq.tokens) - 1 - kept.start, kept.rows
         if known <= 0:
             return []
         start, done, left = kept.start, rows[:known], rows[known:]
-        seq.draft.lookup = Ahead(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
+        seq.draft.lookup = PendingHidden(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
         return [(seq, start, done)]
 
-    def _standing(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult]) -> list[list[int]]:
+    def _standing(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult]) -> list[list[int]]:
         """Of each chunk the rows of the step that are kept."""
         at, found = 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
@@ -150,12 +154,12 @@ class EagleDrafter(ModelDrafter):
             self._pass(now, self._fused(concat([rows for _, _, rows in now])), [])
             work = later
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """The first token with what the target computed last, the others a pass each of those that still want one."""
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         work: Work = []
         for seq, _ in wanting:
-            assert isinstance(seq.draft.lookup, Ahead), "they are ready"
+            assert isinstance(seq.draft.lookup, PendingHidden), "they are ready"
             work.append((seq, seq.draft.lookup.start, seq.draft.lookup.rows))
             seq.draft.lookup = None
         if not work:

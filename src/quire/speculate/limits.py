@@ -5,13 +5,13 @@ A draft is written to blocks before the step that verifies it is planned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.blame import Failed, fail
 from quire.core.plan import StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.scheduler import Scheduler
-from quire.text.structured.guide import Guide
+from quire.text.structured.guide import GrammarGuide
 
 
 def undrafted(scheduler: Scheduler) -> list[Sequence]:
@@ -20,7 +20,7 @@ def undrafted(scheduler: Scheduler) -> list[Sequence]:
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 
-def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
+def room_for_drafts(scheduler: Scheduler, wanted: GenericSequence[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
     """How many tokens each of the `undrafted` may draft now, of as many as it wants.
 
     Their blocks may be written once the plan, which has no chunks, is prepared.
@@ -49,7 +49,7 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     return 0
 
 
-def forced(seqs: Rows[Sequence], limits: Rows[int], failed: Failed) -> dict[Sequence, list[int]]:
+def forced(seqs: GenericSequence[Sequence], limits: GenericSequence[int], failed: Failed) -> dict[Sequence, list[int]]:
     """Tokens that a grammar leaves no choice about, at most as many as `limits` says: a draft that nobody guesses.
 
     A model that drafts would miss them in its own cache, so this is for those that look drafts up. Sequences whose
@@ -58,7 +58,7 @@ def forced(seqs: Rows[Sequence], limits: Rows[int], failed: Failed) -> dict[Sequ
     found: dict[Sequence, list[int]] = {}
     for seq, limit in zip(seqs, limits, strict=True):
         guide = seq.guide
-        if limit <= 0 or not isinstance(guide, Guide):
+        if limit <= 0 or not isinstance(guide, GrammarGuide):
             continue
         try:
             if guide.follow(seq.tokens, seq.prompt_len) and (tokens := guide.forced()[:limit]):
@@ -79,7 +79,7 @@ def cut(seq: Sequence, failed: Failed) -> None:
 
 def _cut(seq: Sequence) -> None:
     guide = seq.guide
-    if not seq.draft.tokens or not isinstance(guide, Guide) or not guide.follow(seq.tokens, seq.prompt_len):
+    if not seq.draft.tokens or not isinstance(guide, GrammarGuide) or not guide.follow(seq.tokens, seq.prompt_len):
         return
     if not seq.draft.parents:
         seq.draft.prune(list(range(guide.may(seq.draft.tokens))))

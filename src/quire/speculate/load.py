@@ -23,7 +23,7 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
 from quire.ops.backend import Ops
 from quire.parallel.experts import NOT_DIVIDED
-from quire.parallel.place import ALONE, Place
+from quire.parallel.place import ALONE, RankPlace
 from quire.run.caches import Caches
 from quire.run.step import ModelStep
 from quire.speculate.drafter import Drafter, ModelDrafter
@@ -31,13 +31,13 @@ from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
-from quire.speculate.suffix import Suffix
+from quire.speculate.suffix import SuffixDecoding
 from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 
-class Heads(Protocol):
+class DraftHeads(Protocol):
     """What drafts from hidden rows of the target, which it says in `taps`."""
 
     @property
@@ -65,7 +65,7 @@ class Drafting:
     asked: Speculation
     model: Model | None = None
     keeps: bool = False
-    heads: Heads | None = None
+    heads: DraftHeads | None = None
     everywhere: bool = False
 
     @property
@@ -93,14 +93,14 @@ class Drafting:
             return self.heads.proposer(target, step, self.asked.tree)
         if step is None or self.model is None:
             if self.asked.method == "suffix":
-                return Suffix(self.asked)
+                return SuffixDecoding(self.asked)
             return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max, self.asked.tree)
         kind = ModelDrafter if self.keeps else Drafter
         weights = 0 if self.asked.layers else self.model.weight_bytes
         return kind(step, target.model.spec.vocab_size, weights, self.asked.tree)
 
 
-def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: Place) -> Drafting | None:
+def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: RankPlace) -> Drafting | None:
     """What a rank that is not the first has of `load_drafting`: all of it, or nothing where the first drafts alone."""
     asked = config.speculation.asked
     if asked is None or not config.parallel.drafts_everywhere(asked):
@@ -109,7 +109,7 @@ def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: Place)
 
 
 def load_drafting(
-    config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None, place: Place = ALONE
+    config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None, place: RankPlace = ALONE
 ) -> Drafting | None:
     """Load what `config.speculation` asks for, beside the loaded `target`; `ConfigError` where they do not fit.
 
@@ -128,7 +128,7 @@ def _drafting(
     target: Model,
     ops: Ops,
     progress: LoadProgress | None,
-    place: Place,
+    place: RankPlace,
 ) -> Drafting:
     if asked.method in LOOK_UPS:
         return Drafting(asked)
@@ -150,7 +150,7 @@ def _load(
     quantization: str | None,
     ops: Ops,
     progress: LoadProgress | None,
-    place: Place,
+    place: RankPlace,
 ) -> Model:
     """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
     revision = config.model.revision if model == config.model.model else None

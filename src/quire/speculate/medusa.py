@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -131,7 +131,7 @@ def _of_vllm(file: HeadFile, hidden: int, vocab: int, own: ToLogits) -> tuple[tu
     return tuple(heads), ids
 
 
-class Kept(NamedTuple):
+class HiddenRow(NamedTuple):
     """The hidden row that position `position` of a sequence gave: rows[at]."""
 
     position: int
@@ -156,9 +156,9 @@ class MedusaDrafter:
     def ready(self, seq: Sequence) -> bool:
         """Whether the row of its last token is there: not where a step ahead took its place."""
         kept = seq.draft.lookup
-        return isinstance(kept, Kept) and kept.position == len(seq.tokens) - 2
+        return isinstance(kept, HiddenRow) and kept.position == len(seq.tokens) - 2
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
@@ -171,12 +171,12 @@ class MedusaDrafter:
         if places:
             rows = picked(self._hidden, places)
             for i, (seq, position) in enumerate(owners):
-                seq.draft.lookup = Kept(position, rows, i)
+                seq.draft.lookup = HiddenRow(position, rows, i)
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """One token a head; each is drawn like that of a row of the target's."""
         wanting = [(seq, limit, seq.draft.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
-        rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, Kept)]
+        rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, HiddenRow)]
         begin = time.perf_counter()
         if self._form is not None:
             self._level = 0
@@ -197,7 +197,7 @@ class MedusaDrafter:
     def _candidates(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
         """What the next head says, whatever tokens were tried before."""
         assert self._form is not None
-        kept = [seq.draft.lookup.rows[seq.draft.lookup.at] for seq in seqs if isinstance(seq.draft.lookup, Kept)]
+        kept = [seq.draft.lookup.rows[seq.draft.lookup.at] for seq in seqs if isinstance(seq.draft.lookup, HiddenRow)]
         rows = [LogitRow(seq, len(seq.tokens) + self._level, None, len(seq.draft.tokens) - 1) for seq in seqs]
         logits = self._logits(self._medusa.heads[self._level], concat([row[None] for row in kept]))
         self._level += 1

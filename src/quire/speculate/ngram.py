@@ -7,12 +7,12 @@ finds it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
-from quire.speculate.runs import Match, Row, Runs
+from quire.speculate.runs import NGramIndex, NGramMatch, TokenRow
 
 
 def repeated(follows: list[int], count: int) -> list[int]:
@@ -38,15 +38,15 @@ def graft(seq: Sequence, branch: list[int], most: int) -> None:
         node = known
 
 
-class OwnRuns:
+class OwnNGrams:
     """The runs of one sequence's own tokens."""
 
     __slots__ = ("_row", "_runs")
 
     def __init__(self, seq: Sequence, least: int, most: int) -> None:
-        self._runs, self._row = Runs(least, most), Row(seq.tokens)
+        self._runs, self._row = NGramIndex(least, most), TokenRow(seq.tokens)
 
-    def matches(self) -> list[Match]:
+    def matches(self) -> list[NGramMatch]:
         """Where what the sequence ends with was before, in its own tokens."""
         self._runs.read(self._row)
         return self._runs.matches(self._row)
@@ -63,12 +63,12 @@ class NGram:
     def __init__(self, least: int, most: int, form: TreeForm | None = None) -> None:
         self._least, self._most, self._form = least, most, form
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """What followed the longest run that ends the row and was there before; a copy of what it makes repeats."""
         for seq, limit in zip(seqs, limits, strict=True):
             own = seq.draft.lookup
-            if not isinstance(own, OwnRuns):
-                own = seq.draft.lookup = OwnRuns(seq, self._least, self._most)
+            if not isinstance(own, OwnNGrams):
+                own = seq.draft.lookup = OwnNGrams(seq, self._least, self._most)
             found = own.matches()
             if self._form is None:
                 for _, row, end in found[:1]:
@@ -82,5 +82,5 @@ class NGram:
         """Always: it needs the tokens alone."""
         return True
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Nothing is kept of it."""

@@ -15,7 +15,7 @@ SPAN = 1 << 32
 """A place is the number of a row times this, and where in the row a run ends; 0 is none."""
 
 
-class Row:
+class TokenRow:
     """Tokens that only grow, and for each end the place of the occurrence before it. `number`: 0 until it is read."""
 
     __slots__ = ("before", "number", "tokens")
@@ -26,15 +26,15 @@ class Row:
         self.number = 0
 
 
-class Match(NamedTuple):
+class NGramMatch(NamedTuple):
     """`row.tokens[:end]` ends with the last `length` tokens."""
 
     length: int
-    row: Row
+    row: TokenRow
     end: int
 
 
-class Runs:
+class NGramIndex:
     """Of rows that grow: where each run of `least` tokens ended before; up to `most` tokens are compared."""
 
     __slots__ = ("_least", "_most", "_newest", "_rows", "_taken")
@@ -42,14 +42,14 @@ class Runs:
     def __init__(self, least: int, most: int) -> None:
         self._least, self._most = least, most
         self._newest: dict[int, int] = {}
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, TokenRow] = {}
         self._taken = 0
 
     def __len__(self) -> int:
         """Rows that are remembered."""
         return len(self._rows)
 
-    def read(self, row: Row) -> None:
+    def read(self, row: TokenRow) -> None:
         """Index what was appended to `row` since the last call."""
         if not row.number:
             self._taken += 1
@@ -63,7 +63,7 @@ class Runs:
             before.append(newest.get(run, 0))
             newest[run] = base + end
 
-    def forget(self, row: Row) -> None:
+    def forget(self, row: TokenRow) -> None:
         """`row` is found no more, and its memory is given back."""
         least, newest, tokens = self._least, self._newest, row.tokens
         for end in range(least, len(row.before)):
@@ -73,12 +73,12 @@ class Runs:
         self._rows.pop(row.number, None)
         row.before, row.tokens, row.number = [], [], -1
 
-    def matches(self, row: Row, within: bool = True) -> list[Match]:
+    def matches(self, row: TokenRow, within: bool = True) -> list[NGramMatch]:
         """Where what ends `row`, all of it read, was before: the longest first, the latest first among equals.
 
         `within`: in `row` itself too.
         """
-        tokens, found = row.tokens, list[Match]()
+        tokens, found = row.tokens, list[NGramMatch]()
         place = row.before[-1] if len(tokens) >= self._least and row.before else 0
         for _ in range(CANDIDATES):
             number, end = divmod(place, SPAN)
@@ -88,7 +88,7 @@ class Runs:
             if within or at is not row:
                 length = self._same(at.tokens, end, tokens)
                 if length >= self._least:  # runs are told apart by their hashes
-                    found.append(Match(length, at, end))
+                    found.append(NGramMatch(length, at, end))
             place = at.before[end]
         found.sort(key=lambda match: -match.length)
         return found

@@ -10,35 +10,35 @@ Tenants are told apart by the salt of the prefix cache: an answer's speed says n
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.blame import of_request
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
-from quire.speculate.ngram import OwnRuns, graft
-from quire.speculate.runs import Match, Row, Runs
+from quire.speculate.ngram import OwnNGrams, graft
+from quire.speculate.runs import NGramIndex, NGramMatch, TokenRow
 
 MOST_HELD = 1 << 19
 """Tokens of outputs that are remembered in all."""
 
 
-class Outputs:
+class RecentOutputs:
     """The latest outputs of all tenants, of at most `requests` sequences and MOST_HELD tokens; the oldest go first."""
 
     def __init__(self, least: int, most: int, requests: int) -> None:
         self._least, self._most, self._requests = least, most, requests
-        self._tenants: dict[str, Runs] = {}
-        self._rows: dict[Row, str] = {}
-        self._live: dict[Sequence, Row] = {}
+        self._tenants: dict[str, NGramIndex] = {}
+        self._rows: dict[TokenRow, str] = {}
+        self._live: dict[Sequence, TokenRow] = {}
         self.held = 0
 
     def follow(self, seq: Sequence) -> None:
         """Remember what `seq` puts out from now on."""
         if self._requests and seq not in self._live:
-            row, tenant = Row([]), seq.request.cache_salt
+            row, tenant = TokenRow([]), seq.request.cache_salt
             self._live[seq], self._rows[row] = row, tenant
-            self._tenants.setdefault(tenant, Runs(self._least, self._most)).read(row)
+            self._tenants.setdefault(tenant, NGramIndex(self._least, self._most)).read(row)
             self.settle()
 
     def settle(self) -> None:
@@ -57,13 +57,13 @@ class Outputs:
             if not len(runs):
                 del self._tenants[tenant]
 
-    def matches(self, seq: Sequence) -> list[Match]:
+    def matches(self, seq: Sequence) -> list[NGramMatch]:
         """Where what `seq` ends with was before, in outputs of its tenant."""
         self.follow(seq)
         row = self._read(seq)
         return [] if row is None else self._tenants[seq.request.cache_salt].matches(row, within=False)
 
-    def _read(self, seq: Sequence) -> Row | None:
+    def _read(self, seq: Sequence) -> TokenRow | None:
         """Its row with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
         row = self._live.get(seq)
         if row is None or row not in self._rows:
@@ -76,7 +76,7 @@ class Outputs:
         return row
 
 
-def likeliest(matches: list[Match], limit: int, least: float) -> tuple[list[int], float]:
+def likeliest(matches: list[NGramMatch], limit: int, least: float) -> tuple[list[int], float]:
     """(Up to `limit` tokens, how many of them are expected to be right): those that followed most often.
 
     Only the longest of `matches` count. It ends where a token is less likely than `least`.
@@ -105,7 +105,7 @@ def likeliest(matches: list[Match], limit: int, least: float) -> tuple[list[int]
     return tokens, expected
 
 
-class Suffix:
+class SuffixDecoding:
     """Drafts from the sequence's own tokens and from earlier outputs, whichever promises more."""
 
     passes = False
@@ -118,15 +118,15 @@ class Suffix:
         self._deep = min(asked.prompt_lookup_max, asked.suffix_decoding_max_tree_depth)
         least = min(asked.prompt_lookup_min, self._deep)
         self._least = least
-        self.outputs = Outputs(least, self._deep, asked.suffix_decoding_max_cached_requests)
+        self.outputs = RecentOutputs(least, self._deep, asked.suffix_decoding_max_cached_requests)
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """What followed most often. Where drafts branch, what followed in the prompt and in outputs share a tree."""
         self.outputs.settle()
         for seq, limit in zip(seqs, limits, strict=True):
             own = seq.draft.lookup
-            if not isinstance(own, OwnRuns):
-                own = seq.draft.lookup = OwnRuns(seq, self._least, self._deep)
+            if not isinstance(own, OwnNGrams):
+                own = seq.draft.lookup = OwnNGrams(seq, self._least, self._deep)
             both = [self._draft(found, limit) for found in (own.matches(), self.outputs.matches(seq))]
             both.sort(key=lambda draft: -draft[1])
             if self._form is None:
@@ -135,7 +135,7 @@ class Suffix:
             for tokens, _ in both[: self._form.topk]:
                 graft(seq, tokens[: self._form.depth], limit)
 
-    def _draft(self, matches: list[Match], limit: int) -> tuple[list[int], float]:
+    def _draft(self, matches: list[NGramMatch], limit: int) -> tuple[list[int], float]:
         if not matches:
             return [], 0.0
         longest = int(self._asked.suffix_decoding_max_spec_factor * matches[0].length)
@@ -145,7 +145,7 @@ class Suffix:
         """Always: it needs the tokens alone."""
         return True
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Outputs are remembered whether or not there are drafts at the moment."""
         for place, chunk in enumerate(plan.chunks):
             try:

@@ -8,7 +8,7 @@ verified, a token being as likely as all before it together (EAGLE-2, Li et al. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +81,7 @@ class Tree:
 
 def grow_trees(
     form: TreeForm,
-    wanting: Rows[tuple[Sequence, int]],
+    wanting: GenericSequence[tuple[Sequence, int]],
     candidates: Callable[[list[Sequence], list[int]], list[Candidates]],
 ) -> None:
     """Draft a tree of at most so many tokens for each sequence.

@@ -47,7 +47,7 @@ def encoded(job: Mapping[str, Any]) -> bytes:
         return json.dumps(job, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """A process is gone; not by its bound of CPU time, as `code` says."""
 
     def __init__(self, code: int) -> None:
@@ -55,11 +55,11 @@ class Ended(Exception):
         self.code = code
 
 
-class Spent(Exception):
+class CpuTimeExceeded(Exception):
     """A process took its seconds of CPU time and was ended."""
 
 
-class Large(Exception):
+class ReplyTooLarge(Exception):
     """A reply is longer than `MAX_REPLY`."""
 
 
@@ -107,7 +107,8 @@ class BoundedProcess:
     def exchange(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> Mapping[str, Any]:
         """The reply to `data`, for which it has `seconds` of CPU time.
 
-        `TimeoutError` when none comes within `wall` seconds, `Large`; `Spent` and `Ended` when the process is gone.
+        `TimeoutError` when none comes within `wall` seconds, `ReplyTooLarge`; `CpuTimeExceeded` and `ProcessEnded`
+        when the process is gone.
         """
         end = time.monotonic() + wall
         try:
@@ -119,8 +120,8 @@ class BoundedProcess:
         except OSError:
             self.close()
             if self._process.returncode == -signal.SIGPROF:
-                raise Spent from None
-            raise Ended(self._process.returncode) from None
+                raise CpuTimeExceeded from None
+            raise ProcessEnded(self._process.returncode) from None
         reply: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
         if more:
             reply["text"] = text.decode("utf-8", "surrogatepass")
@@ -130,7 +131,7 @@ class BoundedProcess:
         """A message, whole by `end`; an `OSError` when it does not come."""
         size = int.from_bytes(self._read(4, end), "big")
         if size > MAX_REPLY:
-            raise Large
+            raise ReplyTooLarge
         return self._read(size, end)
 
     def _read(self, size: int, end: float) -> bytes:
@@ -158,7 +159,7 @@ class BoundedProcess:
 
 
 @dataclass(frozen=True)
-class Done:
+class JobResult:
     """Of a job: its reply, None where it exceeded a bound, and the CPU time it took.
 
     `spent`: the bound was that of CPU time; else memory or the depth of the stack.
@@ -172,7 +173,7 @@ class Done:
 class JobProcess(BoundedProcess):
     """One that does jobs by `quire.text.forking`."""
 
-    def do(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> Done:
+    def do(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> JobResult:
         """What became of the job `data`, for which there are `seconds` of CPU time; raises as `exchange` does."""
         told = self.exchange(data, seconds, wall)
-        return Done(told.get("reply"), float(told["cpu"]), told.get("ended") == -signal.SIGPROF)
+        return JobResult(told.get("reply"), float(told["cpu"]), told.get("ended") == -signal.SIGPROF)

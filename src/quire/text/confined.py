@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import tokenizers
 
 from quire.core.errors import BadRequest, Unavailable
-from quire.text.bounded import Ended, JobProcess, Large, Program, Spent, encoded
+from quire.text.bounded import CpuTimeExceeded, JobProcess, ProcessEnded, Program, ReplyTooLarge, encoded
 from quire.text.tokenizer_bounds import check_growth, slow_part
 
 SECONDS, SECONDS_PER_BYTE, MOST_SECONDS = 0.5, 4e-6, 4.0
@@ -40,10 +40,10 @@ def bounded(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     growth, slow = check_growth(backend), slow_part(backend)
     if not slow and growth * LARGEST_TEXT <= NORMAL_BYTES:
         return backend
-    return cast(tokenizers.Tokenizer, Confined(backend, growth, slow))
+    return cast(tokenizers.Tokenizer, TokenizerProxy(backend, growth, slow))
 
 
-class Encoded(NamedTuple):
+class ProxyEncoding(NamedTuple):
     """As of the library, as far as it is asked for."""
 
     ids: list[int]
@@ -51,7 +51,7 @@ class Encoded(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-class Confined:
+class TokenizerProxy:
     """A `tokenizers.Tokenizer` with other `encode`, `encode_batch_fast` and `normalizer`; all else is the `backend`'s.
 
     `growth`: times as many bytes as a text has that it may have when it is cut; `slow`: the part that may take long, ""
@@ -85,7 +85,7 @@ class Confined:
         self._check_length(text)
         if not self.slow:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
-        return Encoded(**self._ask(text, around=add_special_tokens, normalize=False))
+        return ProxyEncoding(**self._ask(text, around=add_special_tokens, normalize=False))
 
     def normalize(self, text: str) -> str:
         """The normal form of `text`."""
@@ -123,7 +123,7 @@ class Confined:
             try:
                 self._process = self._process or self._begin()
                 done = self._process.do(data, seconds, WALL_SECONDS)
-            except (TimeoutError, Ended, Spent, Large):
+            except (TimeoutError, ProcessEnded, CpuTimeExceeded, ReplyTooLarge):
                 self.close()
                 raise Unavailable(f"{_PROGRAM.name} was ended or hangs; try again") from None
         if done.reply is None:
@@ -154,7 +154,7 @@ class Confined:
 
 
 class _Normalizer:
-    def __init__(self, owner: Confined) -> None:
+    def __init__(self, owner: TokenizerProxy) -> None:
         self._owner = owner
 
     def normalize_str(self, text: str) -> str:
@@ -164,7 +164,7 @@ class _Normalizer:
         return self._owner._backend.normalizer.__getstate__()
 
 
-_ALL: weakref.WeakSet[Confined] = weakref.WeakSet()
+_ALL: weakref.WeakSet[TokenizerProxy] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

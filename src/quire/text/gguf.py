@@ -64,7 +64,7 @@ WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h
 """Pre-tokenizers whose vocabularies take a word that is a token as it is, whatever its merges give."""
 
 
-class Read(NamedTuple):
+class GgufTokenizer(NamedTuple):
     """What a file holds: a tokenizer of `size` tokens, texts of special ones by role ("bos_token", ...), and chat
     templates by name."""
 
@@ -74,11 +74,11 @@ class Read(NamedTuple):
     size: int
 
 
-def read_tokenizer(path: Path) -> Read:
+def read_tokenizer(path: Path) -> GgufTokenizer:
     """The tokenizer of the GGUF file `path`, and what goes with it."""
     file = GgufFile(path)
     vocab = read_vocab(file)
-    return Read(*build(vocab, path), chat_templates(file), len(vocab.tokens))
+    return GgufTokenizer(*build(vocab, path), chat_templates(file), len(vocab.tokens))
 
 
 def build(vocab: Vocab, path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

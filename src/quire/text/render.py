@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import Unavailable
-from quire.text.bounded import MAX_REPLY, WALL_SECONDS, BoundedProcess, Large, Program, Spent, encoded
-from quire.text.bounded import Ended as _Ended
+from quire.text.bounded import MAX_REPLY, WALL_SECONDS, BoundedProcess, CpuTimeExceeded, Program, ReplyTooLarge, encoded
+from quire.text.bounded import ProcessEnded as _Ended
 
 PROCESSES = 2
 """Most that render at once: while one works off its budget of CPU time, another serves."""
@@ -78,9 +78,9 @@ class _Process(BoundedProcess):
             reply = self.exchange(data, seconds)
         except TimeoutError:
             raise Unavailable(f"no chat template was rendered within {WALL_SECONDS:g} s; the machine is busy") from None
-        except Large:
+        except ReplyTooLarge:
             raise RenderError("limit", f"its text has more than {MAX_REPLY >> 20} MiB") from None
-        except Spent:
+        except CpuTimeExceeded:
             raise RenderError("limit", f"it takes more than {seconds:.2g} s of CPU time") from None
         if "text" in reply:
             return str(reply["text"])

@@ -46,7 +46,7 @@ PICTURE: Mapping[str, Any] = {"type": "image"}
 _WORD = "wordofaprobe"
 
 
-class Reads(NamedTuple):
+class TemplateInput(NamedTuple):
     """Which contents of messages a template writes: one text; a list of parts, pictures among them."""
 
     texts: bool = True
@@ -176,14 +176,14 @@ class ChatTemplate:
             raise BadRequest(f"messages: {told}", param="messages") from None
 
     @cached_property
-    def reads(self) -> Reads:
+    def reads(self) -> TemplateInput:
         """Asked of the template itself, by what it writes of a user's message: some read texts alone, some lists."""
         if not self.mentions("image"):
-            return Reads()
+            return TemplateInput()
         text, told = self._probe(_WORD), self._probe([{"type": "text", "text": _WORD}])
         seen = self._probe([PICTURE, {"type": "text", "text": _WORD}])
         printed = "'type'" in seen or '"type"' in seen  # a list that is taken for a text
-        return Reads(_WORD in text, _WORD in seen and seen != told and not printed)
+        return TemplateInput(_WORD in text, _WORD in seen and seen != told and not printed)
 
     def _probe(self, content: Any) -> str:
         values = {**self._tokenizer.named, "messages": [{"role": "user", "content": content}], "tools": None}

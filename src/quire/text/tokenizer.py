@@ -17,7 +17,7 @@ from quire.core.files import why_missing
 from quire.text.alphabet import BYTE_OF
 from quire.text.around import found_around, put_around
 from quire.text.bounds import most_bytes
-from quire.text.confined import Confined, bounded
+from quire.text.confined import TokenizerProxy, bounded
 from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
 from quire.text.vocab_files import find_vocab_file, read_vocab_file
@@ -60,7 +60,7 @@ class Tokenizer:
         """One more than the largest id; the model's own vocabulary may be padded beyond it."""
         self.byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether the text of tokens is the text of their concatenated bytes, and nothing else."""
-        self._slow = isinstance(backend, Confined) and bool(backend.slow)
+        self._slow = isinstance(backend, TokenizerProxy) and bool(backend.slow)
         self._specials = _any_of(self.special)
         self._normalized = [t.content for t in added.values() if t.special and t.normalized]
         self._cut_id = self._add_cut()

@@ -13,7 +13,7 @@ from quire.core.machine import available_memory
 from quire.engine.client import EngineClient
 from quire.engine.hosts.placing import Placing
 from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import Patience, SupervisedEngine
+from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
 from quire.engine.loop.planning import same_weights
 
@@ -29,7 +29,7 @@ class _Kept(NamedTuple):
     until: ExitStack
 
 
-class Engines:
+class EnginePool:
     """Starts what is asked for, and keeps it while there is room. `seconds`: spent on starts and arranging."""
 
     def __init__(self, bytes_of: Callable[[EngineConfig], int]) -> None:
@@ -87,7 +87,7 @@ def _start(config: EngineConfig, until: ExitStack) -> EngineClient:
     if count == 1:
         return until.enter_context(closing(LocalEngine(config)))
     placing = until.enter_context(closing(Placing(config)))
-    patience = Patience(deaths=1)
+    patience = RestartPolicy(deaths=1)
     replicas = ReplicatedEngine(
         count,
         lambda i, died: SupervisedEngine(partial(placing.start, i), patience, config.scheduler, died),

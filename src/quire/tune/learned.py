@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.plan.load import Load
+from quire.plan.load import PlannedLoad
 from quire.plan.predict import Prediction
 from quire.tune.objective import Found, Objective
 from quire.tune.space import Candidate, Space, Value
@@ -28,7 +28,7 @@ UNSTABLE = 1e6
 """Milliseconds that are expected where requests come faster than they are served."""
 
 
-def expected(prediction: Prediction, load: Load, objective: Objective) -> dict[str, float]:
+def expected(prediction: Prediction, load: PlannedLoad, objective: Objective) -> dict[str, float]:
     """What `prediction` says in the names of measured figures. Means stand for percentiles."""
     at = objective.at
     found = {
@@ -47,7 +47,7 @@ def expected(prediction: Prediction, load: Load, objective: Objective) -> dict[s
     return found
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """A candidate, what was expected of it by the planner alone, and what one or more runs found."""
 
     candidate: Candidate
@@ -75,7 +75,7 @@ class Learned:
         self._effects: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
         self._off: list[float] = []
 
-    def fit(self, seen: Sequence[Seen]) -> None:
+    def fit(self, seen: Sequence[Observation]) -> None:
         """Take these for all that is known."""
         seen = [one for one in seen if one.expected.get("stable", 1.0)] or seen
         rows = np.array([self._row(one.candidate) for one in seen])

@@ -16,9 +16,9 @@ from quire.core.request import Request
 from quire.engine.client import EngineClient
 from quire.figures.metrics import PERCENTILES
 from quire.figures.statistics import median
-from quire.plan.load import Load
+from quire.plan.load import PlannedLoad
 from quire.text.tokenizer import Tokenizer
-from quire.tune.engines import Engines
+from quire.tune.engines import EnginePool
 from quire.tune.objective import Objective
 from quire.tune.space import Candidate
 
@@ -33,10 +33,12 @@ SHARED = 7
 """Seed of the tokens that all prompts begin with: they stay in the cache between runs."""
 
 
-class Runs:
+class CandidateRunner:
     """Runs candidates; all get the same requests in the same round. `seconds`: spent on runs."""
 
-    def __init__(self, engines: Engines, load: Load, objective: Objective, seed: int, prompts: Path | None) -> None:
+    def __init__(
+        self, engines: EnginePool, load: PlannedLoad, objective: Objective, seed: int, prompts: Path | None
+    ) -> None:
         self.engines, self.load, self.objective = engines, load, objective
         self._seed, self._prompts = seed, prompts
         self._texts: list[tuple[int, ...]] = []

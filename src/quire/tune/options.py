@@ -10,7 +10,7 @@ from msgspec import Meta
 from quire.core.errors import ConfigError
 from quire.core.option import about, one_of
 from quire.figures.metrics import PERCENTILES
-from quire.plan.load import Load, Slo, parse_load, parse_slo
+from quire.plan.load import PlannedLoad, Slo, parse_load, parse_slo
 
 OBJECTIVES = ("auto", "throughput", "goodput", "itl", "ttft", "e2e")
 
@@ -73,7 +73,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--output {self.output}: a .toml file is written", param="output")
 
     @property
-    def asked(self) -> Load:
+    def asked(self) -> PlannedLoad:
         """The load."""
         return parse_load(self.load)
 

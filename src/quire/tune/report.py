@@ -12,7 +12,7 @@ from rich.table import Table
 from quire.core.errors import ConfigError
 from quire.tune.objective import Objective
 from quire.tune.rows import shown
-from quire.tune.search import Outcome, Trial
+from quire.tune.search import CandidateTrial, TuneResult
 from quire.tune.space import QUALITY, Candidate, Value, usual
 
 MARK = "# Written by quire tune"
@@ -41,7 +41,7 @@ def _plain(metric: str) -> str:
     return metric.replace("_per_s", "/s").replace("_", " ")
 
 
-def print_outcome(outcome: Outcome, console: Console) -> None:
+def print_outcome(outcome: TuneResult, console: Console) -> None:
     """The table of what was measured, best first, and what became of the others."""
     objective = outcome.objective
     table = Table(title=f"measured; {'more' if objective.rises else 'less'} {_plain(objective.metric)} is better")
@@ -60,7 +60,7 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         console.print(f"  {count:,} refused: {reason}", markup=False)
 
 
-def account(outcome: Outcome) -> str:
+def account(outcome: TuneResult) -> str:
     """How the search came to its end, in one line."""
     runs = sum(len(trial.samples) for trial in outcome.trials)
     refused = outcome.space.refused.total()
@@ -72,7 +72,7 @@ def account(outcome: Outcome) -> str:
     )
 
 
-def config_text(outcome: Outcome, given: dict[str, Any], asked: str) -> str:
+def config_text(outcome: TuneResult, given: dict[str, Any], asked: str) -> str:
     """TOML: options that were given, and those that were found, each with what its other values gave.
 
     `asked`: load and targets in words.
@@ -99,7 +99,7 @@ def config_text(outcome: Outcome, given: dict[str, Any], asked: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def reasons(outcome: Outcome, best: Trial, name: str) -> str:
+def reasons(outcome: TuneResult, best: CandidateTrial, name: str) -> str:
     """What other values of one option give beside this configuration: measured, or expected."""
     objective, told = outcome.objective, []
     measured = {trial.candidate.values: trial.found for trial in outcome.trials}

@@ -10,11 +10,10 @@ from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import METRICS
-from quire.figures.rows import Load as RowLoad
-from quire.figures.rows import Model, Row
+from quire.figures.rows import FigureRow, RowLoad, RowModel
 from quire.figures.statistics import interval, median
-from quire.plan.load import Load
-from quire.tune.search import Trial
+from quire.plan.load import PlannedLoad
+from quire.tune.search import CandidateTrial
 from quire.tune.space import Candidate, Value
 
 BENCHMARK = "tune"
@@ -36,7 +35,7 @@ class Journal:
     `known`: runs there are, by key. Rows of another version of quire, machine, load or model are left alone.
     """
 
-    def __init__(self, path: Path, model: Model, load: Load, command: str, limits: dict[str, float]) -> None:
+    def __init__(self, path: Path, model: RowModel, load: PlannedLoad, command: str, limits: dict[str, float]) -> None:
         """`command`: of the search; `limits`: of the machine."""
         self.path, self._model, self._load, self._command = path, model, load, command
         self._machine, self._engine = this_machine(limits), this_engine()
@@ -48,7 +47,7 @@ class Journal:
         """Its runs of an earlier search."""
         return self._runs.get(self._row(candidate, []).key, [])
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: CandidateTrial) -> None:
         """All runs of it so far."""
         row = self._row(trial.candidate, trial.samples)
         self._file.add(row)
@@ -64,13 +63,13 @@ class Journal:
         rows = {row.key: row for row in read_rows(self.path)}
         write_rows(self.path, rows.values())
 
-    def _row(self, candidate: Candidate, samples: list[dict[str, float]]) -> Row:
+    def _row(self, candidate: Candidate, samples: list[dict[str, float]]) -> FigureRow:
         names = [name for name in METRICS if samples and all(name in run for run in samples)]
         lists = {name: [run[name] for run in samples] for name in names}
         load, config = self._load, candidate.config
         quantized = {} if config.model.quantization is None else {"format": config.model.quantization}
         kept = {} if config.cache.kv_cache_dtype == "auto" else {"kv_format": config.cache.kv_cache_dtype}
-        return Row(
+        return FigureRow(
             kind="measured",
             benchmark=BENCHMARK,
             time=now(),
@@ -95,7 +94,7 @@ class Journal:
         )
 
 
-def _runs(row: Row) -> list[dict[str, float]]:
+def _runs(row: FigureRow) -> list[dict[str, float]]:
     """Its samples, run by run."""
     count = min(map(len, row.samples.values()), default=0)
     return [{name: found[i] for name, found in row.samples.items()} for i in range(count)]

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from quire.core.errors import ConfigError, QuireError
 from quire.figures.statistics import compare, median
-from quire.tune.learned import Learned, Seen, best_of
+from quire.tune.learned import Learned, Observation, best_of
 from quire.tune.objective import Found, Objective
 from quire.tune.space import Candidate, Space
 
@@ -35,7 +35,7 @@ ROUNDS = 12
 
 
 @dataclass
-class Trial:
+class CandidateTrial:
     """A candidate that was measured: the first run by itself, later ones in turns with others."""
 
     candidate: Candidate
@@ -54,13 +54,13 @@ class Trial:
 
 
 @dataclass
-class Outcome:
+class TuneResult:
     """What a search found. `best`: None where nothing was measured; `stopped`: why it ended early, or ""."""
 
     space: Space
     objective: Objective
-    trials: list[Trial]
-    best: Trial | None
+    trials: list[CandidateTrial]
+    best: CandidateTrial | None
     expected: dict[Candidate, dict[str, float]]
     margin: float
     predicted: int
@@ -88,7 +88,7 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchBudget:
     """Seconds at most (0: no bound), of which `spent` went before the search, and the seed of the order in which
     candidates take turns."""
 
@@ -106,20 +106,20 @@ class Search:
         guesses: dict[Candidate, dict[str, float]],
         objective: Objective,
         measure: Measure,
-        limits: Limits = Limits(),
-        tell: Callable[[Trial], None] = lambda trial: None,
+        limits: SearchBudget = SearchBudget(),
+        tell: Callable[[CandidateTrial], None] = lambda trial: None,
         known: dict[Candidate, list[dict[str, float]]] | None = None,
     ) -> None:
         """`known`: runs of an earlier search, by candidate, which are not made again."""
         self._space, self._guesses, self._objective = space, guesses, objective
         self._measure, self._limits, self._tell, self._known = measure, limits, tell, known or {}
-        self._trials: dict[Candidate, Trial] = {}
+        self._trials: dict[Candidate, CandidateTrial] = {}
         self._began = time.monotonic()
         self._finalists = 0
         self._first = best_of(self._scores(guesses))
         self._learned = Learned(space, objective, self._first)
 
-    def run(self) -> Outcome:
+    def run(self) -> TuneResult:
         """To the end, or until the budget is spent or somebody interrupts it."""
         predicted, stopped = len(self._guesses), ""
         try:
@@ -131,7 +131,7 @@ class Search:
         except OutOfTime:
             stopped = f"the budget of {self._limits.budget:g} s was spent"
         trials = sorted(self._trials.values(), key=lambda t: -self._score(t))
-        return Outcome(
+        return TuneResult(
             self._space, self._objective, trials, self._chosen(), self._expectations(), self._learned.margin,
             predicted, len(self._guesses) - len(trials), self._finalists, time.monotonic() - self._began, stopped,
         )  # fmt: skip
@@ -182,7 +182,7 @@ class Search:
             if all(self._equal(left[0], trial) for trial in left[1:]):
                 return
 
-    def _turns(self, left: Sequence[Trial], rounds: int) -> None:
+    def _turns(self, left: Sequence[CandidateTrial], rounds: int) -> None:
         first = len(left[0].samples)
         for begin in range(first, first + rounds, BLOCK):
             order = list(left)
@@ -191,19 +191,19 @@ class Search:
                 for turn in range(begin, begin + BLOCK):
                     self._sample(trial, turn)
 
-    def _differs(self, best: Trial, other: Trial) -> bool:
+    def _differs(self, best: CandidateTrial, other: CandidateTrial) -> bool:
         """Whether `other` is surely worse: `Comparison.significant`, which takes six rounds."""
         if self._score(other) < 0 < self._score(best):
             return len(other.samples) > 6
         found = compare(best.values(self._objective), other.values(self._objective))
         return found.significant and found.ratio > 1
 
-    def _equal(self, best: Trial, other: Trial) -> bool:
+    def _equal(self, best: CandidateTrial, other: CandidateTrial) -> bool:
         """Whether the medians are within `GAIN`, after as many rounds as tell."""
         values = [median(trial.values(self._objective)) for trial in (best, other)]
         return len(other.samples) > 6 and values[0] <= (1 + GAIN) * values[1]
 
-    def _chosen(self) -> Trial | None:
+    def _chosen(self) -> CandidateTrial | None:
         """Of those within `GAIN` of the best of the last turns, that which changes least."""
         if not self._trials:
             return None
@@ -213,9 +213,9 @@ class Search:
         close = [trial for trial in last if self._score(trial) >= self._score(best) / (1 + GAIN)]
         return min(close, key=lambda t: (t.candidate.changes, -self._score(t))) if self._score(best) > 0 else best
 
-    def _try(self, candidate: Candidate) -> Trial | None:
+    def _try(self, candidate: Candidate) -> CandidateTrial | None:
         """The first run; None where the engine refuses the candidate, which is left out then."""
-        trial = Trial(candidate, self._guesses[candidate])
+        trial = CandidateTrial(candidate, self._guesses[candidate])
         try:
             self._sample(trial, 0)
         except ConfigError as error:
@@ -231,7 +231,7 @@ class Search:
         if not self._guesses:
             raise ConfigError(f"the engine refuses every configuration; the last one: {error.message}")
 
-    def _sample(self, trial: Trial, turn: int) -> None:
+    def _sample(self, trial: CandidateTrial, turn: int) -> None:
         known = self._known.get(trial.candidate, [])
         if turn < len(known):
             trial.samples.append(known[turn])
@@ -242,14 +242,14 @@ class Search:
         self._tell(trial)
 
     def _fit(self) -> None:
-        self._learned.fit([Seen(t.candidate, t.expected, t.samples[0]) for t in self._trials.values()])
+        self._learned.fit([Observation(t.candidate, t.expected, t.samples[0]) for t in self._trials.values()])
 
     def _beats(self, found: Found, best: float) -> bool:
         """Whether a score is better by more than makes no difference."""
         score = self._objective.score(found)
         return score > best * (1 + GAIN) if best > 0 else score > best * (1 - GAIN)
 
-    def _score(self, trial: Trial) -> float:
+    def _score(self, trial: CandidateTrial) -> float:
         return self._objective.score(trial.found)
 
     def _scores(self, found: dict[Candidate, dict[str, float]]) -> dict[Candidate, float]:

@@ -16,17 +16,17 @@ from quire.bench.calibration import machine_of
 from quire.core.config import CacheConfig, EngineConfig, SpeculationConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.engine.loop.planning import check_limits
-from quire.figures.rows import Model
+from quire.figures.rows import RowModel
 from quire.plan.advice import advice
-from quire.plan.load import Load
+from quire.plan.load import PlannedLoad
 from quire.plan.predict import Machine, Planner
-from quire.tune.engines import Engines
+from quire.tune.engines import EnginePool
 from quire.tune.learned import expected
-from quire.tune.measure import Runs
+from quire.tune.measure import CandidateRunner
 from quire.tune.objective import Objective
 from quire.tune.options import TuneOptions
 from quire.tune.rows import Journal
-from quire.tune.search import Limits, Outcome, Search, Trial
+from quire.tune.search import CandidateTrial, Search, SearchBudget, TuneResult
 from quire.tune.space import (
     Axes,
     Candidate,
@@ -49,7 +49,7 @@ LESS = 24
 class Guesses:
     """The planner's word on candidates of one base configuration, and whether an engine would take them."""
 
-    def __init__(self, base: EngineConfig, load: Load, objective: Objective) -> None:
+    def __init__(self, base: EngineConfig, load: PlannedLoad, objective: Objective) -> None:
         self._base, self._load, self._objective = base, load, objective
         self._machines: dict[object, Machine | None] = {}
         self._planners: dict[EngineConfig, Planner] = {}
@@ -83,7 +83,7 @@ class Guesses:
                 self._machines[key] = None
         return self._machines[key]
 
-    def of(self, candidate: Candidate, load: Load | None = None) -> dict[str, float]:
+    def of(self, candidate: Candidate, load: PlannedLoad | None = None) -> dict[str, float]:
         """What is expected of it. `ConfigError` as `planner` says."""
         planner, load = self.planner(candidate.config), load or self._load
         if planner.machine.calibration is None:
@@ -123,7 +123,7 @@ def axes_of(base: EngineConfig, given: Collection[str], options: TuneOptions) ->
     return {name: values for name, values in (usual | allowed).items() if name not in given}
 
 
-class Session:
+class TuneSession:
     """Everything of one search. `run` may be called once."""
 
     def __init__(self, base: EngineConfig, given: dict[str, object], options: TuneOptions) -> None:
@@ -148,21 +148,21 @@ class Session:
         """The file of rows, beside the configuration."""
         return Path(self.options.output).with_suffix(".jsonl")
 
-    def run(self, tell: Callable[[Trial], None]) -> Outcome:
+    def run(self, tell: Callable[[CandidateTrial], None]) -> TuneResult:
         """Search; `tell` hears of every run."""
         prompts = None if self.options.prompts is None else Path(self.options.prompts)
-        with closing(Engines(lambda config: self.guesses.planner(config).account.fixed)) as engines:
-            runs = Runs(engines, self.load, self.objective, self.base.model.seed, prompts)
+        with closing(EnginePool(lambda config: self.guesses.planner(config).account.fixed)) as engines:
+            runs = CandidateRunner(engines, self.load, self.objective, self.base.model.seed, prompts)
             search = Search(
                 self.space, self.predicted, self.objective, runs,
-                Limits(self.options.budget, self.base.model.seed, spent=self.prepared), partial(self._keep, tell),
+                SearchBudget(self.options.budget, self.base.model.seed, spent=self.prepared), partial(self._keep, tell),
                 {candidate: self.journal.known(candidate) for candidate in self.predicted},
             )  # fmt: skip
             outcome = search.run()
         self.journal.settle()
         return outcome
 
-    def needed(self, outcome: Outcome) -> str:
+    def needed(self, outcome: TuneResult) -> str:
         """What load the best one would carry within the targets, by the planner as the measurements corrected it, and
         what the planner would change first.
         """
@@ -173,7 +173,7 @@ class Session:
         told = [f"  {change.text()}" for change in changes]
         return "\n".join((self._carried(best), *(["by prediction, of single changes:", *told] if told else [])))
 
-    def _carried(self, best: Trial) -> str:
+    def _carried(self, best: CandidateTrial) -> str:
         load = self.load
         factors = {n: best.found[n] / max(best.expected[n], 1e-9) for n in self.objective.targets}
         for _ in range(LESS):
@@ -188,16 +188,16 @@ class Session:
                 return f"by prediction, corrected by what was measured, it keeps them for {asked}"
         return "by prediction it keeps them for no load: try other formats (--allow), a smaller model, a faster machine"
 
-    def _keep(self, tell: Callable[[Trial], None], trial: Trial) -> None:
+    def _keep(self, tell: Callable[[CandidateTrial], None], trial: CandidateTrial) -> None:
         self.journal.add(trial)
         tell(trial)
 
-    def _model(self) -> Model:
+    def _model(self) -> RowModel:
         planner = self.guesses.planner(next(iter(self.predicted)).config)
         facts, kinds = planner.facts, [part for part in planner.ranks[0].parts if part.product]
         most = max(kinds, key=lambda part: part.nbytes).kind if kinds else ""
         name = facts.name if self.base.model.model else "pydoc"
-        return Model(name=name, parameters=facts.parameters, format=most, kv_format=self.base.cache.kv_cache_dtype)
+        return RowModel(name=name, parameters=facts.parameters, format=most, kv_format=self.base.cache.kv_cache_dtype)
 
     def _command(self) -> str:
         words = ["quire", "tune", *([self.base.model.model] if self.base.model.model else [])]

@@ -17,7 +17,7 @@ from quire.core.config import KV_ALIASES, KV_DTYPES, QUANTIZATIONS, SECTIONS, En
 from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
 from quire.core.speculation import LOOK_UPS
-from quire.plan.load import Load, Slo
+from quire.plan.load import PlannedLoad, Slo
 
 Value = str | int | float | bool | None
 Axes = dict[str, tuple[Value, ...]]
@@ -118,7 +118,7 @@ def check_cores(config: EngineConfig) -> None:
         raise ConfigError("ranks and replicas divide the threads among them: --threads 0", param="threads")
 
 
-def usual_axes(base: EngineConfig, load: Load, slo: Slo, bf16: bool, prompts: bool) -> Axes:
+def usual_axes(base: EngineConfig, load: PlannedLoad, slo: Slo, bf16: bool, prompts: bool) -> Axes:
     """What is tried where nothing else is said: no answer changes.
 
     `bf16`: the model has weights that 12 bits may hold; `prompts`: they are texts, not made up.

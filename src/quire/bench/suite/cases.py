@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.suite.engines import Job, name_of
-from quire.bench.suite.models import Source
+from quire.bench.suite.engines import EngineJob, name_of
+from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.spec import FORMATS, Grid, LoadCase, Suite
 from quire.bench.suite.techniques import TECHNIQUES, Technique
 from quire.core.errors import ConfigError
@@ -27,7 +27,7 @@ class Variant:
     """One configuration of one engine: a row. `options`: flags of quire, in full; empty for peers."""
 
     engine: str
-    source: Source
+    source: SuiteModel
     format: str
     technique: str
     on: bool
@@ -36,14 +36,14 @@ class Variant:
     threads: int
     length: int
 
-    def job(self, work: Path, batch: int, make: bool) -> Job:
+    def job(self, work: Path, batch: int, make: bool) -> EngineJob:
         """What its engine is asked to load."""
         options = dict(self.options)
         if "kv_store" in options:
             folder = work / "kv-store"
             folder.mkdir(parents=True, exist_ok=True)
             options["kv_store"] = str(folder)
-        return Job(work, self.source, self.format, self.threads, batch, self.length, options, self.mode, make)
+        return EngineJob(work, self.source, self.format, self.threads, batch, self.length, options, self.mode, make)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Match:
         return TECHNIQUES.get(self.variants[0].technique)
 
 
-def matches(suite: Suite, sources: dict[str, Source]) -> list[Match]:
+def matches(suite: Suite, sources: dict[str, SuiteModel]) -> list[Match]:
     """All of a suite, less what is excluded, each once; those that share engines follow each other."""
     found: dict[str, Match] = {}
     for grid in suite.grid:
@@ -105,7 +105,7 @@ def _excluded(suite: Suite, load: LoadCase, which: tuple[str, str, str, str]) ->
 
 
 def _variants(
-    suite: Suite, grid: Grid, source: Source, which: tuple[str, str, str, str], load: LoadCase
+    suite: Suite, grid: Grid, source: SuiteModel, which: tuple[str, str, str, str], load: LoadCase
 ) -> Iterator[Variant]:
     model, fmt, technique, engine = which
     threads = int(grid.options.get("threads", suite.options.get("threads", 0))) or cores().threads

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.figures.metrics import METRICS
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 from quire.figures.statistics import Comparison, compare
 
 THROUGHPUT = "output_tokens_per_s"
@@ -19,8 +19,8 @@ THROUGHPUT = "output_tokens_per_s"
 class Pair:
     """One technique under one load: `ratio` of a metric, on / off."""
 
-    on: Row
-    off: Row
+    on: FigureRow
+    off: FigureRow
 
     @property
     def metric(self) -> str:
@@ -35,9 +35,9 @@ class Pair:
         return compare(a, b) if a and b and any(b) else None
 
 
-def pairs(rows: Iterable[Row]) -> list[Pair]:
+def pairs(rows: Iterable[FigureRow]) -> list[Pair]:
     """Rows of one suite, model, engine, machine and load whose technique is on and off; the last of each."""
-    found: dict[str, dict[bool, Row]] = {}
+    found: dict[str, dict[bool, FigureRow]] = {}
     for row in rows:
         if row.technique and row.metrics:
             told = (row.suite, row.technique, row.engine.name, row.machine.name, row.model.name)
@@ -46,7 +46,7 @@ def pairs(rows: Iterable[Row]) -> list[Pair]:
     return [Pair(both[True], both[False]) for both in found.values() if len(both) == 2]
 
 
-def lines(rows: Iterable[Row]) -> list[str]:
+def lines(rows: Iterable[FigureRow]) -> list[str]:
     """Of each pair: what the technique is for, on and off, with the ratio and its interval; throughput; the claim."""
     told = []
     for pair in pairs(rows):

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.bench.suite.environments import Environment, environment, existing
 from quire.bench.suite.foreign.shapes import write_checkpoint
-from quire.bench.suite.models import Source
+from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.process import Command
 from quire.bench.suite.spec import PEER_FORMATS
 from quire.core.errors import ConfigError
@@ -29,14 +29,14 @@ GGUF = {"auto": "bf16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 
 
 @dataclass(frozen=True)
-class Job:
+class EngineJob:
     """What an engine is asked to load, and how much of it at one time.
 
     `length`: tokens of the longest sequence. `options`, `mode`: quire's. `make`: missing environments are made.
     """
 
     work: Path
-    source: Source
+    source: SuiteModel
     format: str
     threads: int
     batch: int = 32
@@ -78,7 +78,7 @@ class Job:
         return str(self.source.facts.folder)
 
 
-def quire(job: Job) -> Command:
+def quire(job: EngineJob) -> Command:
     """In this environment; formats of GGUF files by the file that llama.cpp gets."""
     told = {"model": str(gguf_file(job))} if job.format in PEER_FORMATS else job.source.options
     options = told | dict(job.options) | {"cache_packed": "off"}
@@ -86,7 +86,7 @@ def quire(job: Job) -> Command:
     return Command(words)
 
 
-def gguf_file(job: Job) -> Path:
+def gguf_file(job: EngineJob) -> Path:
     """The file itself, or one of random weights of a shape."""
     if job.source.path.endswith(".gguf"):
         return Path(job.source.path)
@@ -108,14 +108,14 @@ def gguf_file(job: Job) -> Path:
     return job.file(f"{job.source.name}-{fmt}.gguf", make)
 
 
-def llama_cpp(job: Job) -> Command:
+def llama_cpp(job: EngineJob) -> Command:
     """llama.cpp on a GGUF file."""
     env, model = job.environment("llama"), gguf_file(job)
     numbers = [str(number) for number in (job.threads, job.batch, job.length)]
     return Command([env.python, str(FOREIGN / "peer_llama_cpp.py"), str(model), *numbers], env.variables)
 
 
-def openvino(job: Job) -> Command:
+def openvino(job: EngineJob) -> Command:
     """OpenVINO GenAI on a checkpoint that optimum-intel exported."""
     if job.format not in ("int8", "int4"):
         raise ConfigError(f"openvino: models are exported as int8 or int4 here, not {job.format}")
@@ -130,7 +130,7 @@ def openvino(job: Job) -> Command:
     return Command([env.python, str(script), "run", str(model), str(job.threads), str(job.batch)], env.variables)
 
 
-def vllm(job: Job) -> Command:
+def vllm(job: EngineJob) -> Command:
     """vLLM's CPU build, in bf16; it makes up random weights itself."""
     _bf16(job, "vllm")
     env = job.environment("vllm")
@@ -146,7 +146,7 @@ def vllm(job: Job) -> Command:
     return Command(words, env.variables | variables)
 
 
-def transformers(job: Job) -> Command:
+def transformers(job: EngineJob) -> Command:
     """Hugging Face's `generate` in bf16; in this environment where it has none of its own."""
     _bf16(job, "transformers")
     found = existing(job.work, "transformers")
@@ -157,12 +157,12 @@ def transformers(job: Job) -> Command:
     return Command([python, str(FOREIGN / "peer_transformers.py"), job.folder, *numbers, job.load_format])
 
 
-def _bf16(job: Job, name: str) -> None:
+def _bf16(job: EngineJob, name: str) -> None:
     if job.format not in ("auto", "bfloat16"):
         raise ConfigError(f"{name}: runs in bfloat16 here, not {job.format}")
 
 
-ADAPTERS: dict[str, Callable[[Job], Command]] = {
+ADAPTERS: dict[str, Callable[[EngineJob], Command]] = {
     "quire": quire,
     "llama.cpp": llama_cpp,
     "openvino": openvino,
@@ -179,7 +179,7 @@ def name_of(engine: str) -> str:
     return before if given and "://" not in before else "openai"
 
 
-def command_of(engine: str, job: Job) -> Command:
+def command_of(engine: str, job: EngineJob) -> Command:
     """Of an engine as a suite names it. `ConfigError`: why it cannot take part."""
     if job.source.why and "://" not in engine:
         raise ConfigError(job.source.why)

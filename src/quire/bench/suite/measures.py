@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.bench.records import Record, milliseconds
-from quire.bench.suite.models import Source
+from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.spec import LoadCase
 from quire.figures.metrics import PERCENTILES
 
@@ -53,7 +53,7 @@ def metrics_of(found: dict[str, Any], inputs: list[int], load: LoadCase) -> dict
     return metrics | {name: float(value) for name, value in found.get("extra", {}).items()}
 
 
-def roofline(metrics: dict[str, float], load: LoadCase, source: Source, told: dict[str, float]) -> dict[str, float]:
+def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told: dict[str, float]) -> dict[str, float]:
     """Of steps that decode `load.batch` sequences of the load's mean length: what they multiply and read a second.
 
     `told`: `weights`, bytes of all but the table of tokens, and `kv`, of a token's keys and values. Nothing where

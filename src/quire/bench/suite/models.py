@@ -11,7 +11,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import QuireError
 from quire.engine.options import engine_config
-from quire.figures.rows import Model
+from quire.figures.rows import RowModel
 from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.mixers.table import format_of, layouts_of
 from quire.ops.choice import backend_of
@@ -20,7 +20,7 @@ EMBEDDED = ("", "pydoc")
 
 
 @dataclass(frozen=True)
-class Source:
+class SuiteModel:
     """A model by the name that the suite gives it. `path` is what engines are told; `why`: no engine can have it.
 
     `random`: its weights are made up.
@@ -42,18 +42,18 @@ class Source:
         """Ids of random prompts lie below."""
         return self.facts.spec.vocab_size if self.facts is not None else 0
 
-    def row(self, options: dict[str, Any], made: str = "") -> Model:
+    def row(self, options: dict[str, Any], made: str = "") -> RowModel:
         """What a row says of it with quire's `options`; `made`: the format of a peer's file."""
         if self.facts is None:
-            return Model(name=self.name, format=made)
+            return RowModel(name=self.name, format=made)
         try:
             config = engine_config(self.options | options)
         except QuireError:
-            return Model(name=self.name, parameters=self.facts.parameters, format=made)  # the engine will say why
+            return RowModel(name=self.name, parameters=self.facts.parameters, format=made)  # the engine will say why
         kept, on_disk = _formats(config, self.facts)
         weights = options.get("quantization") or ("bf12" if options.get("bf16_bits") == 12 else on_disk)
         kinds = {"format": made or str(weights), "kv_format": "" if made else kept.name}
-        return Model(name=self.name, parameters=self.facts.parameters, **kinds)
+        return RowModel(name=self.name, parameters=self.facts.parameters, **kinds)
 
 
 def _formats(config: EngineConfig, facts: ModelFacts) -> tuple[Dtype, str]:
@@ -64,12 +64,12 @@ def _formats(config: EngineConfig, facts: ModelFacts) -> tuple[Dtype, str]:
     return format_of(layouts), stored
 
 
-def source_of(name: str, work: Path) -> Source:
+def source_of(name: str, work: Path) -> SuiteModel:
     """A shape's config is written below `work`. What cannot be read is said by the source."""
     shape = name in SHAPES
     path = str(write_config(name, work / "shapes" / name)) if shape else "" if name in EMBEDDED else name
     shown = name if shape else "pydoc" if name in EMBEDDED else Path(name).name if Path(name).exists() else name
     try:
-        return Source(shown, path, shape, describe(path, "dummy" if shape else "auto"))
+        return SuiteModel(shown, path, shape, describe(path, "dummy" if shape else "auto"))
     except QuireError as error:
-        return Source(shown, path, shape, why=error.message)
+        return SuiteModel(shown, path, shape, why=error.message)

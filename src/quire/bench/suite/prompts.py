@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.foreign.protocol import Item
-from quire.bench.suite.models import Source
+from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.spec import LoadCase
 from quire.bench.workload import random_items
 from quire.core.errors import ConfigError
@@ -24,7 +24,7 @@ class Prompts:
         self._texts = texts
         self._tokens: dict[str, list[int]] = {}
 
-    def items(self, source: Source, load: LoadCase, seed: int) -> list[Item]:
+    def items(self, source: SuiteModel, load: LoadCase, seed: int) -> list[Item]:
         """Of one round; another seed gives others, its shared prefix too."""
         most = source.vocab_size or USUAL_VOCABULARY
         drawn = random_items(
@@ -36,12 +36,12 @@ class Prompts:
             prompts = self._pieces(source, [len(p) - load.shared_prefix for p in prompts], load.shared_prefix, seed)
         return [Item(p, item.output_tokens, at) for p, item, at in zip(prompts, drawn, due, strict=True)]
 
-    def check(self, source: Source, load: LoadCase) -> None:
+    def check(self, source: SuiteModel, load: LoadCase) -> None:
         """`ConfigError` where there is no text, or none that is long enough."""
         if load.prompts == "text" and not source.why:
             self.items(source, load, 0)
 
-    def _pieces(self, source: Source, lengths: list[int], prefix: int, seed: int) -> list[list[int]]:
+    def _pieces(self, source: SuiteModel, lengths: list[int], prefix: int, seed: int) -> list[list[int]]:
         tokens, rng = self._of(source), random.Random(seed)
         if len(tokens) < prefix + max(lengths):
             raise ConfigError(f"prompts = text: {len(tokens)} tokens of text are less than a prompt; name more `texts`")
@@ -50,7 +50,7 @@ class Prompts:
         starts = [rng.randrange(len(tokens) - length + 1) for length in lengths]
         return [shared + tokens[at : at + length] for at, length in zip(starts, lengths, strict=True)]
 
-    def _of(self, source: Source) -> list[int]:
+    def _of(self, source: SuiteModel) -> list[int]:
         if source.name not in self._tokens:
             folder = source.facts.folder if source.facts is not None else Path(source.path)
             texts = self._texts

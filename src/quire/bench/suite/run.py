@@ -22,7 +22,7 @@ from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import EngineFailure, QuireError
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.rows import Engine, Load, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad
 from quire.figures.statistics import interval, median
 
 WARM_OUTPUT = 8
@@ -80,7 +80,7 @@ class Bench:
         """Of the row that a variant becomes under a load."""
         return self._row(variant, load).key
 
-    def measure(self, match: Match, done: Callable[[], None] = lambda: None) -> list[Row]:
+    def measure(self, match: Match, done: Callable[[], None] = lambda: None) -> list[FigureRow]:
         """All rounds of a match: a row for each variant, in order. `done` is called after each load."""
         running = self._started(match)
         limits: list[dict[str, float]] = []
@@ -187,7 +187,7 @@ class Bench:
                 self._probe_why = f"limits of the machine: {error}"
         return [] if self._probe is None else [self._probe.ask({"do": "limits"})]
 
-    def _row(self, variant: Variant, load: LoadCase) -> Row:
+    def _row(self, variant: Variant, load: LoadCase) -> FigureRow:
         """All that is known before it is measured."""
         arrivals = load.pattern
         ranged = [text for text in (load.input, load.output) if ":" in text]
@@ -195,14 +195,14 @@ class Bench:
         shown = variant.options | ({} if not variant.mode else {"mode": variant.mode})
         made = variant.format if variant.engine != "quire" else ""
         about = TECHNIQUES.get(variant.technique)
-        return Row(
+        return FigureRow(
             kind="measured",
             benchmark="suite",
             suite=self.suite.name,
             machine=self.machine,
-            engine=self.engine if variant.engine == "quire" else Engine(name=name_of(variant.engine)),
+            engine=self.engine if variant.engine == "quire" else RowEngine(name=name_of(variant.engine)),
             model=variant.source.row(variant.options, made),
-            load=Load(
+            load=RowLoad(
                 requests=load.requests,
                 batch=load.batch,
                 input_len=load.shared_prefix + (load.inputs.low + load.inputs.high) / 2,
@@ -220,7 +220,7 @@ class Bench:
             metrics={},
         )
 
-    def _result(self, one: Running, load: LoadCase, limits: dict[str, float]) -> Row:
+    def _result(self, one: Running, load: LoadCase, limits: dict[str, float]) -> FigureRow:
         row = self._row(one.variant, load)
         names = dict.fromkeys(name for metrics in one.rounds for name in metrics)
         samples = {name: [m[name] for m in one.rounds if name in m] for name in names}
@@ -235,7 +235,9 @@ class Bench:
             notes.append(f"{self.suite.rounds} rounds: intervals are the range of what was seen")
         engine = row.engine
         if one.variant.engine != "quire":
-            engine = Engine(name=engine.name, version=str(facts.get("version", "")), versions=facts.get("versions", {}))
+            engine = RowEngine(
+                name=engine.name, version=str(facts.get("version", "")), versions=facts.get("versions", {})
+            )
         spoken = DIALECTS.get(engine.name, {})
         return msgspec.structs.replace(
             row,

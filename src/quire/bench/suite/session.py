@@ -23,10 +23,12 @@ from quire.bench.suite.run import Bench
 from quire.bench.suite.spec import Suite
 from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 
 
-def run_suite(file: Path, suite: Suite, out: Path, work: Path, *, only: str, retry: bool, make: bool) -> list[Row]:
+def run_suite(
+    file: Path, suite: Suite, out: Path, work: Path, *, only: str, retry: bool, make: bool
+) -> list[FigureRow]:
     """Measure what `out` lacks of a suite; the rows of the whole suite that are then there.
 
     `only`: the row whose key begins so, with those that it takes turns with. `retry`: rows that failed are measured
@@ -72,7 +74,7 @@ def told(match: Match) -> str:
     return f"{first.source.name} {first.format} {what}, {load.batch} x {load.input} -> {load.output}, {load.arrivals}"
 
 
-def line_of(row: Row) -> str:
+def line_of(row: FigureRow) -> str:
     """What came of it, in a line."""
     switched = f" {row.technique} {'on' if row.on else 'off'}" if row.technique else ""
     head = f"{row.engine.name} {row.model.name} {row.model.format}{switched}, batch {row.load.batch}: "

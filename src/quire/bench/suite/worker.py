@@ -27,7 +27,7 @@ from quire.engine.options import engine_config
 from quire.engine.requests import make_request
 
 
-class Plain:
+class PlainMode:
     """Requests go to the engine as they come. `tokens`: what came of each, by its number; `waste`: of each step, the
     share of slots that held none."""
 
@@ -70,7 +70,7 @@ class Plain:
             self.waste.append(report.stats.waste)
 
 
-class Reserving(Plain):
+class Reserving(PlainMode):
     """Admits a sequence when the slots it may ever need are free all at once, in one row: in order of arrival."""
 
     def __init__(self, engine: LocalEngine, longest: bool) -> None:
@@ -110,7 +110,7 @@ class Reserving(Plain):
             self.waste.append(1 - held / reserved)
 
 
-class Recomputing(Plain):
+class Recomputing(PlainMode):
     """Each token is asked for by a request of its own, whose prompt is all before it, so nothing is kept."""
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -134,7 +134,7 @@ class Recomputing(Plain):
         return came
 
 
-class Worker:
+class SuiteWorker:
     """What the commands call."""
 
     def __init__(self, options: dict[str, Any], mode: str) -> None:
@@ -170,12 +170,12 @@ class Worker:
             extra["acceptance"] = (after.accepted_tokens - before.accepted_tokens) / drafted
         return found | {"extra": extra, "preemptions": after.preemptions - before.preemptions}
 
-    def _driver(self) -> Plain:
+    def _driver(self) -> PlainMode:
         if self.mode == "recompute":
             return Recomputing(self.engine)
         if self.mode.startswith("reserve-"):
             return Reserving(self.engine, self.mode == "reserve-longest")
-        return Plain(self.engine)
+        return PlainMode(self.engine)
 
     def perplexity(self, size: int, texts: dict[str, str]) -> dict[str, float]:
         """Of the first `size` bytes of `texts`, else of what is beside the model; {} where there is nothing."""
@@ -206,7 +206,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else writes to standard output, answers it does not disturb
     try:
-        worker = Worker(json.loads(sys.argv[1]), sys.argv[2])
+        worker = SuiteWorker(json.loads(sys.argv[1]), sys.argv[2])
     except (QuireError, MemoryError) as error:
         print(json.dumps({"error": str(error) or type(error).__name__}), file=answers, flush=True)
         return

@@ -32,7 +32,7 @@ from quire.model.disk.gguf import (
     Architecture,
     GgufModel,
 )
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec
@@ -94,7 +94,7 @@ def write_gguf(
     write_file(path, metadata, tensors, writer.data())
 
 
-def _architecture(opened: Opened) -> tuple[str, Architecture]:
+def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     """GGUF's name of the family, and how its reader takes it."""
     family = opened.spec.family
     for name, found in ARCHITECTURES.items():
@@ -120,7 +120,7 @@ class _Piece:
 class _Writer:
     """What the model's tensors and facts become."""
 
-    opened: Opened
+    opened: ModelHeaders
     arch: str
     architecture: Architecture
     kind: str

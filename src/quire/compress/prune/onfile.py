@@ -11,7 +11,7 @@ from quire.model.disk.checkpoint import TensorInfo
 from quire.model.disk.claim import Claim, claim
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.rewrite import Rewritten
-from quire.model.disk.stacked import Stacked
+from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import disk_rows
@@ -78,7 +78,7 @@ class OnFile:
             raise config.fail("num_kv_shared_layers", "layers that read another's keys cannot lose parts")
         seen = Rewritten(_Held(tensors), family.rewrites)
         family = family.named_as(seen.infos)
-        infos = Stacked(seen, family, spec.layers).infos if family.stacks else seen.infos
+        infos = StackedSource(seen, family, spec.layers).infos if family.stacks else seen.infos
         claimed = claim(infos, spec, family, family.required_parts(config), DENSE)
         return OnFile(tensors, raw, spec, family, config, claimed, seen.origins)
 

@@ -34,7 +34,7 @@ from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.learn.loop import Pace, Run
+from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.ops.lazy import torch_dtype
@@ -64,7 +64,7 @@ class Plan:
 class Job:
     """A run, and what is written of it once it is done. `notes`: what a user should know of it beforehand."""
 
-    run: Run
+    run: TrainingRun
     net: SeenNet
     adapter: LoRA | None
     notes: tuple[str, ...]
@@ -143,7 +143,9 @@ def _prepare(model: str, out: Path, options: TrainOptions, tell: Tell) -> Job:
     kept = {k: v for k, v in msgspec.to_builtins(options).items() if k not in SAME_RESULT}
     taught = "" if options.teacher is None else sampled_digest(resolve(options.teacher))
     plan = Plan(kept, sampled_digest(source), taught, digest_of(rows))
-    run = Run(learner, Pace(options.steps, options.highest), plan, work / "state.safetensors", options.paged)
+    run = TrainingRun(
+        learner, LearningSchedule(options.steps, options.highest), plan, work / "state.safetensors", options.paged
+    )
     run.resume()
     return Job(run, net, adapter, tuple(_notes(texts, rows, parameters.values())), model, out)
 

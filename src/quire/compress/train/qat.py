@@ -20,9 +20,9 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.table import scaled
 from quire.ops.arrays import to_numpy, to_torch
-from quire.ops.differentiable import Differentiable, Site
+from quire.ops.differentiable import Differentiable, MatrixSite
 from quire.ops.experts import Grouped
-from quire.ops.held import Held, held
+from quire.ops.held import AutogradCache, held
 from quire.ops.layout import KVCache
 from quire.ops.reference.layers import rope_and_cache
 from quire.ops.weights import Packed
@@ -78,7 +78,7 @@ class RoundedOps(Differentiable):
 
     def _rounded(self, x: Tensor, w: Packed) -> Tensor:
         """Rows that `w` multiplies, if it is one of those that formats are for."""
-        roles = w.handle.roles if isinstance(w.handle, Site) else ()
+        roles = w.handle.roles if isinstance(w.handle, MatrixSite) else ()
         about = [DISK_ROLES[role] for role in roles]
         if self._rounds is None or not about or any(r.kind != "linear" or r.wide for r in about):
             return x
@@ -100,13 +100,13 @@ class RoundedOps(Differentiable):
 
 
 @dataclass(frozen=True, eq=False)
-class RoundedHeld(Held):
+class RoundedHeld(AutogradCache):
     """What is put into it is rounded to `kept`, with a scale for each token and head."""
 
     kept: Dtype = I8
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """As of `Held`."""
+        """As of `AutogradCache`."""
         super().put(slots, fake_cache(keys, self.kept), fake_cache(values, self.kept))
 
 

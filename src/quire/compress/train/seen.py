@@ -18,8 +18,8 @@ from quire.compress.net import Net
 from quire.compress.plain import Plain, as_plain
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
-from quire.model.disk.checkpoint import Source
-from quire.model.disk.opened import Opened
+from quire.model.disk.checkpoint import TensorSource
+from quire.model.disk.opened import ModelHeaders
 from quire.model.load.adapter_files import module_of
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.decoder import Decoder
@@ -38,9 +38,9 @@ class Codes(Protocol):
 
 
 class Seen:
-    """A `Source` through `values`, one after the other; `frozen`: tensors that are kept as codes instead."""
+    """A `TensorSource` through `values`, one after the other; `frozen`: tensors that are kept as codes instead."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TensorSource) -> None:
         self._source, self.infos = source, source.infos
         self.values: list[Value] = []
         self.frozen: dict[str, Codes] = {}
@@ -141,7 +141,7 @@ class Matrix:
     transposed: bool
 
 
-def matrices(opened: Opened) -> list[Matrix]:
+def matrices(opened: ModelHeaders) -> list[Matrix]:
     """The matrices that formats of fewer bits are for, the output head last if it is one of its own."""
     found = []
     for (role, place), parts in opened.claim.parts.items():

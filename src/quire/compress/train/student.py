@@ -16,7 +16,7 @@ from quire.compress.prune.structured import BY_LAYER, drop_layers
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 
 SPREAD = 0.02
 """Of a new model's matrices, where its config has no `initializer_range`."""
@@ -68,7 +68,7 @@ def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {n: [of[i] for i in kept] for n, of in lists.items() if isinstance(of, list) and len(of) == layers}
 
 
-def _random(opened: Opened, seed: int) -> dict[str, Tensor]:
+def _random(opened: ModelHeaders, seed: int) -> dict[str, Tensor]:
     vectors = {parts["weight"] for (role, _), parts in opened.claim.parts.items() if "norm" in role}
     spread = float(opened.config.raw.get("initializer_range", SPREAD))
     made, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()

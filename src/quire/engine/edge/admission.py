@@ -19,7 +19,7 @@ def picture_bytes(request: Request) -> int:
     return sum(len(picture.pixels) for picture in request.pictures)
 
 
-class Admission:
+class AdmissionControl:
     """What is in flight. Whatever does not fit beside it is refused, with the seconds after which it may.
 
     `picture_bytes`: of pixels that requests in flight brought; whoever prepares pictures bounds it.

@@ -15,9 +15,9 @@ import msgspec
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.edge.admission import Admission, picture_bytes
+from quire.engine.edge.admission import AdmissionControl, picture_bytes
 from quire.engine.edge.metrics import EngineMetrics
-from quire.engine.edge.streams import AT_ONCE, OutputStream, Turns
+from quire.engine.edge.streams import AT_ONCE, CallQueue, OutputStream
 
 
 class AdapterChanges:
@@ -78,8 +78,8 @@ class AsyncEngine:
         self.info: EngineInfo = client.info
         self.metrics = EngineMetrics(self.info)
         fair = self.info.scheduling_policy == "fair"
-        self.admission = Admission(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens, fair)
-        self.turns = Turns()
+        self.admission = AdmissionControl(max_sequences or self.info.max_num_queued_reqs, max_prompt_tokens, fair)
+        self.turns = CallQueue()
         self._streams: dict[str, OutputStream] = {}
         self._paused: set[str] = set()
         self._progress = time.monotonic()

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from quire.core.request import FinishReason, Request
 from quire.engine.client import EngineInfo
 from quire.engine.edge.account import SequenceClock
-from quire.engine.statistic import Metric, annotated
+from quire.engine.statistic import PrometheusMetric, annotated
 from quire.engine.stats import Stats
 
 LABELS = ("model_name", "engine")
@@ -88,7 +88,7 @@ class _StepCollector(Collector):
 
     def _families(self, parts: Sequence[Struct], label: str = "") -> Iterable[Family]:
         """What the fields of structs of one kind ask for. `label`: name of the label that tells these apart."""
-        for name, metric in annotated(type(parts[0]), Metric).items():
+        for name, metric in annotated(type(parts[0]), PrometheusMetric).items():
             if not self._has(metric.needs):
                 continue
             names = [*LABELS, *filter(None, (label, metric.label))]

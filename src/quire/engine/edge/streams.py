@@ -21,7 +21,7 @@ TURN_SECONDS = 2e-3
 """After so long a turn ends before that: what engines report takes its time here, not in what is woken."""
 
 
-class Turns:
+class CallQueue:
     """Calls what it is given in that order, `AT_ONCE` in a turn of the loop. Belongs to the event loop.
 
     An event loop runs all that is ready before it looks at sockets again: with thousands of streams that is seconds,
@@ -74,11 +74,11 @@ TOKEN_BYTES, SCORE_BYTES = 36, 120
 Key = tuple[str, int]
 
 
-class Edge(Protocol):
+class StreamOwner(Protocol):
     """What a stream needs of the engine's edge."""
 
     metrics: EngineMetrics
-    turns: Turns
+    turns: CallQueue
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Nobody waits for a request, or one of its sequences."""
@@ -106,7 +106,7 @@ class OutputStream:
     whatever has not finished.
     """
 
-    def __init__(self, engine: Edge, requests: Sequence[Request]) -> None:
+    def __init__(self, engine: StreamOwner, requests: Sequence[Request]) -> None:
         self._engine = engine
         self._requests = {r.id: r for r in requests}
         self._clocks = {(r.id, i): SequenceClock(r.arrival) for r in requests for i in range(r.params.n)}

@@ -19,13 +19,13 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import memory_file
 from quire.core.tiers import FLUSH_SECONDS
-from quire.engine.hosts.nodes import Answer, Hello
+from quire.engine.hosts.nodes import NodeAnswer, NodeHello
 from quire.engine.life.channel import LocalChannel, ended
 from quire.parallel.interface import address_of, address_towards
-from quire.parallel.launch import DATA, END_SECONDS, Ended, Kill, Launch, Order, order
+from quire.parallel.launch import DATA, END_SECONDS, Kill, Launch, Order, ProcessExited, order
 from quire.parallel.link import Address, Link, Listener, dial
 from quire.parallel.shares import ASK, serve
-from quire.parallel.wire import Dropped, read_secret
+from quire.parallel.wire import ConnectionDropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -69,26 +69,26 @@ class Agent:
             elif asked.kind == "ranks":
                 self._ranks(link, asked.line)
         except QuireError as error:
-            link.send(order(Ended(error.exit_code, error.message)))
+            link.send(order(ProcessExited(error.exit_code, error.message)))
         logger.info("ended for %s:%d: %s", *link.address, asked.kind)
 
     def _ranks(self, link: Link, line: bytes) -> None:
         """Run ranks of one engine until one of them, or the link, ends."""
         # Who only passes messages on has no use for these.
-        from quire.parallel.place import Memory
+        from quire.parallel.place import SharedFiles
         from quire.parallel.topology import topology_of
         from quire.run.meeting import start_all
         from quire.run.messages import Start
 
         starts = [replace(each, config=self._own(each.config)) for each in msgspec.json.decode(line, type=list[Start])]
-        memory = Memory(topology_of(starts[0].config.parallel))
+        memory = SharedFiles(topology_of(starts[0].config.parallel))
         processes = start_all(starts, memory)
         memory.close()
         try:
             while not any(process.ended() for process in processes):
                 link.receive(POLL_SECONDS)
             rank, code = next((s.rank, p.ended()) for s, p in zip(starts, processes, strict=True) if p.ended())
-            link.send(order(Ended(code or 0, f"rank {rank} has ended (exit code {code})")))
+            link.send(order(ProcessExited(code or 0, f"rank {rank} has ended (exit code {code})")))
             link.receive(FIRST_SECONDS)  # it is the other side's to leave: nothing is lost that was sent
         finally:
             for process in processes:
@@ -124,7 +124,7 @@ class _Relay:
                 said = self._channel.receive(POLL_SECONDS)
                 if said is not None:
                     self._link.send(DATA + said)
-        except Dropped:
+        except ConnectionDropped:
             pass
         except EngineFailure as failure:
             self._link.send(order(ended(failure)))
@@ -144,7 +144,7 @@ class _Relay:
                         self._channel.send(said[1:])
                 elif said is not None and isinstance(self._decode(said[1:]), Kill):
                     self._channel.kill()
-        except Dropped:
+        except ConnectionDropped:
             pass
         finally:
             self._done.set()
@@ -167,7 +167,7 @@ def run_agent(config: EngineConfig) -> None:
         while True:
             try:
                 _stay(dial(master, secret), config, agent.address)
-            except Dropped as error:
+            except ConnectionDropped as error:
                 if told != str(error):
                     logger.warning("host 0 at %s:%d: %s; tried again until it is there", *master, error)
                 told = str(error)
@@ -191,10 +191,10 @@ def _stay(link: Link, config: EngineConfig, address: Address) -> None:
     """Join, and return when host 0 has left."""
     cluster = config.cluster
     try:
-        hello = Hello(quire.__version__, cluster.nnodes, cluster.node_rank, address)
+        hello = NodeHello(quire.__version__, cluster.nnodes, cluster.node_rank, address)
         link.send(msgspec.msgpack.encode(hello))
         said = link.receive(FIRST_SECONDS)
-        answer = msgspec.msgpack.decode(said, type=Answer) if said is not None else Answer("it says nothing")
+        answer = msgspec.msgpack.decode(said, type=NodeAnswer) if said is not None else NodeAnswer("it says nothing")
         if answer.refused:
             raise ConfigError(f"host 0 refuses this one: {answer.refused}", param="node_rank")
         logger.info("joined host 0 at %s:%d", *link.address)

@@ -13,14 +13,14 @@ from quire.core.config import EngineConfig
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, Listener
 from quire.parallel.shares import ASK, serve
-from quire.parallel.wire import Dropped, read_secret
+from quire.parallel.wire import ConnectionDropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
 POLL_SECONDS = 1.0
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class NodeHello(msgspec.Struct, frozen=True, tag="hello"):
     """An agent says who it is, and where it listens."""
 
     version: str
@@ -29,7 +29,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     address: Address
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class NodeAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """Host 0 takes an agent, unless it says why not."""
 
     refused: str = ""
@@ -67,9 +67,9 @@ class JoinedNodes:
             serve(link, self._shards)
         if said is None:
             return
-        hello = msgspec.msgpack.decode(said, type=Hello)
+        hello = msgspec.msgpack.decode(said, type=NodeHello)
         refused = self._enter(hello, link)
-        link.send(msgspec.msgpack.encode(Answer(refused)))
+        link.send(msgspec.msgpack.encode(NodeAnswer(refused)))
         if refused:
             logger.error("%s was refused: %s", link.address[0], refused)
             return
@@ -77,14 +77,14 @@ class JoinedNodes:
         try:
             while not self._closing.is_set():
                 link.receive(POLL_SECONDS)
-        except Dropped as lost:
+        except ConnectionDropped as lost:
             logger.warning("host %d is gone: %s", hello.node_rank, lost)
         finally:
             with self._lock:
                 if self._there[hello.node_rank][1] is link:
                     del self._there[hello.node_rank]
 
-    def _enter(self, hello: Hello, link: Link) -> str:
+    def _enter(self, hello: NodeHello, link: Link) -> str:
         """Take an agent, or say why not. One at the same address has lost its link before this host noticed."""
         if hello.version != quire.__version__:
             return f"it runs quire {hello.version}, and host 0 {quire.__version__}"

@@ -24,7 +24,7 @@ from quire.engine.life.channel import Channel, LocalChannel, RemoteChannel
 from quire.engine.life.process import ProcessEngine
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, dial
-from quire.parallel.wire import Dropped, read_secret
+from quire.parallel.wire import ConnectionDropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
 
@@ -159,5 +159,5 @@ class Placing:
             address = self._wait(nodes, node, given_up)
             try:
                 return dial(address, self._secret)
-            except Dropped as error:  # it has just gone
+            except ConnectionDropped as error:  # it has just gone
                 logger.debug("host %d: %s", node, error)

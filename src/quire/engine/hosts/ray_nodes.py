@@ -29,7 +29,7 @@ STORE_BYTES = 80 << 20
 START_SECONDS = 60.0
 
 
-class Host:
+class RayHost:
     """What Ray runs on a host."""
 
     def __init__(self, config: str) -> None:
@@ -109,7 +109,7 @@ class RayNodes:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=node
         )
-        kind = self._ray.remote(Host)
+        kind = self._ray.remote(RayHost)
         gpus = self._share.get("GPU", 0.0)
         options = {"num_cpus": self._share["CPU"], "num_gpus": gpus, "max_restarts": -1, "max_concurrency": 2}
         own = replace(config, cluster=replace(config.cluster, node_rank=node))

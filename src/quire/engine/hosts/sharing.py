@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.core.config import EngineConfig
 from quire.model.offload.shards import Shards
-from quire.parallel.shares import Far
+from quire.parallel.shares import RemoteShare
 from quire.parallel.wire import read_secret
 
 
@@ -16,5 +16,5 @@ def shards_of(config: EngineConfig, file: int) -> Shards:
         return Shards(file)
     cluster = config.cluster
     secret, own = read_secret(Path(cluster.cluster_secret_file or "")), cluster.node_rank
-    hosts = (None if node == own else Far(address, secret) for node, address in enumerate(config.hosts))
+    hosts = (None if node == own else RemoteShare(address, secret) for node, address in enumerate(config.hosts))
     return Shards(file, own, tuple(hosts))

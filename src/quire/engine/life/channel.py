@@ -13,9 +13,9 @@ import zmq
 
 from quire.core.errors import ConfigError, EngineFailure
 from quire.engine.client import EngineKilled, Interrupted, WorkerStart
-from quire.parallel.launch import DATA, LOST, Ended, Kill, Launch, Process, order
+from quire.parallel.launch import DATA, LOST, Kill, Launch, Process, ProcessExited, order
 from quire.parallel.link import Link
-from quire.parallel.wire import Dropped
+from quire.parallel.wire import ConnectionDropped
 
 WORKER = "quire.engine.life.worker"
 """What the process runs."""
@@ -105,10 +105,10 @@ def _failure(code: int, message: str) -> EngineFailure:
     return _KINDS.get(code, EngineFailure)(message)
 
 
-def ended(failure: EngineFailure) -> Ended:
+def ended(failure: EngineFailure) -> ProcessExited:
     """`failure` of a channel, for whoever has the other end of a link."""
     codes = {kind: code for code, kind in _KINDS.items()}
-    return Ended(codes.get(type(failure), failure.exit_code), failure.message)
+    return ProcessExited(codes.get(type(failure), failure.exit_code), failure.message)
 
 
 def _end_of(code: int) -> str:
@@ -126,7 +126,7 @@ class RemoteChannel:
 
     def __init__(self, link: Link, name: str, line: bytes) -> None:
         self._link, self._name = link, name
-        self._decode = msgspec.msgpack.Decoder(Ended).decode
+        self._decode = msgspec.msgpack.Decoder(ProcessExited).decode
         self._send(order(Launch("engine", line)))
 
     def send(self, message: bytes) -> None:
@@ -137,7 +137,7 @@ class RemoteChannel:
         """As `Channel` says."""
         try:
             said = self._link.receive(timeout)
-        except Dropped as lost:
+        except ConnectionDropped as lost:
             raise self._gone(lost) from None
         if said is None or said[:1] == DATA:
             return said and said[1:]
@@ -155,8 +155,8 @@ class RemoteChannel:
     def _send(self, message: bytes) -> None:
         try:
             self._link.send(message)
-        except Dropped as lost:
+        except ConnectionDropped as lost:
             raise self._gone(lost) from None
 
-    def _gone(self, lost: Dropped) -> Interrupted:
+    def _gone(self, lost: ConnectionDropped) -> Interrupted:
         return Interrupted(f"{self._name} is gone: {lost}")

@@ -12,7 +12,7 @@ from quire.engine.client import AdapterChanged
 logger = logging.getLogger("quire.engine")
 
 
-class Kept:
+class UnfinishedRequest:
     """A request whose seed is set, the tokens of each of its sequences (None once it ended), and deaths it was in.
 
     `since`: restarts of engines before it was submitted.
@@ -104,7 +104,7 @@ class Kept:
             self.emitted[output.index] = None
 
 
-class KeptAdapters:
+class LoadedAdapters:
     """Adapters that the next engine is to load, by name: those that are loaded, and changes that are under way."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from quire.core.errors import QuireError
 from quire.core.request import Request
 from quire.engine.client import AdapterChanged, EngineInfo, StepReport
-from quire.engine.life.kept import Kept
+from quire.engine.life.kept import UnfinishedRequest
 from quire.engine.life.router import Ready, Router, suited
 from quire.engine.life.supervised import SupervisedEngine
 from quire.engine.statistic import ended, over_replicas
@@ -217,7 +217,7 @@ class ReplicatedEngine:
                 if kept is not None:
                     self._adopt(kept, ready)
 
-    def _adopt(self, kept: Kept, ready: Ready) -> None:
+    def _adopt(self, kept: UnfinishedRequest, ready: Ready) -> None:
         """One of those that are `ready` goes on with it."""
         self._leave(kept.request.id)
         place = self._places[kept.request.id] = self._router.place(kept.request, ready)

@@ -3,7 +3,7 @@
 A token depends on the request, its seed and the tokens before it alone, and all of these are kept here, outside of the
 engine. So every sequence goes on bit for bit, and its client sees a pause.
 
-A request may be why the engine died; those that were in the batch are then tried alone (`Trial`).
+A request may be why the engine died; those that were in the batch are then tried alone (`SuspectTrial`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import EngineFailure, QuireError
 from quire.core.request import Request
 from quire.engine.client import EngineClient, EngineInfo, Interrupted, StepReport
-from quire.engine.life.kept import Kept, KeptAdapters
-from quire.engine.life.trial import Trial
+from quire.engine.life.kept import LoadedAdapters, UnfinishedRequest
+from quire.engine.life.trial import SuspectTrial
 from quire.engine.life.watchdog import Watchdog
 from quire.engine.statistic import ended, over_lives
 from quire.engine.stats import Stats
@@ -31,7 +31,7 @@ from quire.engine.stats import Stats
 logger = logging.getLogger("quire.engine")
 
 
-class Toll:
+class DeathCount:
     """Counts deaths: too many within a time end it all."""
 
     def __init__(self, most: int, window: float) -> None:
@@ -49,7 +49,7 @@ class Toll:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RestartPolicy:
     """After how many seconds without a step an engine hangs, at least (0: never); and how many deaths within `window`
     seconds are too many."""
 
@@ -58,32 +58,32 @@ class Patience:
     window: float = 600.0
 
 
-class Mortal(EngineClient, Protocol):
+class KillableEngine(EngineClient, Protocol):
     """An engine that can be ended from outside."""
 
     def kill(self) -> None:
         """End it now; where it can, it says first what its threads do."""
 
 
-Start = Callable[[EngineInfo | None, Callable[[], bool]], Mortal]
+Start = Callable[[EngineInfo | None, Callable[[], bool]], KillableEngine]
 """Starts an engine with the limits of the one before; gives up once the second argument says so."""
 
 
-class Starting:
+class EngineStarter:
     """Starts engines one after the other, until deaths are too many or nobody wants one any more."""
 
-    def __init__(self, start: Start, patience: Patience) -> None:
-        self._start, self._toll = start, Toll(patience.deaths, patience.window)
+    def __init__(self, start: Start, patience: RestartPolicy) -> None:
+        self._start, self._toll = start, DeathCount(patience.deaths, patience.window)
         self._info: EngineInfo | None = None
         self.closed = False
 
-    def first(self) -> Mortal:
+    def first(self) -> KillableEngine:
         """An engine that is loaded; those that follow have its limits."""
         engine = self._start(None, lambda: self.closed)
         self._info = engine.info
         return engine
 
-    def after(self, failure: EngineFailure, waiting: int) -> Mortal:
+    def after(self, failure: EngineFailure, waiting: int) -> KillableEngine:
         """The one after an engine that ended so. `EngineFailure` when too many died. `waiting`: requests that do."""
         while True:
             if not isinstance(failure, Interrupted):
@@ -109,18 +109,22 @@ class SupervisedEngine:
     """`EngineClient` over engines that `start` makes; `poll` finds out that one died, and starts the next."""
 
     def __init__(
-        self, start: Start, patience: Patience, limits: SchedulerConfig, on_death: Callable[[], object] = lambda: None
+        self,
+        start: Start,
+        patience: RestartPolicy,
+        limits: SchedulerConfig,
+        on_death: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_death` is called before the next engine is started: it may `release` what others can go on with."""
         self._on_death = on_death
-        self._starting = Starting(start, patience)
+        self._starting = EngineStarter(start, patience)
         self._lock = threading.RLock()
-        self._engine: Mortal | None = self._starting.first()
+        self._engine: KillableEngine | None = self._starting.first()
         self._info = self._engine.info
-        self._kept: dict[str, Kept] = {}
-        self._names: dict[str, Kept] = {}
-        self._trial = Trial(limits.max_num_seqs)
-        self._adapters = KeptAdapters()
+        self._kept: dict[str, UnfinishedRequest] = {}
+        self._names: dict[str, UnfinishedRequest] = {}
+        self._trial = SuspectTrial(limits.max_num_seqs)
+        self._adapters = LoadedAdapters()
         self._stats = self._before = Stats(total_blocks=self._info.num_blocks)
         self._watchdog = Watchdog(patience.hang, limits.rows(self._info.max_model_len))
         self._restarts = 0
@@ -143,7 +147,7 @@ class SupervisedEngine:
     def submit(self, request: Request) -> None:
         """Keep a request and hand it over, now or when there is an engine again."""
         with self._lock:
-            kept = self._kept[request.id] = Kept(request, self._restarts)
+            kept = self._kept[request.id] = UnfinishedRequest(request, self._restarts)
             if not self._trial:
                 self._hand_over(kept)
 
@@ -151,7 +155,7 @@ class SupervisedEngine:
         """Whether anything of a request goes on here."""
         return request_id in self._kept
 
-    def release(self, ended: bool) -> list[Kept]:
+    def release(self, ended: bool) -> list[UnfinishedRequest]:
         """Give up what others may go on with; those that are tried alone only once this one has `ended`."""
         with self._lock:
             gone = [kept for kept in self._kept.values() if ended or kept not in self._trial]
@@ -161,7 +165,7 @@ class SupervisedEngine:
                 self._names.pop(kept.name, None)
             return gone
 
-    def give(self, request_id: str) -> Kept | None:
+    def give(self, request_id: str) -> UnfinishedRequest | None:
         """Give up one request that another goes on with, and not because of a death; None: it is not to leave."""
         with self._lock:
             kept = self._kept.get(request_id)
@@ -172,7 +176,7 @@ class SupervisedEngine:
             self._withdraw(kept)
             return kept
 
-    def adopt(self, kept: Kept) -> None:
+    def adopt(self, kept: UnfinishedRequest) -> None:
         """Go on with a request that another one has released."""
         with self._lock:
             kept.since += self._restarts - 1
@@ -266,14 +270,14 @@ class SupervisedEngine:
             except EngineFailure as failure:
                 logger.debug("not sent: %s", failure)
 
-    def _hand_over(self, kept: Kept) -> None:
+    def _hand_over(self, kept: UnfinishedRequest) -> None:
         if self._engine is not None and not kept.paused:
             self._names.pop(kept.name, None)
             request = kept.again()
             self._names[request.id] = kept
             self._send(lambda engine: engine.submit(request))
 
-    def _withdraw(self, kept: Kept) -> None:
+    def _withdraw(self, kept: UnfinishedRequest) -> None:
         if self._names.pop(kept.name, None) is not None:
             self._send(lambda engine: engine.abort(kept.name))
 

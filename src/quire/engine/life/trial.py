@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from quire.core.errors import EngineFailure
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, Interrupted
-from quire.engine.life.kept import Kept
+from quire.engine.life.kept import UnfinishedRequest
 
 TRIED = 2
 """Tokens that a request must give alone before it counts as harmless: one step may have been under way already."""
@@ -20,20 +20,20 @@ TIMES = 3
 """Deaths by SIGKILL in a row, without a token, after which one that runs alone is the reason if there is another."""
 
 
-class Trial:
+class SuspectTrial:
     """Requests that are still to be tried, of an engine whose batch has `most` sequences."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: list[Kept] = []
+        self._waiting: list[UnfinishedRequest] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, kept: Kept) -> bool:
+    def __contains__(self, kept: UnfinishedRequest) -> bool:
         return kept in self._waiting
 
-    def blame(self, kept: dict[str, Kept], failure: EngineFailure) -> list[Output]:
+    def blame(self, kept: dict[str, UnfinishedRequest], failure: EngineFailure) -> list[Output]:
         """Count a death against the batch, and choose whom to try alone.
 
         `kept`: what the engine had, from which one that is known to kill is taken; its errors.
@@ -53,7 +53,7 @@ class Trial:
         self._waiting = [each for each in batch if not killed or each.deaths > 1]
         return []
 
-    def _convict(self, kept: dict[str, Kept], killed: bool) -> list[Output]:
+    def _convict(self, kept: dict[str, UnfinishedRequest], killed: bool) -> list[Output]:
         alone = self._waiting[0]
         if alone.request.id not in kept:
             self._waiting.pop(0)
@@ -65,7 +65,10 @@ class Trial:
         return []
 
     def over(
-        self, kept: Mapping[str, Kept], hand_over: Callable[[Kept], None], withdraw: Callable[[Kept], None]
+        self,
+        kept: Mapping[str, UnfinishedRequest],
+        hand_over: Callable[[UnfinishedRequest], None],
+        withdraw: Callable[[UnfinishedRequest], None],
     ) -> bool:
         """The first runs alone; once it gave tokens, ended or left, the next does. Whether all have been tried."""
         while self._waiting:

@@ -16,7 +16,7 @@ from quire.text.files import read_json
 log = logging.getLogger(__name__)
 
 
-class Adapting:
+class AdapterChanger:
     """Changes the adapters that `executor` has room for, if it has any, and counts what a name has been.
 
     `store` keeps blocks by what is in adapters' files, not by their names.

@@ -8,7 +8,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.exclusions.of_models import OF_VECTORS
 from quire.core.files import sampled_digest
-from quire.core.pictures import PictureLimits
+from quire.core.pictures import ImageLimits
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
@@ -16,7 +16,7 @@ from quire.model.build import Model
 from quire.model.mixers.table import format_of
 from quire.ops.backend import Ops
 from quire.run.budget import KVPlan
-from quire.sched.features.images import Encoding
+from quire.sched.features.images import EncoderScheduler
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
@@ -42,7 +42,7 @@ def engine_info(
     load_seconds: float,
     adapters: tuple[str, ...],
     decoder_start: DecoderStart | None,
-    encoding: Encoding | None,
+    encoding: EncoderScheduler | None,
 ) -> EngineInfo:
     """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
     `encoding`: who plans what is encoded of pictures, where any are taken."""
@@ -74,6 +74,6 @@ def engine_info(
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
         pictures=encoding is not None,
-        picture_limits=PictureLimits() if encoding is None else encoding.limits.picture,
+        picture_limits=ImageLimits() if encoding is None else encoding.limits.picture,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
     )

@@ -14,7 +14,7 @@ from quire.core.machine import trim_heap
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.model.disk.tokenizer import tokenizer_folder
-from quire.text.structured.guide import Grammar, Guide
+from quire.text.structured.guide import Grammar, GrammarGuide
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ RETURN_EVERY = 16
 """Grammars that are made between two times that the memory of those that are gone is given back to the system."""
 
 
-class Guiding:
+class GrammarCompiler:
     """One thread that compiles grammars; the model's tokenizer is read with the first."""
 
     def __init__(self, config: ModelConfig, folder: str, vocab_size: int) -> None:
@@ -55,7 +55,7 @@ class Guiding:
         params = request.params
         assert params.max_tokens is not None, "the edge says how many"
         ends = {*request.eos_token_ids, *params.stop_token_ids}
-        guide = Guide(self._grammar(request.grammar), params.max_tokens, ends, request.completion)
+        guide = GrammarGuide(self._grammar(request.grammar), params.max_tokens, ends, request.completion)
         if not guide.follow(seq.tokens, seq.prompt_len):
             raise PartFailure("grammar: what was said of this sequence does not follow its grammar")
         return guide

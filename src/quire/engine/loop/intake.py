@@ -13,7 +13,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
 from quire.model.build import Model
 from quire.ops.arrays import Host
-from quire.sched.features.images import Encoding
+from quire.sched.features.images import EncoderScheduler
 
 
 def check_kind(pooling: Pooling, request: Request) -> None:
@@ -24,7 +24,7 @@ def check_kind(pooling: Pooling, request: Request) -> None:
         raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 
 
-def check_pictures(model: Model, encoding: Encoding | None, request: Request) -> None:
+def check_pictures(model: Model, encoding: EncoderScheduler | None, request: Request) -> None:
     """`BadRequest` for pictures that this engine cannot take, or rows of a prompt that are not as they say."""
     if not request.pictures:
         return

@@ -24,7 +24,7 @@ ENDED = 64
 """Requests that have ended, beside as many as there are, before they are forgotten."""
 
 
-class Tiering:
+class StoreWriter:
     """Writes what `scheduler`'s blocks hold to `store` while an engine has nothing else to do."""
 
     def __init__(self, store: BlockStore, scheduler: Scheduler, runner: Runner) -> None:
@@ -67,7 +67,7 @@ class Tiering:
         self.tiers.close(max(0.1, end - time.monotonic()))
 
 
-_LIVE: weakref.WeakSet[Tiering] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[StoreWriter] = weakref.WeakSet()
 
 
 @atexit.register
@@ -76,7 +76,7 @@ def _close_all() -> None:
         tiering.close()
 
 
-class Portable:
+class LeavingRequests:
     """Watches the requests of one engine until they may leave. They decode here meanwhile, so no client waits."""
 
     def __init__(self, scheduler: Scheduler, store: Store) -> None:

@@ -28,12 +28,12 @@ from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.record.recording import (
     FILE,
     FORMAT,
-    Asked,
-    Began,
-    Changed,
-    Ended,
+    AdapterLine,
+    EndLine,
     Line,
-    Lost,
+    LostLine,
+    RequestLine,
+    RunLine,
     without_content,
     without_pixels,
 )
@@ -82,7 +82,7 @@ class Segments:
                 self._lost += 1
                 return
             if self._lost:
-                self._lines.append(self._encode(Lost(lines=self._lost)) + b"\n")
+                self._lines.append(self._encode(LostLine(lines=self._lost)) + b"\n")
                 self._lost = 0
             self._pending += len(data)
             self._lines.append(data)
@@ -92,7 +92,7 @@ class Segments:
         """Write what waits."""
         with self._wake:
             if self._lost and not self._closed:
-                self._lines.append(self._encode(Lost(lines=self._lost)) + b"\n")
+                self._lines.append(self._encode(LostLine(lines=self._lost)) + b"\n")
             self._closed = True
             self._wake.notify()
         self._thread.join(timeout=5.0)
@@ -184,7 +184,7 @@ class RecordingClient:
         with self._lock:
             self._made[request.id] = [[] for _ in range(request.params.n)]
             self._counts[request.id] = [0] * request.params.n
-            self._segments.add(Asked(at=self._now(), prompt_tokens=len(request.prompt), request=kept))
+            self._segments.add(RequestLine(at=self._now(), prompt_tokens=len(request.prompt), request=kept))
         self._client.submit(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -227,7 +227,7 @@ class RecordingClient:
                     folder, asked = self._changing.pop(change.name, ("", None))
                     if asked is not None and not change.error:
                         self._adapters[change.name] = folder
-                        self._segments.add(Changed(at=asked, name=change.name, folder=folder))
+                        self._segments.add(AdapterLine(at=asked, name=change.name, folder=folder))
                 for output in report.outputs:
                     self._take(output)
         return report
@@ -240,8 +240,8 @@ class RecordingClient:
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 6)
 
-    def _head(self) -> Began:
-        return Began(
+    def _head(self) -> RunLine:
+        return RunLine(
             format=FORMAT,
             version=quire.__version__,
             prompts=self._prompts,
@@ -263,7 +263,7 @@ class RecordingClient:
     def _end(self, request_id: str, index: int, reason: FinishReason) -> None:
         made, count = self._made[request_id], self._counts[request_id][index]
         tokens = made[index]
-        line = Ended(at=self._now(), id=request_id, index=index, reason=reason, count=count)
+        line = EndLine(at=self._now(), id=request_id, index=index, reason=reason, count=count)
         if self._prompts and tokens is not None:
             line = replace(line, tokens=tuple(tokens))
         self._segments.add(line)

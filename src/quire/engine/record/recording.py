@@ -20,7 +20,7 @@ FILE = re.compile(r"(?P<run>\d{8}T\d{6}-\d+)-(?P<number>\d{6})\.jsonl")
 """Names of files: UTC time at which the run began, process, number within the run. They sort by time."""
 
 
-class Began(msgspec.Struct, tag="run", frozen=True, kw_only=True):
+class RunLine(msgspec.Struct, tag="run", frozen=True, kw_only=True):
     """The first line of every file: who recorded, and with what. `prompts`: whether tokens are told.
 
     `adapters`: folders of the LoRA adapters that were loaded beside or in the place of the options' own; "" = unloaded.
@@ -34,7 +34,7 @@ class Began(msgspec.Struct, tag="run", frozen=True, kw_only=True):
     adapters: dict[str, str] = {}
 
 
-class Asked(msgspec.Struct, tag="request", frozen=True, kw_only=True):
+class RequestLine(msgspec.Struct, tag="request", frozen=True, kw_only=True):
     """A request was handed over, `at` seconds after the run began. Its `arrival` counts from there, too.
 
     Its salt is a digest. Without prompts all that repeats a part of one, or of an answer, is gone from it as well.
@@ -46,7 +46,7 @@ class Asked(msgspec.Struct, tag="request", frozen=True, kw_only=True):
     request: Request
 
 
-class Ended(msgspec.Struct, tag="end", frozen=True, kw_only=True):
+class EndLine(msgspec.Struct, tag="end", frozen=True, kw_only=True):
     """A sequence ended after `count` tokens; "abort": the edge ended it, by a stop string or because nobody waits."""
 
     at: float
@@ -57,7 +57,7 @@ class Ended(msgspec.Struct, tag="end", frozen=True, kw_only=True):
     tokens: tuple[int, ...] | None = None
 
 
-class Changed(msgspec.Struct, tag="adapter", frozen=True, kw_only=True):
+class AdapterLine(msgspec.Struct, tag="adapter", frozen=True, kw_only=True):
     """A LoRA adapter was loaded from `folder`, or unloaded (""), as was asked for `at` that time."""
 
     at: float
@@ -65,13 +65,13 @@ class Changed(msgspec.Struct, tag="adapter", frozen=True, kw_only=True):
     folder: str
 
 
-class Lost(msgspec.Struct, tag="lost", frozen=True, kw_only=True):
+class LostLine(msgspec.Struct, tag="lost", frozen=True, kw_only=True):
     """So many lines are missing here: the disk was too slow, or they were too long."""
 
     lines: int
 
 
-Line = Began | Asked | Ended | Changed | Lost
+Line = RunLine | RequestLine | EndLine | AdapterLine | LostLine
 
 
 def without_content(request: Request) -> Request:
@@ -90,14 +90,14 @@ def without_pixels(request: Request) -> Request:
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """What the files of one run say, in order. `ends`: by request and index; `lost`: lines that are not there."""
 
     name: str
-    began: Began
-    asked: list[Asked] = field(default_factory=list)
-    ends: dict[tuple[str, int], Ended] = field(default_factory=dict)
-    changes: list[Changed] = field(default_factory=list)
+    began: RunLine
+    asked: list[RequestLine] = field(default_factory=list)
+    ends: dict[tuple[str, int], EndLine] = field(default_factory=dict)
+    changes: list[AdapterLine] = field(default_factory=list)
     lost: int = 0
 
 
@@ -115,17 +115,17 @@ def runs(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_run(folder: Path, name: str = "") -> Run:
+def read_run(folder: Path, name: str = "") -> RecordedRun:
     """The run of that name, or the last one; `ConfigError` naming what is wrong with a file."""
     known = runs(folder)
     if name and name not in known:
         raise ConfigError(f"--run {name}: not in {folder}; there are {', '.join(known)}", param="run")
     name = name or list(known)[-1]
-    found: Run | None = None
+    found: RecordedRun | None = None
     for path in known[name]:
         for line in _lines(path):
-            if isinstance(line, Began):
-                found = found or Run(name, line)
+            if isinstance(line, RunLine):
+                found = found or RecordedRun(name, line)
             elif found is None:
                 raise ConfigError(f"{path}: does not begin as a recording does")
             else:
@@ -135,12 +135,12 @@ def read_run(folder: Path, name: str = "") -> Run:
     return found
 
 
-def _take(run: Run, line: Asked | Ended | Changed | Lost) -> None:
-    if isinstance(line, Asked):
+def _take(run: RecordedRun, line: RequestLine | EndLine | AdapterLine | LostLine) -> None:
+    if isinstance(line, RequestLine):
         run.asked.append(line)
-    elif isinstance(line, Ended):
+    elif isinstance(line, EndLine):
         run.ends[line.id, line.index] = line
-    elif isinstance(line, Changed):
+    elif isinstance(line, AdapterLine):
         run.changes.append(line)
     else:
         run.lost += line.lines
@@ -156,7 +156,7 @@ def _lines(path: Path) -> list[Line]:
             line: Line = decoder.decode(data)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
-        if isinstance(line, Began) and line.format != FORMAT:
+        if isinstance(line, RunLine) and line.format != FORMAT:
             raise ConfigError(f"{path}: a recording of format {line.format}; this quire reads format {FORMAT}")
         found.append(line)
     return found

@@ -31,7 +31,7 @@ SPARE_TOKENS = 32
 
 
 @dataclass
-class Site:
+class AttentionSite:
     """One attention of the model, found when it is first called: its sizes, its facts, its cache in this step."""
 
     index: int
@@ -54,7 +54,7 @@ class Bridge:
     ops: Ops
     block_size: int
     dtype: Dtype
-    sites: dict[int, Site] = field(default_factory=dict)
+    sites: dict[int, AttentionSite] = field(default_factory=dict)
     spare: dict[int, KVCache] = field(default_factory=dict)
     batch: Batch | None = None
     caches: Sequence[LayerCache] = ()
@@ -90,7 +90,7 @@ class Bridge:
         out = self.ops.attention(rows, cache, batch.cu_q, batch.context, batch.block_tables, site.attend, batch.tree)
         return to_torch(out).view(1, len(qkv), site.heads, d)[..., : site.value_dim].to(q.dtype, copy=True)
 
-    def _new_site(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Site:
+    def _new_site(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> AttentionSite:
         """Sizes and score function of an attention from its first call; `ModelError` for one we cannot compute."""
         what = type(module).__name__
         odd = sorted(name for name, value in given.items() if name not in KNOWN and value is not None)
@@ -111,10 +111,10 @@ class Bridge:
             None if sinks is None else self.ops.put(sinks.detach().float().flatten().contiguous()),
         )
         layout = KVLayout(self.block_size, k.shape[1], d, self.dtype)
-        site = self.sites[id(module)] = Site(len(self.sites), q.shape[1], layout, v.shape[-1], spec)
+        site = self.sites[id(module)] = AttentionSite(len(self.sites), q.shape[1], layout, v.shape[-1], spec)
         return site
 
-    def _spare(self, site: Site) -> KVCache:
+    def _spare(self, site: AttentionSite) -> KVCache:
         if site.index not in self.spare:
             layout = replace(site.layout, dtype=F32)
             self.spare[site.index] = self.ops.allocate_cache(layout, SPARE_TOKENS)

@@ -31,7 +31,7 @@ CHANGING_ROPES = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class TransformersModel:
     """A folder whose model transformers has code for. `code` is the class, `config` its configuration.
 
     `spec` holds what config.json says; the attention of each layer is known when the model was loaded.
@@ -59,7 +59,7 @@ def known_to_transformers(model_type: str) -> bool:
     return model_type in names
 
 
-def find_borrowed(folder: Path) -> Borrowed | None:
+def find_borrowed(folder: Path) -> TransformersModel | None:
     """The model in `folder` when no row of the table reads it and transformers has code for it, else None.
 
     Headers and config only. `ModelError` with the reason when that code cannot run over a paged cache.
@@ -79,7 +79,7 @@ def find_borrowed(folder: Path) -> Borrowed | None:
         why = "; ".join([f"{model_type!r} cannot run by the code of transformers: {reason}", *ignored])
         raise raw.fail("model_type", why)
     notes = [SLOW.format(model_type), *ignored]
-    return Borrowed(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
+    return TransformersModel(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
 
 
 def _read_config(folder: Path, raw: HfConfig) -> Any:

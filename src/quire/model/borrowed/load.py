@@ -11,7 +11,7 @@ import torch
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
 from quire.model.borrowed.attention import INTERFACE, Bridge, paged_attention
-from quire.model.borrowed.found import Borrowed
+from quire.model.borrowed.found import TransformersModel
 from quire.model.borrowed.matrices import Packer, SameInEveryBatch, expert_counts
 from quire.model.borrowed.trial import check_windows, forward, try_out
 from quire.model.families.rope import NO_ROPE
@@ -24,7 +24,7 @@ from quire.quant.base import Quantizer
 
 
 @dataclass(frozen=True)
-class BorrowedDecoder:
+class TransformersDecoder:
     """Tokens to logits by transformers' modules. Steps are not recorded: most of one runs in torch."""
 
     ops: Ops
@@ -53,8 +53,8 @@ class BorrowedDecoder:
 
 
 def load_borrowed(
-    found: Borrowed, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, layout: KVLayout
-) -> tuple[BorrowedDecoder, ModelSpec, tuple[CacheLayout, ...], dict[str, tuple[str, int]]]:
+    found: TransformersModel, ops: Ops, dtype: torch.dtype, target: Quantizer | None, group: int, layout: KVLayout
+) -> tuple[TransformersDecoder, ModelSpec, tuple[CacheLayout, ...], dict[str, tuple[str, int]]]:
     """The decoder, the spec with what its attention was found to be, a cache layout per attention, and the account.
 
     `layout`: block size and dtype of the cache. `ModelError` when tensors do not fit or the trial fails.
@@ -79,10 +79,10 @@ def load_borrowed(
         kv_heads=sites[0].layout.kv_heads,
         head_dim=sites[0].layout.head_dim,
     )
-    return BorrowedDecoder(ops, model, bridge), spec, tuple((site.layout,) for site in sites), report
+    return TransformersDecoder(ops, model, bridge), spec, tuple((site.layout,) for site in sites), report
 
 
-def _read(found: Borrowed) -> Any:
+def _read(found: TransformersModel) -> Any:
     """transformers' model with the folder's weights, of which none may be missing or left over."""
     from transformers.utils import logging
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
-from quire.model.borrowed.attention import INTERFACE, Bridge, Site
-from quire.model.borrowed.found import Borrowed
+from quire.model.borrowed.attention import INTERFACE, AttentionSite, Bridge
+from quire.model.borrowed.found import TransformersModel
 from quire.ops.arrays import to_torch
 
 TRIAL = [[4, 3], [1, 1], [1, 1], [1, 0], [1, 0]]
@@ -33,7 +33,7 @@ def forward(model: Any, batch: Batch) -> Tensor:
     return out.float().contiguous()  # type: ignore[no-any-return]
 
 
-def try_out(found: Borrowed, model: Any, bridge: Bridge) -> None:
+def try_out(found: TransformersModel, model: Any, bridge: Bridge) -> None:
     """Run two short sequences whole, by transformers' own attention, and cut into steps by ours: they must agree.
 
     Whatever a model keeps from token to token beside keys and values, or adds to scores behind our back, shows here.
@@ -96,7 +96,7 @@ def _batches(tokens: list[Tensor], size: int) -> Iterator[tuple[Batch, list[int]
         )
 
 
-def check_windows(found: Borrowed, sites: list[Site]) -> None:
+def check_windows(found: TransformersModel, sites: list[AttentionSite]) -> None:
     """A layer that config.json calls sliding must have said so: the trial is shorter than any window."""
     kinds = getattr(found.config, "layer_types", None) or ()
     for site, kind in zip(sites, kinds, strict=False):

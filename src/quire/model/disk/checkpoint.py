@@ -50,7 +50,7 @@ class TensorInfo:
         return self.numbers * self.dtype.itemsize
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Where tensors come from: a checkpoint on disk, or made-up numbers."""
 
     infos: dict[str, TensorInfo]

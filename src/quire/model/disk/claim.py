@@ -26,7 +26,7 @@ IGNORED = (".rotary_emb.inv_freq",)  # a buffer that old files carry; the table 
 SHOWN = 6
 
 
-class Place(NamedTuple):
+class RolePlace(NamedTuple):
     """Where in a model a role is: its layer and expert, None for what is not of one."""
 
     layer: int | None = None
@@ -37,15 +37,15 @@ class Place(NamedTuple):
 class Claim:
     """Which tensor on disk is which part of which role: (role, place) -> {part: tensor name}."""
 
-    parts: Mapping[tuple[str, Place], Mapping[str, str]]
+    parts: Mapping[tuple[str, RolePlace], Mapping[str, str]]
 
     def get(self, role: str, layer: int | None = None, expert: int | None = None) -> Mapping[str, str]:
         """The parts of a role, empty when the checkpoint does not have it."""
-        return self.parts.get((role, Place(layer, expert)), {})
+        return self.parts.get((role, RolePlace(layer, expert)), {})
 
     def holder(self, role: str, layer: int | None = None, expert: int | None = None) -> str:
         """The role itself, or the fused matrix that holds it on disk."""
-        place = Place(layer, expert)
+        place = RolePlace(layer, expert)
         fused = (name for name, roles in FUSED.items() if role in roles and (name, place) in self.parts)
         return role if (role, place) in self.parts else next(fused, role)
 
@@ -76,7 +76,7 @@ def scheme_of(role: Role, scheme: QuantScheme, base: str, names: Collection[str]
     return matrix_scheme(scheme, present)
 
 
-def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, Place, str]]:
+def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, RolePlace, str]]:
     """(role name, role, place, base name on disk) of everything a checkpoint of this spec may hold."""
     for name, role in DISK_ROLES.items():
         if name not in family.names:
@@ -90,7 +90,7 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, Place, s
             stack = "encoder_layer" if role.encoder else "layer"
             prefix = "" if layer is None else family.names[stack].format(layer)
             for expert in range(spec.moe.routing.experts) if role.experts else (None,):
-                yield name, role, Place(layer, expert), prefix + (base if expert is None else base.format(expert))
+                yield name, role, RolePlace(layer, expert), prefix + (base if expert is None else base.format(expert))
 
 
 def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def claim(
     scheme: QuantScheme,
 ) -> Claim:
     """Match tensors to roles from the headers alone; `required` names optional roles and biases that must be there."""
-    taken: dict[tuple[str, Place], dict[str, str]] = {}
+    taken: dict[tuple[str, RolePlace], dict[str, str]] = {}
     missing: list[str] = []
     wrong: list[str] = []
     present = _present_somewhere(infos, spec, family, scheme) | required

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.core.dtypes import Dtype
 from quire.core.pooling import NO_VECTORS, Pooling
-from quire.model.disk.checkpoint import Source
+from quire.model.disk.checkpoint import TensorSource
 from quire.model.disk.claim import Claim
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.row import Family
@@ -17,7 +17,7 @@ from quire.quant.base import QuantScheme
 
 
 @dataclass(frozen=True)
-class Opened:
+class ModelHeaders:
     """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
 
     name: str
@@ -25,13 +25,13 @@ class Opened:
     config: HfConfig
     spec: ModelSpec
     family: Family
-    source: Source
+    source: TensorSource
     scheme: QuantScheme
     claim: Claim
     dtype: Dtype
     notes: tuple[str, ...]
     pooling: Pooling = NO_VECTORS
-    vision: OpenedVision | None = None
+    vision: VisionHeaders | None = None
 
     @property
     def quantized(self) -> bool:
@@ -46,9 +46,9 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class OpenedVision:
+class VisionHeaders:
     """What makes rows of pictures: a tower, and what brings its rows to the decoder's width, each with its claim."""
 
-    tower: Opened
-    projector: Opened
+    tower: ModelHeaders
+    projector: ModelHeaders
     reading: Reading

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from quire.core.errors import ModelError
-from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.ops.arrays import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
@@ -59,9 +59,9 @@ class _Origin:
 
 
 class Rewritten:
-    """A `Source` seen through rewrites; the first that matches a name counts."""
+    """A `TensorSource` seen through rewrites; the first that matches a name counts."""
 
-    def __init__(self, source: Source, rewrites: Sequence[Rewrite]) -> None:
+    def __init__(self, source: TensorSource, rewrites: Sequence[Rewrite]) -> None:
         self.source = source
         self.infos: dict[str, TensorInfo] = {}
         self._from: dict[str, _Origin] = {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.model.families.row import Family
 from quire.ops.arrays import AnyArray, stack
 
 
-class Stacked:
-    """A `Source` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role is."""
+class StackedSource:
+    """A `TensorSource` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role
+    is."""
 
-    def __init__(self, source: Source, family: Family, layers: int) -> None:
+    def __init__(self, source: TensorSource, family: Family, layers: int) -> None:
         self._source = source
         self._pieces: dict[str, list[str]] = {}
         self.infos: dict[str, TensorInfo] = dict(source.infos)

@@ -42,7 +42,7 @@ def _sectioned(sections: tuple[int, ...], interleaved: bool = False) -> Callable
 
 
 @dataclass(frozen=True)
-class Pictured:
+class MultimodalFamily:
     """One model type. `text`: that of its `text_config`, if this names none; `tower`: that of its `vision_config`.
 
     `tied`: whether its head is the table of tokens where neither part of the file says so and there is no other.
@@ -60,18 +60,18 @@ class Pictured:
 _LLAVA = ("vision_tower.", "multi_modal_projector.", "image_newline")
 _VISUAL = ("visual.", "visual.merger.", "visual.deepstack_merger_list.")
 _CONNECTED = ("vision_model.", "connector.")
-PICTURED: dict[str, Pictured] = {
-    "llava": Pictured("llama", "clip_vision_model", _LLAVA),
-    "llava_next": Pictured("llama", "clip_vision_model", _LLAVA),
-    "llava_onevision": Pictured("qwen2", "siglip_vision_model", _LLAVA),
-    "qwen2_vl": Pictured("qwen2", "qwen2_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
-    "qwen2_5_vl": Pictured("qwen2", "qwen2_5_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
-    "qwen3_vl": Pictured("qwen3", "qwen3_vl_vision", _VISUAL, _sectioned((24, 20, 20), interleaved=True)),
-    "gemma3": Pictured("gemma3_text", "siglip_vision_model", _LLAVA, _mutual, tied=True),
-    "mistral3": Pictured("mistral", "pixtral", _LLAVA, tied=True),
-    "idefics3": Pictured("llama", "idefics3_vision", _CONNECTED),
-    "smolvlm": Pictured("llama", "smolvlm_vision", _CONNECTED),
-    "internvl": Pictured("qwen2", "internvl_vision", _LLAVA, tied=True),
+PICTURED: dict[str, MultimodalFamily] = {
+    "llava": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
+    "llava_next": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
+    "llava_onevision": MultimodalFamily("qwen2", "siglip_vision_model", _LLAVA),
+    "qwen2_vl": MultimodalFamily("qwen2", "qwen2_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
+    "qwen2_5_vl": MultimodalFamily("qwen2", "qwen2_5_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
+    "qwen3_vl": MultimodalFamily("qwen3", "qwen3_vl_vision", _VISUAL, _sectioned((24, 20, 20), interleaved=True)),
+    "gemma3": MultimodalFamily("gemma3_text", "siglip_vision_model", _LLAVA, _mutual, tied=True),
+    "mistral3": MultimodalFamily("mistral", "pixtral", _LLAVA, tied=True),
+    "idefics3": MultimodalFamily("llama", "idefics3_vision", _CONNECTED),
+    "smolvlm": MultimodalFamily("llama", "smolvlm_vision", _CONNECTED),
+    "internvl": MultimodalFamily("qwen2", "internvl_vision", _LLAVA, tied=True),
 }
 """By `model_type`."""
 REFUSED = {

@@ -12,7 +12,7 @@ from quire.model.disk.adapter_config import AdapterConfig, read_adapter_config
 from quire.model.disk.adapter_tensors import Parts, adapter_parts, is_module
 from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.arrays import Host, equal, to_numpy
 
@@ -60,7 +60,7 @@ class AdapterFile:
     head: TableChange
 
 
-def read_adapter(folder: Path, opened: Opened, taken: Iterable[tuple[str, int]], max_rank: int) -> AdapterFile:
+def read_adapter(folder: Path, opened: ModelHeaders, taken: Iterable[tuple[str, int]], max_rank: int) -> AdapterFile:
     """The adapter in `folder`; `taken`: roles and fused matrices, with layers, that have room for one.
 
     `ConfigError` or `ModelError` naming what does not fit.
@@ -77,7 +77,7 @@ def _check_ranks(config: AdapterConfig, most: int) -> None:
             raise ConfigError(f"{config.file.where}: {name}: is {rank}; --max-lora-rank {most} must be at least that")
 
 
-def module_of(opened: Opened, role: str, layer: int | None = None) -> str:
+def module_of(opened: ModelHeaders, role: str, layer: int | None = None) -> str:
     """The name of a module as PEFT knows it."""
     family = opened.family
     name = family.names[role] if layer is None else family.names["layer"].format(layer) + family.names[role]
@@ -87,7 +87,7 @@ def module_of(opened: Opened, role: str, layer: int | None = None) -> str:
 class _Reader:
     """One folder, as it is read."""
 
-    def __init__(self, folder: Path, opened: Opened, config: AdapterConfig) -> None:
+    def __init__(self, folder: Path, opened: ModelHeaders, config: AdapterConfig) -> None:
         self.folder, self.opened, self.config = folder, opened, config
         self.tensors = Checkpoint(folder, "adapter_model.safetensors")
 

@@ -14,14 +14,14 @@ from quire.core.dtypes import I32
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import ADAPTER_TABLES, STAGES
 from quire.core.exclusions.table import row_of
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.extension import Where
-from quire.model.load.extensions import Extensions
+from quire.model.load.extensions import AdapterExtensions
 from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.mixers.attention import KEY_VALUE
 from quire.model.mixers.table import mixer_of
-from quire.model.net.lora import NONE, Piece
+from quire.model.net.lora import NONE, LoraSlots
 from quire.ops.backend import Ops
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Adapters:
     """The adapters of a model: room in its linears, and which adapter has which slot."""
 
     def __init__(
-        self, opened: Opened, share: Share, options: LoraConfig, max_rows: int, ops: Ops, ranks: int = 1
+        self, opened: ModelHeaders, share: Share, options: LoraConfig, max_rows: int, ops: Ops, ranks: int = 1
     ) -> None:
         """`max_rows`: of a step."""
         self.rows, self.logit_rows = (ops.put(np.full(max_rows, NONE, I32)) for _ in range(2))
@@ -42,8 +42,8 @@ class Adapters:
         self._opened, self._share, self._ranks = opened, share, ranks
         self.slots = max(options.max_loras, len(options.lora_modules))
         self._rank = options.max_lora_rank
-        self._pieces: dict[Where, Piece] = {}
-        self.extensions = Extensions(ops, self.slots, options.lora_extra_bytes, self.rows, self.logit_rows)
+        self._pieces: dict[Where, LoraSlots] = {}
+        self.extensions = AdapterExtensions(ops, self.slots, options.lora_extra_bytes, self.rows, self.logit_rows)
 
     @property
     def arrays(self) -> Mapping[str, Any]:
@@ -55,13 +55,13 @@ class Adapters:
         """Bytes of the room for all slots, and of what adapters hold beyond it."""
         return sum(int(p.a.nbytes + p.b.nbytes) for p in self._pieces.values()) + self.extensions.nbytes
 
-    def make_room(self, roles: tuple[str, ...], layer: int) -> tuple[Piece, ...]:
+    def make_room(self, roles: tuple[str, ...], layer: int) -> tuple[LoraSlots, ...]:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""
         pieces, start = [], 0
         for role in roles:
             n, k = self._share.shape(role, self._opened.spec)
             a, b = (self._ops.zeros((self.slots, self._rank, size)) for size in (k, n))
-            piece = self._pieces[role, layer] = Piece(a, b, self.rows, start)
+            piece = self._pieces[role, layer] = LoraSlots(a, b, self.rows, start)
             pieces.append(piece)
             start += n
         self.extensions.know(roles, layer, tuple(pieces))

@@ -13,7 +13,7 @@ from quire.model.load.latent import load_latent
 from quire.model.load.moe import load_moe
 from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
 from quire.model.load.place import Unplaced, held_bytes
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
@@ -64,7 +64,7 @@ BLOCKS: dict[str, Block] = {
 }
 
 
-def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
+def load_decoder(reader: WeightReader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
     """Everything that the reader's share has, packed and on its device, layer by layer. `ropes` holds the table of each
     rope of the spec, there. A part that is another stage's has no numbers.
     """
@@ -94,7 +94,7 @@ def load_decoder(reader: Reader, ropes: Mapping[Rope, Unplaced]) -> Decoder:
     return Decoder(reader.ops, table, changes, kept.layers, final, head, cap, block, narrows, kept.source)
 
 
-def embed_changes(reader: Reader) -> tuple[RowChange, ...]:
+def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
     """What happens between the look-up of the tokens and the first layer."""
     spec, changes = reader.opened.spec, list[RowChange]()
     if spec.embed_scale != 1.0:
@@ -108,7 +108,7 @@ def embed_changes(reader: Reader) -> tuple[RowChange, ...]:
     return tuple(changes)
 
 
-def load_table(reader: Reader) -> Unplaced | PackedTable:
+def load_table(reader: WeightReader) -> Unplaced | PackedTable:
     """The table of tokens: packed where the file has it quantized, or where it is the head with the same bits."""
     claim, tied = reader.opened.claim, not reader.opened.claim.get("head")
     quantized = matrix_scheme(reader.opened.scheme, claim.get("embed")) is not DENSE
@@ -117,7 +117,7 @@ def load_table(reader: Reader) -> Unplaced | PackedTable:
     return PackedTable(reader.linear(("embed",), None).weight, rounded=reader.form.dtype == BF16)
 
 
-def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None) -> Layer:
+def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced | None) -> Layer:
     """Layer `index`, packed; `bias` of its scores by distance."""
     spec = reader.local
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
@@ -146,27 +146,27 @@ def load_layer(reader: Reader, index: int, rope: Unplaced, bias: Unplaced | None
     return layer
 
 
-def load_attention(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Attention of layer `index`; queries only where it reads another layer's keys and values."""
     if reader.local.kv_layer(index) == index:
         return reader.linear(("q", "k", "v"), index), own_attention, None
     return reader.linear(("q",), index), reading_attention, None
 
 
-def load_crossed(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+def load_crossed(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The same with attention over the encoder's output, whose queries `rope`, which has no columns, does not turn."""
     qkv, attention, _ = load_attention(reader, index, rope)
     return qkv, attention, load_cross(reader, index, rope)
 
 
-def load_latents(reader: Reader, index: int, rope: Unplaced) -> Mixed:
+def load_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Latent attention of layer `index`."""
     return *load_latent(reader, index), None
 
 
 Mixed = tuple[Linear, Attend, CrossAttention | None]
 """A layer's first matrix, what runs between it and the last one, and what follows where an encoder is beside it."""
-MIXERS: Mapping[type, Callable[[Reader, int, Unplaced], Mixed]] = {
+MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Attention: load_attention,
     EncoderDecoderAttention: load_crossed,
     Latents: load_latents,
@@ -174,7 +174,7 @@ MIXERS: Mapping[type, Callable[[Reader, int, Unplaced], Mixed]] = {
 """Kind of mixer -> what reads a layer's."""
 
 
-def qkv_changes(reader: Reader, index: int) -> tuple[RowChange, ...]:
+def qkv_changes(reader: WeightReader, index: int) -> tuple[RowChange, ...]:
     """What happens to queries, keys and values before rope, per-head norms of one weight aside.
 
     A norm of whole rows is given this rank's columns, which `parallel_decoder` puts beside those of the others.
@@ -197,7 +197,7 @@ def qkv_changes(reader: Reader, index: int) -> tuple[RowChange, ...]:
     return tuple(changes)
 
 
-def load_head(reader: Reader, embed: Unplaced | PackedTable) -> Linear:
+def load_head(reader: WeightReader, embed: Unplaced | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
     own = reader.share.head is None  # a stage that shares the head has other rows of it than of the table
     if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and own:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, is_float
 from quire.core.errors import ModelError
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.disk.pooling import BY_TOKENS, CLASSIFIER
 from quire.ops.arrays import Host, to_numpy
 from quire.text.tokenizer import Tokenizer
 
 
-def load_classifier(opened: Opened) -> Host | None:
+def load_classifier(opened: ModelHeaders) -> Host | None:
     """[labels, hidden] f32 on the host, or None. `ModelError` when it is missing or has another shape."""
     if not opened.pooling.labels:
         return None
@@ -24,7 +24,7 @@ def load_classifier(opened: Opened) -> Host | None:
     return to_numpy(opened.source.tensor(CLASSIFIER)).astype(F32)
 
 
-def _by_tokens(opened: Opened, no: str, yes: str) -> Host:
+def _by_tokens(opened: ModelHeaders, no: str, yes: str) -> Host:
     """The head's row of `yes` less that of `no`: a sigmoid of its product is the probability of yes beside no."""
     tokenizer = Tokenizer.from_folder(opened.folder)
     parts = opened.claim.get("head") or opened.claim.get("embed")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quire.core.dtypes import F32
 from quire.model.load.parts import in_runs, load_mlp, load_norm, load_o
 from quire.model.load.place import Unplaced
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer
 from quire.model.net.parts import Embed, Linear
@@ -29,7 +29,7 @@ def bucket_of(distance: NDArray[np.int64], buckets: int, furthest: int) -> NDArr
     return np.where(distance < exact, distance, np.minimum(grown, buckets - 1))
 
 
-def backward_bias(reader: Reader) -> Unplaced | None:
+def backward_bias(reader: WeightReader) -> Unplaced | None:
     """The decoder's bias [heads, furthest + 1] f32 by distance back, or None when the family has none."""
     weight, stack = reader.vector("relative_bias"), reader.opened.spec.encoder
     if weight is None:
@@ -45,14 +45,14 @@ def both_ways_bias(weight: AnyArray, furthest: int) -> Unplaced:
     return contiguous(weight[bucket_of(np.abs(after), half, furthest) + half * (after > 0)].T)
 
 
-def load_cross(reader: Reader, index: int, still: Unplaced) -> CrossAttention:
+def load_cross(reader: WeightReader, index: int, still: Unplaced) -> CrossAttention:
     """The attention of decoder layer `index` over the encoder's output."""
     spec = reader.opened.spec
     norm, attend = load_norm(reader, "cross_norm", index), AttentionSpec(spec.attention_scale)
     return CrossAttention(norm, reader.linear(("cross_q",), index), still, attend, load_o(reader, "cross_o", index))
 
 
-def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
+def load_encoder_layer(reader: WeightReader, index: int) -> EncoderLayer:
     """Layer `index` of the encoder."""
     qkv = reader.linear(("encoder_q", "encoder_k", "encoder_v"), index)
     o = load_o(reader, "encoder_o", index)
@@ -60,7 +60,7 @@ def load_encoder_layer(reader: Reader, index: int) -> EncoderLayer:
     return EncoderLayer(attn_norm, qkv, o, mlp_norm, in_runs(reader, lambda run: load_mlp(run, index, "encoder_")))
 
 
-def load_encoder(reader: Reader, embed: Embed, still: Unplaced) -> Encoder:
+def load_encoder(reader: WeightReader, embed: Embed, still: Unplaced) -> Encoder:
     """The encoder, packed and on its device; `embed` is the decoder's too, `still` a rope table, both there."""
     spec = reader.opened.spec
     weight = reader.vector("encoder_relative_bias")

@@ -15,7 +15,7 @@ from quire.core.exclusions.features import ADAPTER_TOKEN_NORMS, TENSOR
 from quire.core.exclusions.table import row_of
 from quire.model.load.adapter_files import LowRank, TableChange
 from quire.model.load.roles import DISK_ROLES, Share
-from quire.model.net.lora import Change, Factors, OwnRows, Piece, Shift
+from quire.model.net.lora import Change, Factors, LoraSlots, OwnRows, Shift
 from quire.model.net.parts import Embed, Embedding, Linear
 from quire.model.role import COLUMNS, ROWS
 from quire.model.spec import ModelSpec
@@ -78,7 +78,7 @@ class HeadChange:
 
 
 @dataclass(frozen=True)
-class Extension:
+class AdapterExtension:
     """What one adapter holds; `excess` and `shift` [n] f32 are those of `Factors` and `Shift`, by role."""
 
     excess: Mapping[Where, Host]
@@ -226,10 +226,10 @@ def head_change(base: Base, change: TableChange, rows: int, ones: Any) -> HeadCh
         added = change.rows - base.weights("head", None)[0].take_rows(ids).dequantize()
         chosen = np.zeros((len(ids), base.spec.vocab_size), F32)
         chosen[np.arange(len(ids)), ids] = 1.0
-        return HeadChange(mine, (Piece(put(added[None]), put(chosen[None, :, here]), mine, 0),))
+        return HeadChange(mine, (LoraSlots(put(added[None]), put(chosen[None, :, here]), mine, 0),))
     assert change.low is not None
     low, excess, shift = settled(change.low, lambda: base.weights("head", None), "the output head")
-    piece = Piece(put(low.a[None]), put(low.b.T[None, :, here]), mine, 0)
+    piece = LoraSlots(put(low.a[None]), put(low.b.T[None, :, here]), mine, 0)
     before = () if excess is None else (Factors(put(excess[None, None, here]), mine),)
     after = () if shift is None else (Shift(put((shift * scale)[None, None, here]), mine, ones),)
     return HeadChange(mine, (*before, piece, *after))

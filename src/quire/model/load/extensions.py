@@ -19,9 +19,9 @@ from quire.core.errors import ConfigError
 from quire.core.rebuilt import rebuilt
 from quire.model.batch import Batch
 from quire.model.load.adapter_files import AdapterFile, LowRank
-from quire.model.load.extension import Base, Extension, Where, cut, head_change, own_rows, settled, table_bytes
+from quire.model.load.extension import AdapterExtension, Base, Where, cut, head_change, own_rows, settled, table_bytes
 from quire.model.net.decoder import Decoder
-from quire.model.net.lora import NONE, Change, Factors, Keep, Piece, Shift
+from quire.model.net.lora import NONE, Change, Factors, KeepRows, LoraSlots, Shift
 from quire.model.net.parts import Embedding, Linear
 from quire.ops.arrays import AnyArray, Host, cast_to, dtype_of
 from quire.ops.backend import Ops
@@ -30,10 +30,10 @@ L = TypeVar("L", bound=AnyArray)
 
 
 @dataclass(frozen=True)
-class Held:
+class ActiveExtensions:
     """Extensions by slot, and what they do together to each linear, by the place of its first role."""
 
-    by_slot: Mapping[int, Extension]
+    by_slot: Mapping[int, AdapterExtension]
     before: Mapping[Where, Factors]
     after: Mapping[Where, Shift]
 
@@ -49,7 +49,7 @@ class Held:
         return sum(e.nbytes for e in self.by_slot.values()) + sum(int(t.nbytes) for t in together)
 
 
-class Extensions:
+class AdapterExtensions:
     """Those of the adapters that are loaded. `version` changes with them."""
 
     def __init__(self, ops: Ops, slots: int, limit: int, rows: Any, logit_rows: Any) -> None:
@@ -60,7 +60,7 @@ class Extensions:
         self._ones = ops.put(np.ones((len(rows), 1), F32))
         self._linears: dict[Where, tuple[tuple[str, ...], tuple[int, ...]]] = {}
         self._first: dict[int, Where] = {}
-        self._held = Held({}, {}, {})
+        self._held = ActiveExtensions({}, {}, {})
         self._kept: Any = None
         self._base: Base | None = None
 
@@ -81,14 +81,14 @@ class Extensions:
         """Say which model it is, once it is loaded."""
         self._base = base
 
-    def know(self, roles: tuple[str, ...], layer: int, pieces: tuple[Piece, ...]) -> None:
+    def know(self, roles: tuple[str, ...], layer: int, pieces: tuple[LoraSlots, ...]) -> None:
         """There is a linear of these roles, with such room for low-rank matrices."""
         self._linears[roles[0], layer] = roles, tuple(p.b.shape[2] for p in pieces)
         self._first[id(pieces[0])] = roles[0], layer
 
     def planned(
         self, slot: int, parts: Mapping[Where, LowRank], file: AdapterFile
-    ) -> tuple[Held, Mapping[Where, LowRank]]:
+    ) -> tuple[ActiveExtensions, Mapping[Where, LowRank]]:
         """What is held with an adapter in `slot`, for `hold`, and its low-rank matrices as rows must add them.
 
         `ConfigError` when it is too much, `ModelError` for numbers that cannot be. Nothing has changed yet.
@@ -110,12 +110,12 @@ class Extensions:
             excess |= {} if factors is None else {at: factors}
             shift |= {} if added is None else {at: added}
         embed = own_rows(base, slot, file.embed, rows)
-        others[slot] = Extension(excess, shift, embed, head_change(base, file.head, rows, self._ones))
+        others[slot] = AdapterExtension(excess, shift, embed, head_change(base, file.head, rows, self._ones))
         held = self._together(others)
         self._check(self._taken(held))
         return held, low
 
-    def _taken(self, held: Held) -> int:
+    def _taken(self, held: ActiveExtensions) -> int:
         """With what keeps the rows of heads."""
         return held.nbytes + (self._base.kept_bytes(len(self._rows)) if held.heads and self._base is not None else 0)
 
@@ -126,12 +126,14 @@ class Extensions:
                 "matrices of layers (embeddings, output heads, magnitudes, biases); raise it, or unload another"
             )
 
-    def _together(self, by_slot: Mapping[int, Extension]) -> Held:
+    def _together(self, by_slot: Mapping[int, AdapterExtension]) -> ActiveExtensions:
         """`by_slot`, and the numbers of all slots beside each other for each linear that one of them changes."""
         excess = self._stacked({slot: e.excess for slot, e in by_slot.items()})
         shift = self._stacked({slot: e.shift for slot, e in by_slot.items()})
         before = {at: Factors(numbers, self._rows) for at, numbers in excess.items()}
-        return Held(by_slot, before, {at: Shift(numbers, self._rows, self._ones) for at, numbers in shift.items()})
+        return ActiveExtensions(
+            by_slot, before, {at: Shift(numbers, self._rows, self._ones) for at, numbers in shift.items()}
+        )
 
     def _stacked(self, vectors: Mapping[int, Mapping[Where, Host]]) -> dict[Where, Any]:
         """[slots, 1, width] of each linear that has one, zeros where a slot or a role has none."""
@@ -151,7 +153,7 @@ class Extensions:
                 found[first] = self._ops.put(together)
         return found
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: ActiveExtensions) -> None:
         """From now on this is held. No step that has a row of one that changes is under way."""
         self._held = held
         self.version += 1
@@ -172,7 +174,7 @@ class Extensions:
         embeds = tuple(e.embed for e in extensions if e.embed is not None)
         head: tuple[Change, ...] = tuple(c for e in extensions if e.head is not None for c in e.head.changes)
         if self._kept is not None:
-            head = (*head, Keep(self._kept))
+            head = (*head, KeepRows(self._kept))
         return replace(
             decoder,
             layers=rebuilt(decoder.layers, self._extended),

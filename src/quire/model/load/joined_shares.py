@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.dtypes import F32
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.load.roles import Share
 from quire.model.net.context_parallel import context_parallel
 from quire.model.net.decoder import Decoder, Layer
@@ -40,7 +40,7 @@ from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import Division
 from quire.parallel.pairs import PairDivider
-from quire.parallel.place import Place
+from quire.parallel.place import RankPlace
 from quire.parallel.tree import TreeComm
 from quire.quant.base import Quantizer
 from quire.quant.registry import DENSE
@@ -49,7 +49,7 @@ LARGEST_GROUP = 256
 """Columns of a super-block; the groups that the kernels take are no longer."""
 
 
-def share_of(place: Place, stages: Sequence[range], step: int = 1) -> Share:
+def share_of(place: RankPlace, stages: Sequence[range], step: int = 1) -> Share:
     """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`; `step` as of `Share`.
 
     The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
@@ -62,14 +62,16 @@ def share_of(place: Place, stages: Sequence[range], step: int = 1) -> Share:
     return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number), step)
 
 
-def step_of(opened: Opened, target: Quantizer | None, group: int) -> int:
+def step_of(opened: ModelHeaders, target: Quantizer | None, group: int) -> int:
     """Columns that a scale may be of: those that are asked for, or as many as a file may have."""
     if target is not None:
         return group
     return 1 if opened.scheme is DENSE else LARGEST_GROUP
 
 
-def parallel_decoder(decoder: Decoder, spec: ModelSpec, place: Place, share: Share, options: ParallelConfig) -> Decoder:
+def parallel_decoder(
+    decoder: Decoder, spec: ModelSpec, place: RankPlace, share: Share, options: ParallelConfig
+) -> Decoder:
     """`decoder` of a rank's share, joined with those of the others along each axis.
 
     `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
@@ -84,7 +86,7 @@ def parallel_decoder(decoder: Decoder, spec: ModelSpec, place: Place, share: Sha
     return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
 
 
-def _comm(place: Place, options: ParallelConfig) -> Comm | None:
+def _comm(place: RankPlace, options: ParallelConfig) -> Comm | None:
     """What joins shares. Two parts make one sum, in whatever order."""
     comm: Comm | None = place.comm("tensor")
     if comm is not None and options.rank_invariant and comm.world > 2:
@@ -92,7 +94,7 @@ def _comm(place: Place, options: ParallelConfig) -> Comm | None:
     return comm
 
 
-def parallel_encoder(encoder: Encoder | None, place: Place, options: ParallelConfig) -> Encoder | None:
+def parallel_encoder(encoder: Encoder | None, place: RankPlace, options: ParallelConfig) -> Encoder | None:
     """`encoder` of a rank's share, if any, which has the joined decoder's `embed`, joined with those of the others."""
     comm = _comm(place, options)
     if encoder is None or comm is None:

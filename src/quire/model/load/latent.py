@@ -8,17 +8,17 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.model.load.reader import Reader
-from quire.model.net.latent import LatentAttention, LowRank, Project
+from quire.model.load.reader import WeightReader
+from quire.model.net.latent import LatentAttention, LowRankQuery, Project
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array, cast_to
 from quire.ops.experts import padded_rows
-from quire.ops.latents import EPS, Heads
+from quire.ops.latents import EPS, LatentHeads
 from quire.ops.weights import Packed, Weight
 from quire.quant.base import float_kind
 
 
-def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
+def load_latent(reader: WeightReader, index: int) -> tuple[Linear, LatentAttention]:
     """`qkv` and attention of layer `index`, packed."""
     spec, mla = reader.local, reader.local.mla
     turn = halves(mla.rope) if mla.interleaved else np.arange(mla.rope, dtype=np.int64)
@@ -35,7 +35,9 @@ def load_latent(reader: Reader, index: int) -> tuple[Linear, LatentAttention]:
     into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].swapaxes(1, 2))
     out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
     reader.count("kv_b", into.kind, into.nbytes + out.nbytes)
-    return down, LatentAttention(_query(reader, index, rows), Heads(spec.heads, norm), into, out, mla.rank, mla.value)
+    return down, LatentAttention(
+        _query(reader, index, rows), LatentHeads(spec.heads, norm), into, out, mla.rank, mla.value
+    )
 
 
 def halves(dim: int) -> NDArray[np.int64]:
@@ -43,14 +45,14 @@ def halves(dim: int) -> NDArray[np.int64]:
     return np.concatenate((np.arange(0, dim, 2, dtype=np.int64), np.arange(1, dim, 2, dtype=np.int64)))
 
 
-def _query(reader: Reader, index: int, rows: NDArray[np.int64]) -> Project:
+def _query(reader: WeightReader, index: int, rows: NDArray[np.int64]) -> Project:
     weight = reader.vector("q_a_norm", index)
     if weight is None:
         return reader.linear(("q",), index, rows)
-    return LowRank(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
+    return LowRankQuery(reader.linear(("q_a",), index), RmsNorm(weight, EPS), reader.linear(("q_b",), index, rows))
 
 
-def _per_head(reader: Reader, name: str, n: int, k: int, make: Callable[[], Array]) -> Packed:
+def _per_head(reader: WeightReader, name: str, n: int, k: int, make: Callable[[], Array]) -> Packed:
     """Matrices [heads, n, k] in the compute dtype below each other, as `head_linear` wants them: `make`'s, or kept."""
     rows = padded_rows(n)
     kept = reader.cache.get(name, reader.local.heads * len(rows), k) if reader.cache is not None else None

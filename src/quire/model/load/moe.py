@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import CutExperts, Experts, FusedExperts, MoeMlp, OneHolder
+from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeMlp
 from quire.model.net.parts import GatedMlp
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
-from quire.ops.experts import Between, Grouped, padded_rows
+from quire.ops.experts import ExpertActivation, Grouped, padded_rows
 from quire.ops.weights import Packed, labelled
 from quire.quant.base import QWeight
 
 
-def load_moe(reader: Reader, index: int) -> MoeMlp:
+def load_moe(reader: WeightReader, index: int) -> MoeMlp:
     """The experts of layer `index`, packed."""
     spec, claim = reader.opened.spec, reader.opened.claim
     shared = switch = None
@@ -32,18 +32,18 @@ def load_moe(reader: Reader, index: int) -> MoeMlp:
         reader.vector("router_bias", index),
         spec.moe.routing,
         _experts(reader, index),
-        OneHolder(spec.moe.routing.experts),
+        LocalExperts(spec.moe.routing.experts),
         shared,
         switch,
     )
 
 
-def _experts(reader: Reader, index: int) -> Experts:
+def _experts(reader: WeightReader, index: int) -> Experts:
     gate_up = _grouped(reader, ("expert_gate", "expert_up"), index)
     down = _grouped(reader, ("expert_down",), index)
     spec = reader.opened.spec
     if reader.ops.fuses_experts(down):
-        return FusedExperts(gate_up, down, Between(spec.activation, spec.moe.clamp))
+        return FusedExperts(gate_up, down, ExpertActivation(spec.activation, spec.moe.clamp))
     return CutExperts(gate_up, down, activation(spec))
 
 
@@ -56,7 +56,7 @@ def activation(spec: ModelSpec) -> Callable[[Ops, Any], Any]:
     return lambda ops, x: ops.clamped_swiglu(x, alpha, limit)
 
 
-def _grouped(reader: Reader, roles: tuple[str, ...], index: int) -> Grouped:
+def _grouped(reader: WeightReader, roles: tuple[str, ...], index: int) -> Grouped:
     """One matrix of every expert that this rank has, packed as one: a buffer each would be too small for huge pages."""
     held, spec = reader.share.held(index, reader.opened.spec), reader.local
     experts = len(held)
@@ -95,7 +95,9 @@ def _stacked(ops: Ops, weights: Iterator[QWeight], count: int) -> tuple[str, Pac
     return labelled(whole.label, packed), packed
 
 
-def _counted(reader: Reader, roles: tuple[str, ...], label: str, packed: Packed, bias: AnyArray | None) -> Grouped:
+def _counted(
+    reader: WeightReader, roles: tuple[str, ...], label: str, packed: Packed, bias: AnyArray | None
+) -> Grouped:
     """The experts' matrices as the kernels want them, entered in the account."""
     spec = reader.local
     if bias is not None:

@@ -20,8 +20,8 @@ from quire.core.dtypes import F32, Dtype
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
-from quire.model.disk.opened import Opened
-from quire.model.load.packed_file import Damaged, Entry, read_data, read_index
+from quire.model.disk.opened import ModelHeaders
+from quire.model.load.packed_file import DamagedCache, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
     NoRoom,
     beginning,
@@ -31,7 +31,7 @@ from quire.model.load.packed_folder import (
     mark_used,
     remove_leftovers,
 )
-from quire.model.load.packed_writing import Kept, Writing
+from quire.model.load.packed_writing import Writing, WrittenMatrix
 from quire.model.load.roles import Share
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
@@ -47,7 +47,7 @@ SMALLEST = 64 << 20
 
 
 @dataclass(frozen=True)
-class Limits:
+class CacheLimits:
     """Bytes: `most` of all files in the folder, `least` of one that is worth it."""
 
     most: int
@@ -60,11 +60,11 @@ class PackedCache:
     If something was lacking, `keep` has all of it written.
     """
 
-    def __init__(self, path: Path, source: str, form: PackedForm, limits: Limits) -> None:
+    def __init__(self, path: Path, source: str, form: PackedForm, limits: CacheLimits) -> None:
         self.path = path
         self._source, self._form, self._limits = source, form, limits
-        self._kept: dict[str, Kept] = {}
-        self._used: dict[str, Kept] = {}
+        self._kept: dict[str, WrittenMatrix] = {}
+        self._used: dict[str, WrittenMatrix] = {}
         self._made = False
 
     def load(self, progress: LoadProgress) -> None:
@@ -84,10 +84,10 @@ class PackedCache:
             mark_used(self.path)
         except FileNotFoundError:
             return
-        except (Damaged, OSError) as error:
+        except (DamagedCache, OSError) as error:
             log.warning("packed weights in %s cannot be used: %s; making them anew", self.path, error)
 
-    def get(self, name: str, n: int, k: int) -> Kept | None:
+    def get(self, name: str, n: int, k: int) -> WrittenMatrix | None:
         """The matrix `name`, when it is there with the shape [n, k] that the model asks for."""
         kept = self._kept.get(name)
         if kept is None:
@@ -98,7 +98,7 @@ class PackedCache:
         self._used[name] = kept
         return kept
 
-    def find(self, name: str, shape: tuple[int, int]) -> Kept | None:
+    def find(self, name: str, shape: tuple[int, int]) -> WrittenMatrix | None:
         """Like `get`, of a matrix whose bias has a number per row."""
         kept = self.get(name, *shape)
         return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
@@ -106,7 +106,7 @@ class PackedCache:
     def put(self, name: str, packed: Packed, bias: AnyArray | None) -> None:
         """Take a matrix that was made just now."""
         self._made = True
-        self._used[name] = Kept(packed, bias, self._form)
+        self._used[name] = WrittenMatrix(packed, bias, self._form)
 
     def keep(self) -> Writing | None:
         """Begin to write what the model uses, in the background, if some of it is new and there is room for it."""
@@ -120,22 +120,22 @@ class PackedCache:
             return None
         return Writing(self.path, self._source, self._used)
 
-    def _restore(self, entry: Entry, data: Any) -> Kept:
+    def _restore(self, entry: Entry, data: Any) -> WrittenMatrix:
         """The matrix of `entry` as views of `data`."""
         facts = PackedFacts(entry.kind, entry.n, entry.k, entry.group, entry.wide, entry.activation_bits)
         parts = {name: data[begin : begin + size] for name, (begin, size) in entry.parts.items()}
         bias = parts.pop("bias", None)
         if bias is not None and bias.nbytes % 4:
-            raise Damaged(f"a bias has {bias.nbytes} bytes")
+            raise DamagedCache(f"a bias has {bias.nbytes} bytes")
         try:
             packed = self._form.restore(facts, parts)
         except ValueError as error:
-            raise Damaged(str(error)) from None
-        return Kept(packed, None if bias is None else bias.view(F32), self._form)
+            raise DamagedCache(str(error)) from None
+        return WrittenMatrix(packed, None if bias is None else bias.view(F32), self._form)
 
 
 def packed_cache(
-    config: EngineConfig, opened: Opened, ops: Ops, dtype: Dtype, target: Quantizer | None, share: Share
+    config: EngineConfig, opened: ModelHeaders, ops: Ops, dtype: Dtype, target: Quantizer | None, share: Share
 ) -> PackedCache | None:
     """The cache that `--cache-packed` asks for, or None.
 
@@ -166,7 +166,7 @@ def packed_cache(
     facts.append(str(share.step))
     if share.experts is not None:
         facts.append(repr([share.held(layer, opened.spec) for layer in range(opened.spec.layers)]))
-    limits = Limits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
+    limits = CacheLimits(int(options.cache_packed_gib * 2**30), SMALLEST if auto else 0)
     return PackedCache(folder_of(options) / name, _fingerprint(facts, paths), form, limits)
 
 

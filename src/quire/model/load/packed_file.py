@@ -32,7 +32,7 @@ FACTS_BYTES, MATRIX_BYTES, CHECKSUM_BYTES = 4096, 4096, 16
 """Of the index: room for what it says of the file, of a matrix (a tenth of it is used) and of a piece."""
 
 
-class Damaged(Exception):
+class DamagedCache(Exception):
     """The file cannot be used; the message says why."""
 
 
@@ -62,29 +62,29 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_index(path: Path) -> tuple[Index, int]:
-    """The index and the offset of the data; `Damaged` when there is none or it does not fit the file."""
+    """The index and the offset of the data; `DamagedCache` when there is none or it does not fit the file."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > MAX_HEADER:
-                raise Damaged("its header is too long")
+                raise DamagedCache("its header is too long")
             header = json.loads(file.read(length))
             actual = file.seek(0, os.SEEK_END)
         index = msgspec.json.decode(header["__metadata__"]["quire"], type=Index)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise Damaged(f"its header cannot be read ({type(error).__name__})") from None
+        raise DamagedCache(f"its header cannot be read ({type(error).__name__})") from None
     if index.format != FORMAT or index.size < 0 or actual != 8 + length + index.size:
-        raise Damaged(f"it has {actual:,} bytes of format {index.format}, its index says otherwise")
+        raise DamagedCache(f"it has {actual:,} bytes of format {index.format}, its index says otherwise")
     if len(index.crcs) != -(-index.size // PIECE):
-        raise Damaged("its checksums do not cover it")
+        raise DamagedCache("its checksums do not cover it")
     for entry in index.entries.values():
         if any(a < 0 or s < 0 or a + s > index.size or a % ALIGN for a, s in entry.parts.values()):
-            raise Damaged("its index points outside of it")
+            raise DamagedCache("its index points outside of it")
     return index, 8 + length
 
 
 def read_data(path: Path, offset: int, index: Index, into: AnyArray, progress: LoadProgress) -> None:
-    """Read and check all data into `into` (uint8 [index.size]) on all cores; `Damaged` when a checksum differs."""
+    """Read and check all data into `into` (uint8 [index.size]) on all cores; `DamagedCache` when a checksum differs."""
     view = to_numpy(into).data
     done = 0
 
@@ -95,10 +95,10 @@ def read_data(path: Path, offset: int, index: Index, into: AnyArray, progress: L
         while at < len(part):
             got = _read_at(file.fileno(), part[at:], offset + begin + at)
             if got == 0:
-                raise Damaged("it ends early")
+                raise DamagedCache("it ends early")
             at += got
         if zlib.crc32(part) != index.crcs[number]:
-            raise Damaged(f"the checksum of bytes {begin:,} to {begin + len(part):,} differs")
+            raise DamagedCache(f"the checksum of bytes {begin:,} to {begin + len(part):,} differs")
         return len(part)
 
     with path.open("rb") as file, ThreadPoolExecutor(cpu_count()) as pool:

@@ -27,7 +27,7 @@ FINISH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Kept:
+class WrittenMatrix:
     """A packed matrix and its bias f32: [n], or of experts below each other without what pads their rows."""
 
     packed: Packed
@@ -66,7 +66,7 @@ class Writing:
     what is not whole by then is removed. One that is killed leaves a file that `remove_leftovers` finds.
     """
 
-    def __init__(self, path: Path, source: str, matrices: Mapping[str, Kept]) -> None:
+    def __init__(self, path: Path, source: str, matrices: Mapping[str, WrittenMatrix]) -> None:
         self._path, self._source, self._matrices = path, source, dict(matrices)
         self._hurry, self._given_up = Event(), False
         self._writer: Writer | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
 from quire.model.load.place import Unplaced
-from quire.model.load.reader import Reader
+from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES, ROLES, Share
 from quire.model.net.parts import (
     FusedGatedMlp,
@@ -33,7 +33,7 @@ from quire.ops.arrays import as_f32
 from quire.ops.experts import ACTIVATIONS
 
 
-def load_norm(reader: Reader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
+def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
     """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
     spec = reader.opened.spec
     if spec.norm == "plain" and DISK_ROLES[role].optional is False:
@@ -50,7 +50,7 @@ def load_norm(reader: Reader, role: str, layer: int | None = None, scale: float 
     return LayerNorm(weight * scale, bias, spec.norm_eps)
 
 
-def load_block_norms(reader: Reader, index: int) -> tuple[Norm, Norm, Norm, Norm]:
+def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm, Norm]:
     """The norms before and after attention, and before and after the MLP, of layer `index`.
 
     In a post-LN model the norm after an addition is read as the one before what follows, and takes the stream's
@@ -65,7 +65,7 @@ def load_block_norms(reader: Reader, index: int) -> tuple[Norm, Norm, Norm, Norm
     return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
 
 
-def load_final_norm(reader: Reader) -> Norm:
+def load_final_norm(reader: WeightReader) -> Norm:
     """The norm of the rows that want logits, and the projection to the head where there is one."""
     spec = reader.opened.spec
     if spec.join == "post_ln":
@@ -77,7 +77,7 @@ def load_final_norm(reader: Reader) -> Norm:
     return ProjectedNorm(norm, reader.linear(("project_out",), None))
 
 
-def load_mlp(reader: Reader, index: int, stack: str = "") -> Mlp:
+def load_mlp(reader: WeightReader, index: int, stack: str = "") -> Mlp:
     """The MLP of layer `index`, without a gate when the checkpoint has none; `stack`: what its roles begin with."""
     gate, up, down = (f"{stack}{role}" for role in ("gate", "up", "down"))
     activation, claim = reader.opened.spec.activation, reader.opened.claim
@@ -89,7 +89,7 @@ def load_mlp(reader: Reader, index: int, stack: str = "") -> Mlp:
     return (FusedGatedMlp if _fused(reader, gate_up, lower) else GatedMlp)(gate_up, lower, activation)
 
 
-def _fused(reader: Reader, first: Linear, second: Linear) -> bool:
+def _fused(reader: WeightReader, first: Linear, second: Linear) -> bool:
     """Whether one op takes both: whole matrices of a kind that it has, to which adapters add nothing."""
     plain = reader.adapters is None and not first.more
     return plain and reader.ops.fuses_mlp(first.weight, second.weight)
@@ -100,7 +100,7 @@ RUNS = 8
 """Runs of each sum, a power of two: so many ranks are the most that give the same bits."""
 
 
-def load_o(reader: Reader, role: str, index: int) -> Product:
+def load_o(reader: WeightReader, role: str, index: int) -> Product:
     """The output matrix of attention, in runs of whole heads where the reader makes any."""
     if not reader.form.runs:
         return reader.linear((role,), index)
@@ -109,12 +109,12 @@ def load_o(reader: Reader, role: str, index: int) -> Product:
     return RankInvariantLinear(parts, ROLES[role].shape(spec)[1] // (len(parts) * reader.share.world))
 
 
-def in_runs(reader: Reader, make: Callable[[Reader], Mlp]) -> Mlp:
+def in_runs(reader: WeightReader, make: Callable[[WeightReader], Mlp]) -> Mlp:
     """What `make` makes of this rank's share, in runs where the reader makes any."""
     return RankInvariantMlp(_of_runs(reader, RUNS, make)) if reader.form.runs else make(reader)
 
 
-def _of_runs(reader: Reader, runs: int, make: Callable[[Reader], T]) -> tuple[T, ...]:
+def _of_runs(reader: WeightReader, runs: int, make: Callable[[WeightReader], T]) -> tuple[T, ...]:
     rank, world = reader.share.rank, reader.share.world
     if runs % world:
         raise ConfigError(

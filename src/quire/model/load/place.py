@@ -28,21 +28,21 @@ def held_bytes(value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class PlacedLayers:
     """Layers as the decoder gets them, and where their weights come from."""
 
     layers: tuple[Layer, ...]
     source: LayerSource
 
 
-class Keeper(Protocol):
+class LayerKeeper(Protocol):
     """Keeps the layers of one decoder."""
 
     def take(self, index: int, layer: Layer) -> Layer:
         """What stands for `layer` until all are there; layers come in order."""
         ...
 
-    def finish(self, layers: Sequence[Layer], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Layer], outer: int) -> PlacedLayers:
         """`layers`: what `take` returned, in order; `outer`: bytes of weights outside of layers."""
         ...
 
@@ -54,6 +54,6 @@ class InMemory:
         """The layer itself."""
         return layer
 
-    def finish(self, layers: Sequence[Layer], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Layer], outer: int) -> PlacedLayers:
         """The layers themselves."""
-        return Kept(tuple(layers), Resident())
+        return PlacedLayers(tuple(layers), Resident())

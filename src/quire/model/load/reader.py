@@ -17,10 +17,10 @@ from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
-from quire.model.disk.opened import Opened
+from quire.model.disk.opened import ModelHeaders
 from quire.model.load.adapters import Adapters
 from quire.model.load.packed_cache import PackedCache
-from quire.model.load.place import InMemory, Keeper, Unplaced
+from quire.model.load.place import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
 from quire.model.role import ROWS
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Form:
+class MatrixForm:
     """What matrices become.
 
     `dtype`: of those that are not quantized; `target`: the format the others are brought to, in groups of `group`
@@ -62,7 +62,7 @@ class Form:
     narrow: bool = True
 
 
-class Reader:
+class WeightReader:
     """Reads and packs one rank's share of what a checkpoint was found to hold; keeps the account of each role.
 
     `local`: the shape of that share, beside `opened.spec`, the shape of what lies on disk.
@@ -70,15 +70,15 @@ class Reader:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: ModelHeaders,
         ops: Ops,
-        form: Form,
+        form: MatrixForm,
         share: Share,
         progress: LoadProgress | None,
         adapters: Adapters | None = None,
         cache: PackedCache | None = None,
     ) -> None:
-        self.keeper: Keeper = InMemory()
+        self.keeper: LayerKeeper = InMemory()
         self.opened, self.ops, self.form, self.share = opened, ops, form, share
         self.local = local_spec(opened.spec, share)
         self.adapters, self.cache = adapters, cache
@@ -107,7 +107,7 @@ class Reader:
         self.opened.source.give_back()
         trim_heap()
 
-    def of(self, share: Share) -> Reader:
+    def of(self, share: Share) -> WeightReader:
         """The same of another share, in one account."""
         made = copy(self)
         made.share, made.local = share, local_spec(self.opened.spec, share, heads=False)

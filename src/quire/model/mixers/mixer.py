@@ -15,7 +15,7 @@ KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
 
 
 @dataclass(frozen=True)
-class LayerKept:
+class LayerCacheSpec:
     """What a layer keeps of each token: how each part of it lies, and how many tokens back it is read, 0 = all.
 
     The parts have one block table: a block holds all of them.

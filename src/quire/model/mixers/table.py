@@ -10,7 +10,7 @@ from quire.model.mixers import attention, cross, latent
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
-from quire.model.mixers.mixer import LayerKept, Mixer
+from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.spec import ModelSpec
 from quire.ops.layout import CacheLayout, KVLayout
 
@@ -59,18 +59,18 @@ def format_of(layouts: Iterable[CacheLayout]) -> Dtype:
     return next(layout.dtype for parts in layouts for layout in parts)
 
 
-def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> dict[int, LayerKept]:
+def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> dict[int, LayerCacheSpec]:
     """What layers with a cache of their own keep, by number; layers of all models, with their layouts, are numbered
     on."""
-    kept: dict[int, LayerKept] = {}
+    kept: dict[int, LayerCacheSpec] = {}
     first = 0
     for spec, layouts in models:
         own = spec.own_windows.items()
-        kept |= {first + layer: LayerKept(layouts[layer], window) for layer, window in own if layouts[layer]}
+        kept |= {first + layer: LayerCacheSpec(layouts[layer], window) for layer, window in own if layouts[layer]}
         first += spec.layers
     return kept
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: Dtype) -> int:
     """Of one token in all layers, those that read another's cache not counted."""
-    return sum(LayerKept(mixer_of(spec, layer).parts(1, dtype)).bytes_per_token for layer in spec.own_layers)
+    return sum(LayerCacheSpec(mixer_of(spec, layer).parts(1, dtype)).bytes_per_token for layer in spec.own_layers)

@@ -36,7 +36,7 @@ Rows = Callable[[Ops, Layer, Array, Batch, LayerCache], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class KeyPages:
     """Where the keys of rows lie: `cu_q`, `context` and `block_tables` as of a `Batch`; -1: blocks of other ranks."""
 
     cu_q: Array
@@ -58,7 +58,7 @@ class Fold:
         return rows
 
 
-class Way(Protocol):
+class KeyExchange(Protocol):
     """How the rows of this rank see keys of all ranks."""
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
@@ -67,26 +67,26 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PassedStates:
+class PassStates:
     """All ranks have the same rows, whose keys each has stored where they are its own.
 
     `starts` [T + 1] of the states that rows leave here, `counts` of all that rows leave on each rank.
     """
 
-    pages: Pages
+    pages: KeyPages
     starts: Array
     counts: tuple[int, ...]
     fold: Fold
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `Way`."""
+        """As `KeyExchange`."""
         p = self.pages
         states = ops.attention_states(qkv, cache, p.cu_q, p.context, p.block_tables, self.starts, spec)
         return self.fold(ops, comm.all_gather(ops, states, self.counts), qkv.shape[1], cache, spec)
 
 
 @dataclass(frozen=True, slots=True)
-class PassedQueries:
+class PassQueries:
     """Each rank has `rows[rank]` rows. All get all of them and store what is theirs; states go back to the rows' ranks.
 
     `pages`, `slots` and `starts` are of all rows, rank by rank; `sends` [world] int32: states that go to each rank;
@@ -95,14 +95,14 @@ class PassedQueries:
 
     rows: tuple[int, ...]
     slots: Array
-    pages: Pages
+    pages: KeyPages
     starts: Array
     sends: Array
     most: int
     fold: Fold
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `Way`."""
+        """As `KeyExchange`."""
         p, every = self.pages, comm.all_gather(ops, qkv, self.rows)
         if writes:
             ops.cache_rows(_kv(ops, every, cache), self.slots, cache)
@@ -112,7 +112,7 @@ class PassedQueries:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedKeys:
+class PassKeys:
     """Each rank has `rows[rank]` rows. All get all keys: those of the rows, and the blocks that any of them sees.
 
     `slots` of all rows, rank by rank. `picks` [blocks[rank]] int32: which blocks of this rank; `pages`: where, in all
@@ -123,10 +123,10 @@ class PassedKeys:
     slots: Array
     picks: Array
     blocks: tuple[int, ...]
-    pages: Pages
+    pages: KeyPages
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `Way`."""
+        """As `KeyExchange`."""
         if writes:
             ops.cache_rows(comm.all_gather(ops, _kv(ops, qkv, cache), self.rows), self.slots, cache)
         layout, p = cache.layout, self.pages
@@ -157,7 +157,7 @@ class ContextParallelBatch(Batch):
     batch; None where every rank has them all.
     """
 
-    way: Way | None = None
+    way: KeyExchange | None = None
     scored: tuple[int, ...] = ()
     order: Array | None = None
 

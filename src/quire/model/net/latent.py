@@ -10,7 +10,7 @@ from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.latents import Heads
+from quire.ops.latents import LatentHeads
 from quire.ops.layout import LayerCache
 from quire.ops.weights import Packed
 
@@ -27,7 +27,7 @@ class LatentAttention:
     """
 
     query: Project
-    heads: Heads
+    heads: LatentHeads
     into: Packed
     out: Packed
     rank: int
@@ -46,7 +46,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankQuery:
     """up(norm(down(h))): queries by way of a latent of their own."""
 
     down: Linear

@@ -20,7 +20,7 @@ Change = Callable[[Ops, Array, Array], Array]
 
 
 @dataclass(frozen=True)
-class Piece:
+class LoraSlots:
     """Room for the adapters of one role: columns `start` .. `start` + n of its linear's output.
 
     a [slots, rank, k] f32; b [slots, rank, n] f32, the scale multiplied in; rows [tokens] int32: a row's slot, or -1.
@@ -62,7 +62,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepRows:
     """Leaves x in the first rows of `kept` [tokens, k], for who goes on with it after the step."""
 
     kept: Array

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.model.net.parts import Linear, Mlp
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.experts import Between, Choices, Grouped, Routing
+from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing
 
 Experts = Callable[[Ops, Array, Choices], Array]
 """rows [T, hidden] f32 and choices [R, top_k] of them, of experts of this process -> the weighted sums [R, hidden] f32
@@ -20,7 +20,7 @@ row chose, of all there are, and their weights f32 -> the weighted sums [T, hidd
 
 
 @dataclass(frozen=True)
-class OneHolder:
+class LocalExperts:
     """All experts, `count` of them, are this process's."""
 
     count: int
@@ -36,7 +36,7 @@ class FusedExperts:
 
     gate_up: Grouped
     down: Grouped
-    between: Between
+    between: ExpertActivation
 
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
         """As `Experts` says."""

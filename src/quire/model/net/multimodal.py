@@ -29,7 +29,7 @@ def put(ops: Ops, x: Any, rows: NDArray[np.int64], values: Any, add: bool = Fals
 
 
 @dataclass(frozen=True)
-class Mutual:
+class BidirectionalSpans:
     """A step as attention sees it: each row of a picture is a sequence of one row, as if it were the last of its run,
     and what lies between is one of its own.
 
@@ -62,8 +62,9 @@ def divided(
     rows: NDArray[np.int64],
     places: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> Mutual:
-    """`Mutual` of a step of sequences `cu_q` and `context`; `rows`, `places` and `ends` of its rows of pictures."""
+) -> BidirectionalSpans:
+    """`BidirectionalSpans` of a step of sequences `cu_q` and `context`; `rows`, `places` and `ends` of its rows of
+    pictures."""
     starts = np.zeros(int(cu_q[-1]) + 1, bool)
     starts[cu_q] = starts[rows] = starts[rows + 1] = True
     bounds = np.flatnonzero(starts)
@@ -72,14 +73,16 @@ def divided(
     seen = context[owners] - (cu_q[owners + 1] - lasts)
     parts = np.searchsorted(firsts, rows)
     seen[parts] = ends
-    return Mutual(bounds.astype(np.int32), seen.astype(np.int32), owners.astype(np.int64), rows, parts, places, ends)
+    return BidirectionalSpans(
+        bounds.astype(np.int32), seen.astype(np.int32), owners.astype(np.int64), rows, parts, places, ends
+    )
 
 
 @dataclass(frozen=True)
-class MutualAttention:
+class BidirectionalAttention:
     """`own_attention` of a step with rows of pictures. `tables`: what was made of the batch's, by group of layers."""
 
-    mutual: Mutual
+    mutual: BidirectionalSpans
     tables: dict[int, tuple[Array, Array, Array]]
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
@@ -116,7 +119,7 @@ class EmbeddedRows:
     rows: NDArray[np.int64]
     features: Array
     positions: NDArray[np.int64]
-    mutual: Mutual | None = None
+    mutual: BidirectionalSpans | None = None
 
 
 def axes(sight: Sight) -> NDArray[np.int64]:
@@ -195,14 +198,14 @@ def with_pictures(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Ba
         tables = {at: turned(base, batch.positions, given, axis) for at, base in bases.items()}
         layers = tuple(replace(layer, rope=tables[id(layer.rope)]) for layer in layers)
     if given.mutual is not None:
-        attention = MutualAttention(given.mutual, {})
+        attention = BidirectionalAttention(given.mutual, {})
         layers = tuple(_mutual(layer, attention) for layer in layers)
     parts = {f.name: getattr(decoder, f.name) for f in fields(Decoder)} | {"layers": layers}
     parts["narrows"] = decoder.narrows and sight.deep < len(layers)  # else rows that are added to would be gone
     return MultimodalDecoder(**parts, given=given, sight=sight)
 
 
-def _mutual(layer: Layer, attention: MutualAttention) -> Layer:
+def _mutual(layer: Layer, attention: BidirectionalAttention) -> Layer:
     """`layer` with its own keys, whose rows of pictures see each other."""
     if isinstance(layer.attention, TensorParallelAttention):
         return replace(layer, attention=replace(layer.attention, own=attention))

@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayOffset:
     """Where an array lies in the bytes of its layer."""
 
     offset: int
@@ -33,19 +33,19 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Away:
+class OffloadedMatrix:
     """A packed matrix whose parts (`Ops.take_apart`) are somewhere else: `bare` is it without them."""
 
     bare: Packed
-    places: Mapping[str, Place]
+    places: Mapping[str, ArrayOffset]
 
 
-class Leaving:
+class OffloadedLayer:
     """A layer's matrices as they leave: `skeleton` is the layer without them, `size` their bytes in whole pages."""
 
     def __init__(self, layer: Any, ops: Ops) -> None:
         self.size, self._ops = 0, ops
-        self._parts: list[tuple[Place, Any]] = []
+        self._parts: list[tuple[ArrayOffset, Any]] = []
         self.skeleton = rebuilt(layer, lambda part: self._leave(part) if isinstance(part, Packed) else part)
         self.size = -(-self.size // PAGE) * PAGE
 
@@ -58,22 +58,22 @@ class Leaving:
         """Whether `data` holds what `write` would put there."""
         return all(equal(place.of(data), part) for place, part in self._parts)
 
-    def _leave(self, packed: Packed) -> Away:
+    def _leave(self, packed: Packed) -> OffloadedMatrix:
         assert packed.plain is None, "the reference's own weights stay"
         bare, parts = self._ops.take_apart(packed)
         places = {}
         for name, part in parts.items():
-            places[name] = Place(self.size, dtype_of(part), tuple(part.shape))
+            places[name] = ArrayOffset(self.size, dtype_of(part), tuple(part.shape))
             self._parts.append((places[name], part))
             self.size += -(-part.nbytes // ALIGN) * ALIGN
-        return Away(bare, places)
+        return OffloadedMatrix(bare, places)
 
 
 def returned(skeleton: Any, data: Any, ops: Ops) -> Any:
     """The layer of a skeleton with the numbers of its matrices in `data`."""
 
     def here(part: Any) -> Any:
-        if not isinstance(part, Away):
+        if not isinstance(part, OffloadedMatrix):
             return part
         return ops.put_together(part.bare, {name: place.of(data) for name, place in part.places.items()})
 

@@ -35,7 +35,7 @@ class Budget:
 
 
 @dataclass
-class Account:
+class OffloadAccount:
     """What was loaded so far: bytes that may leave, by layer, those of them that stay, and what has to stay."""
 
     budget: Budget

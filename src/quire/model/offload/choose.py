@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.model.disk.opened import Opened
-from quire.model.load.place import InMemory, Keeper
+from quire.model.disk.opened import ModelHeaders
+from quire.model.load.place import InMemory, LayerKeeper
 from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper
@@ -13,7 +13,7 @@ from quire.model.offload.shards import Shards, SharedKeeper
 from quire.ops.backend import Ops
 
 
-def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None) -> Keeper:
+def keeper(config: EngineConfig, opened: ModelHeaders, ops: Ops, shards: Shards | None) -> LayerKeeper:
     """That of a decoder, for options that model and backend allow (`quire.core.exclusions`).
 
     `shards`: the memory that replicas share.
@@ -32,7 +32,7 @@ def keeper(config: EngineConfig, opened: Opened, ops: Ops, shards: Shards | None
     return InMemory()
 
 
-def budget(config: EngineConfig, opened: Opened) -> Budget:
+def budget(config: EngineConfig, opened: ModelHeaders) -> Budget:
     """What this process may take, and how much there is of each layer on disk."""
     sizes = {place.layer: 0 for _, place in opened.claim.parts}
     for (_, place), parts in opened.claim.parts.items():

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.model.load.place import Kept
+from quire.model.load.place import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import Leaving, returned
-from quire.model.offload.budget import Account, Budget
+from quire.model.offload.away import OffloadedLayer, returned
+from quire.model.offload.budget import Budget, OffloadAccount
 from quire.model.offload.file import SpillFile
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import SLOTS, Streamed
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Spilled:
+class SpilledLayer:
     """A layer in the file: `size` bytes from `offset` on."""
 
     skeleton: Any
@@ -37,26 +37,26 @@ class DiskKeeper:
     """Writes layers to a file as they are loaded, as many as the budget asks for; `finish` sees to what was guessed."""
 
     def __init__(self, ops: Ops, budget: Budget, folder: Path) -> None:
-        self._ops, self._account, self._folder = ops, Account(budget), folder
+        self._ops, self._account, self._folder = ops, OffloadAccount(budget), folder
         self._file: SpillFile | None = None
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, or what stands for it while its numbers are in the file."""
-        leaving = Leaving(layer, self._ops)
+        leaving = OffloadedLayer(layer, self._ops)
         return layer if self._account.stays(leaving.size, 0, SLOTS) else self._spill(leaving)
 
-    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
         """All layers where they belong, now that their sizes are known."""
         found, most = list(layers), self._account.budget.most - outer
         if sum(self._account.sizes) <= most:
             found = [self._back(layer) for layer in found]
         else:
             self._settle(found, most)
-        away = {i: layer for i, layer in enumerate(found) if isinstance(layer, Spilled)}
+        away = {i: layer for i, layer in enumerate(found) if isinstance(layer, SpilledLayer)}
         if not away:
             if self._file is not None:
                 self._file.close()
-            return Kept(tuple(found), Resident())
+            return PlacedLayers(tuple(found), Resident())
         assert self._file is not None
         self._file.written()
         sizes = {i: layer.size for i, layer in away.items()}
@@ -68,34 +68,34 @@ class DiskKeeper:
             "%d of %d layers stay in memory, %d (%s bytes) are read from %s in every step",
             len(found) - len(away), len(found), len(away), f"{source.nbytes:,}", self._folder,
         )  # fmt: skip
-        return Kept(tuple(found), source)
+        return PlacedLayers(tuple(found), source)
 
     def _settle(self, found: list[Any], most: int) -> None:
         """Make `found` take `most` bytes, slots included, or as little less as can be."""
         sizes = self._account.sizes
 
         def taken() -> int:
-            away = [sizes[i] for i, layer in enumerate(found) if isinstance(layer, Spilled)]
+            away = [sizes[i] for i, layer in enumerate(found) if isinstance(layer, SpilledLayer)]
             return sum(sizes) - sum(away) + min(SLOTS, len(away)) * max(away, default=0)
 
         while taken() > most:
-            held = [i for i, layer in enumerate(found) if not isinstance(layer, Spilled)]
+            held = [i for i, layer in enumerate(found) if not isinstance(layer, SpilledLayer)]
             if not held:
                 needed = taken() + self._account.budget.most - most
                 raise self._account.too_small(needed, f"what is outside of layers and {SLOTS} layers")
-            found[held[-1]] = self._spill(Leaving(found[held[-1]], self._ops))
+            found[held[-1]] = self._spill(OffloadedLayer(found[held[-1]], self._ops))
         for i, layer in enumerate(found):
-            if isinstance(layer, Spilled) and taken() + layer.size <= most:
+            if isinstance(layer, SpilledLayer) and taken() + layer.size <= most:
                 found[i] = self._back(layer)
 
-    def _spill(self, leaving: Leaving) -> Spilled:
+    def _spill(self, leaving: OffloadedLayer) -> SpilledLayer:
         if self._file is None:
             self._file = SpillFile(self._ops, self._folder)
-        return Spilled(leaving.skeleton, self._file.put(leaving.size, leaving.write), leaving.size)
+        return SpilledLayer(leaving.skeleton, self._file.put(leaving.size, leaving.write), leaving.size)
 
     def _back(self, layer: Any) -> Any:
         """A layer in memory again."""
-        if not isinstance(layer, Spilled):
+        if not isinstance(layer, SpilledLayer):
             return layer
         assert self._file is not None
         return returned(layer.skeleton, self._file.get(layer.offset, layer.size), self._ops)

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from quire.core.rebuilt import parts_of, rebuilt
-from quire.model.load.place import Kept, held_bytes
+from quire.model.load.place import PlacedLayers, held_bytes
 from quire.model.net.decoder import Layer, Resident
 from quire.model.net.moe import CutExperts, Experts, FusedExperts
 from quire.model.offload.away import PAGE, pages
-from quire.model.offload.budget import Account, Budget
+from quire.model.offload.budget import Budget, OffloadAccount
 from quire.model.offload.file import SpillFile
-from quire.model.offload.stream import Counts, Stream
+from quire.model.offload.stream import Stream, StreamCounts
 from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops
 from quire.ops.experts import Choices, Grouped
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Stacked:
+class ExpertMatrices:
     """A layer's matrices of one role without numbers. `places` part -> where an expert's begin, and how many bytes."""
 
     grouped: Grouped
     places: dict[str, tuple[int, int]]
 
 
-class Spilled(msgspec.Struct, frozen=True, eq=False):
+class SpilledExperts(msgspec.Struct, frozen=True, eq=False):
     """A layer's experts in the file, `stride` bytes each from `offset` on. Nobody looks for parts of it."""
 
     experts: FusedExperts | CutExperts
-    stacks: tuple[Stacked, Stacked]
+    stacks: tuple[ExpertMatrices, ExpertMatrices]
     count: int
     stride: int
     offset: int
@@ -53,11 +53,11 @@ class ExpertKeeper:
     """Writes the experts of layers to a file as they are loaded, while the budget leaves no room for them."""
 
     def __init__(self, ops: Ops, budget: Budget, folder: Path) -> None:
-        self._ops, self._account, self._folder = ops, Account(budget), folder
+        self._ops, self._account, self._folder = ops, OffloadAccount(budget), folder
         self._file: SpillFile | None = None
 
     def take(self, index: int, layer: Layer) -> Any:
-        """The layer, whose experts may be `Spilled`."""
+        """The layer, whose experts may be `SpilledExperts`."""
         found = next(iter(parts_of(layer, (FusedExperts, CutExperts))), None)
         size = 0 if found is None else found.gate_up.packed.nbytes + found.down.packed.nbytes
         fixed = held_bytes(layer) - size
@@ -65,14 +65,14 @@ class ExpertKeeper:
             return layer
         return self._spilled(layer)
 
-    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
         """Those that are in the file come from there, or all are in memory where that is enough."""
         account = self._account
         room = account.budget.most - outer - account.fixed
         if sum(account.sizes) <= room:
-            return Kept(tuple(rebuilt(layer, self._back) for layer in layers), Resident())
+            return PlacedLayers(tuple(rebuilt(layer, self._back) for layer in layers), Resident())
         layers = [self._spilled(layer) for layer in layers]
-        found = parts_of(layers, Spilled)
+        found = parts_of(layers, SpilledExperts)
         assert self._file is not None
         self._file.written()
         slot, most = max(s.stride for s in found), max(s.count for s in found)
@@ -80,22 +80,22 @@ class ExpertKeeper:
             needed = outer + account.fixed + slot * most
             raise account.too_small(needed, "all but the experts, and those of one layer")
         slots = min(room // slot, sum(s.count for s in found))
-        pool = Pool(self._ops, self._file, found, slot, slots)
+        pool = ExpertPool(self._ops, self._file, found, slot, slots)
         log.info(
             "%d of %d experts have room in memory, others are read from %s as they are chosen",
             slots, sum(s.count for s in found), self._folder,
         )  # fmt: skip
-        return Kept(tuple(rebuilt(layer, pool.called) for layer in layers), pool)
+        return PlacedLayers(tuple(rebuilt(layer, pool.called) for layer in layers), pool)
 
     def _spilled(self, layer: Any) -> Any:
         """`layer` with its experts in the file, if it has any that are not."""
         return rebuilt(layer, lambda part: self._spill(part) if isinstance(part, (FusedExperts, CutExperts)) else part)
 
-    def _spill(self, experts: FusedExperts | CutExperts) -> Spilled:
+    def _spill(self, experts: FusedExperts | CutExperts) -> SpilledExperts:
         if self._file is None:
             self._file = SpillFile(self._ops, self._folder)
         count, at = experts.down.experts, 0
-        stacks, parts = list[Stacked](), list[tuple[int, int, Host]]()
+        stacks, parts = list[ExpertMatrices](), list[tuple[int, int, Host]]()
         for grouped in (experts.gate_up, experts.down):
             bare, found = self._ops.take_apart(grouped.packed)
             places = {}
@@ -104,7 +104,7 @@ class ExpertKeeper:
                 places[name] = at, size
                 parts.append((at, size, part))
                 at += -(-size // ALIGN) * ALIGN
-            stacks.append(Stacked(replace(grouped, packed=bare), places))
+            stacks.append(ExpertMatrices(replace(grouped, packed=bare), places))
         stride = -(-at // PAGE) * PAGE
 
         def fill(into: Host) -> None:
@@ -114,16 +114,16 @@ class ExpertKeeper:
 
         offset = self._file.put(count * stride, fill)
         bare_experts = replace(experts, gate_up=stacks[0].grouped, down=stacks[1].grouped)
-        return Spilled(bare_experts, (stacks[0], stacks[1]), count, stride, offset)
+        return SpilledExperts(bare_experts, (stacks[0], stacks[1]), count, stride, offset)
 
     def _back(self, part: Any) -> Any:
         """Experts in memory again."""
-        if not isinstance(part, Spilled):
+        if not isinstance(part, SpilledExperts):
             return part
         assert self._file is not None
         data = self._file.get(part.offset, part.count * part.stride).reshape(part.count, part.stride)
 
-        def whole(stack: Stacked) -> Grouped:
+        def whole(stack: ExpertMatrices) -> Grouped:
             parts = {}
             for name, (begin, size) in stack.places.items():
                 parts[name] = huge_bytes(part.count * size)
@@ -133,12 +133,12 @@ class ExpertKeeper:
         return replace(part.experts, gate_up=whole(part.stacks[0]), down=whole(part.stacks[1]))
 
 
-class Pool:
+class ExpertPool:
     """Experts in memory, and the file that others are read from (`LayerSource`: layers themselves stay)."""
 
     recordable = True
 
-    def __init__(self, ops: Ops, file: SpillFile, layers: Sequence[Spilled], slot: int, slots: int) -> None:
+    def __init__(self, ops: Ops, file: SpillFile, layers: Sequence[SpilledExperts], slot: int, slots: int) -> None:
         self._ops, self._memory = ops, pages(slot * slots)
         self._places = [np.full(layer.count, -1, np.int64) for layer in layers]
         self._number = {id(layer): number for number, layer in enumerate(layers)}
@@ -152,7 +152,7 @@ class Pool:
 
     def called(self, part: Any) -> Any:
         """Experts that are read when they are called, of what was spilled."""
-        if not isinstance(part, Spilled):
+        if not isinstance(part, SpilledExperts):
             return part
         number = self._number[id(part)]
         first, last = (self._placed(stack, number) for stack in part.stacks)
@@ -168,11 +168,11 @@ class Pool:
     def after(self, layer: int) -> None:
         """Experts stay until others need their room."""
 
-    def counts(self) -> Counts:
+    def counts(self) -> StreamCounts:
         """What was read so far, and how long steps waited."""
         return self._stream.counts()
 
-    def _placed(self, stack: Stacked, number: int) -> Grouped:
+    def _placed(self, stack: ExpertMatrices, number: int) -> Grouped:
         """Matrices whose parts begin where the first slot's do; kernels add the expert's place."""
         parts = {name: self._memory[begin : begin + size] for name, (begin, size) in stack.places.items()}
         packed = self._ops.put_in_places(stack.grouped.packed, parts, self._places[number])

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from quire.model.load.place import Kept
+from quire.model.load.place import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import PAGE, Leaving, pages, returned
-from quire.model.offload.shards import Descriptor, Shards, SharedFile, differs
+from quire.model.offload.away import PAGE, OffloadedLayer, pages, returned
+from quire.model.offload.shards import FileDescriptor, Shards, SharedFile, differs
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import Streamed
 from quire.ops.arrays import Host
@@ -33,7 +33,7 @@ class GatheredKeeper:
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, without the numbers that come."""
-        leaving, count = Leaving(layer, self._ops), len(self._shards.hosts)
+        leaving, count = OffloadedLayer(layer, self._ops), len(self._shards.hosts)
         if not leaving.size:
             return layer
         if len(self._stage) < leaving.size:
@@ -52,11 +52,11 @@ class GatheredKeeper:
         self._sizes[index] = leaving.size
         return leaving.skeleton
 
-    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
         """The layers in slots that they come to; returns when the other hosts have theirs."""
         self._shared.finish(len(layers), self._ends[self._shards.node])
         if not self._sizes:
-            return Kept(tuple(layers), Resident())
+            return PlacedLayers(tuple(layers), Resident())
         self._stage = pages(PAGE)
         far = [source for source in self._shards.hosts if source is not None]
         source = Streamed(self._ops, self._sizes, self._segments, False, *far)
@@ -65,7 +65,7 @@ class GatheredKeeper:
         found = list(layers)
         for i in self._sizes:
             found[i] = returned(found[i], source.slot_of(i), self._ops)
-        return Kept(tuple(found), source)
+        return PlacedLayers(tuple(found), source)
 
     def _keep(self, index: int, share: Host, begin: int) -> None:
         """Write this host's share of a layer, or hold it against what is there."""
@@ -77,6 +77,6 @@ class GatheredKeeper:
             raise differs(index)
 
 
-def _leave(sources: Sequence[Descriptor]) -> None:
+def _leave(sources: Sequence[FileDescriptor]) -> None:
     for source in sources:
         source.leave()

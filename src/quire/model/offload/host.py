@@ -15,11 +15,11 @@ from torch import Tensor
 
 from quire.core.dtypes import U8
 from quire.core.errors import ConfigError
-from quire.model.load.place import Kept
+from quire.model.load.place import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import Leaving, returned
+from quire.model.offload.away import OffloadedLayer, returned
 from quire.ops.backend import Ops
-from quire.ops.runtime import Mark
+from quire.ops.runtime import QueueEvent
 
 log = logging.getLogger(__name__)
 SLOTS = 2
@@ -43,7 +43,7 @@ class HostKeeper:
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer, or what stands for it while its numbers are on the host."""
-        leaving = Leaving(layer, self._ops)
+        leaving = OffloadedLayer(layer, self._ops)
         self._made += leaving.size
         whole = self._made / max(1, sum(self._layers[: index + 1])) * sum(self._layers)
         share = min(1.0, self._most / max(1.0, whole)) * self._made
@@ -54,7 +54,7 @@ class HostKeeper:
         leaving.write(data)
         return OnHost(leaving.skeleton, data)
 
-    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
         """Layers that are away find their numbers in slots of the device."""
         found = list(layers)
         away = {i: layer.data for i, layer in enumerate(found) if isinstance(layer, OnHost)}
@@ -66,7 +66,7 @@ class HostKeeper:
                 param="cpu_offload_gb",
             )
         if not away:
-            return Kept(tuple(found), Resident())
+            return PlacedLayers(tuple(found), Resident())
         source = CopiedAhead(self._ops, away)
         for i in away:
             found[i] = returned(found[i].skeleton, source.slot_of(i), self._ops)
@@ -74,7 +74,7 @@ class HostKeeper:
             "%d of %d layers (%s bytes) stay in the host's memory and are copied in every step",
             len(away), len(found), f"{self._away:,}",
         )  # fmt: skip
-        return Kept(tuple(found), source)
+        return PlacedLayers(tuple(found), source)
 
 
 class CopiedAhead:
@@ -119,7 +119,7 @@ class CopiedAhead:
         slot = turn % len(self._slots)
         self._holds[slot], self._there[slot] = turn, self._copy(turn)
 
-    def _copy(self, turn: int) -> Mark:
+    def _copy(self, turn: int) -> QueueEvent:
         """Behind all that the main queue holds by now: it may still read the slot."""
         data = self._hosts[turn]
         return self._runtime.ahead([(self._slots[turn % len(self._slots)][: len(data)], data)])

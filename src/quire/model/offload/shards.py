@@ -17,15 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.model.load.place import Kept
+from quire.model.load.place import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import PAGE, Leaving, returned
+from quire.model.offload.away import PAGE, OffloadedLayer, returned
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops
 from quire.parallel.shares import HEADER, length
 
 
-class Descriptor(Protocol):
+class FileDescriptor(Protocol):
     """What native readers ask for bytes. `lost`: nobody answers any more."""
 
     lost: bool
@@ -47,7 +47,7 @@ class Shards:
 
     file: int
     node: int = 0
-    hosts: tuple[Descriptor | None, ...] = (None,)
+    hosts: tuple[FileDescriptor | None, ...] = (None,)
 
     @property
     def lost(self) -> bool:
@@ -94,7 +94,7 @@ class SharedKeeper:
 
     def take(self, index: int, layer: Layer) -> Any:
         """The layer with its numbers in the shared memory."""
-        leaving, begin = Leaving(layer, self._ops), self._end
+        leaving, begin = OffloadedLayer(layer, self._ops), self._end
         self._end += leaving.size
         if not leaving.size:
             return layer
@@ -106,10 +106,10 @@ class SharedKeeper:
             raise differs(index)
         return returned(leaving.skeleton, data, self._ops)
 
-    def finish(self, layers: Sequence[Any], outer: int) -> Kept:
+    def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
         """The layers, as the file has them."""
         self._shared.finish(len(layers), self._end)
-        return Kept(tuple(layers), Resident())
+        return PlacedLayers(tuple(layers), Resident())
 
     def _map(self, begin: int, size: int, rights: int) -> Host:
         area = mmap.mmap(self._shared.file, size, flags=mmap.MAP_SHARED, prot=rights, offset=begin)

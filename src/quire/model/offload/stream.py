@@ -17,7 +17,7 @@ THREADS, PIECE = 4, 2 << 20
 """Requests in flight, and bytes of one."""
 
 
-class Counts(NamedTuple):
+class StreamCounts(NamedTuple):
     """So far: bytes read, nanoseconds that steps waited, experts needed, experts that were not in memory."""
 
     read: int
@@ -53,11 +53,11 @@ class Stream:
         """Run an op of it, or record it."""
         self._ops.native(name, self._at, *args)
 
-    def counts(self) -> Counts:
+    def counts(self) -> StreamCounts:
         """What it did so far."""
         found = np.zeros(4, np.int64)
         self._beside.native("stream_counts", self._at, found)
-        return Counts(*found.tolist())
+        return StreamCounts(*found.tolist())
 
 
 def turns(

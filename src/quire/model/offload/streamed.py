@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.model.offload.away import pages
-from quire.model.offload.stream import Counts, Segment, Stream, turns
+from quire.model.offload.stream import Segment, Stream, StreamCounts, turns
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops
 
@@ -49,6 +49,6 @@ class Streamed:
         if layer in self._turn:
             self._stream.call("stream_done", self._turn[layer])
 
-    def counts(self) -> Counts:
+    def counts(self) -> StreamCounts:
         """What was read so far, and how long steps waited."""
         return self._stream.counts()

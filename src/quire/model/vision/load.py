@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import replace
 
 from quire.core.dtypes import Dtype
-from quire.model.disk.opened import OpenedVision
+from quire.model.disk.opened import VisionHeaders
 from quire.model.load.parts import load_mlp, load_norm
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.net.parts import Mlp, Norm, PlainMlp
 from quire.model.vision.tower import Projector, QuickGeluMlp, Tower, TowerLayer
@@ -17,10 +17,10 @@ from quire.ops.arrays import Array, as_f32, to_numpy
 from quire.ops.backend import Ops
 
 
-def load_vision(opened: OpenedVision, ops: Ops, dtype: Dtype) -> Vision:
+def load_vision(opened: VisionHeaders, ops: Ops, dtype: Dtype) -> Vision:
     """The vision part of a model, its matrices in `dtype`."""
-    form = Form(dtype, narrow=False)
-    below, above = (Reader(part, ops, form, Share(), None) for part in (opened.tower, opened.projector))
+    form = MatrixForm(dtype, narrow=False)
+    below, above = (WeightReader(part, ops, form, Share(), None) for part in (opened.tower, opened.projector))
     tower = load_tower(below)
     projector, deep, newline = load_projectors(above, opened)
     size = sum(size for reader in (below, above) for _, size in reader.report.values())
@@ -29,7 +29,7 @@ def load_vision(opened: OpenedVision, ops: Ops, dtype: Dtype) -> Vision:
     return Vision(tower, projector, deep, newline, opened.reading, size, settings)
 
 
-def load_tower(reader: Reader) -> Tower:
+def load_tower(reader: WeightReader) -> Tower:
     """The tower, layer by layer."""
     spec, layers = reader.opened.spec, list[TowerLayer]()
     with reader.part():
@@ -54,7 +54,7 @@ def load_tower(reader: Reader) -> Tower:
     )
 
 
-def load_tower_layer(reader: Reader, index: int) -> TowerLayer:
+def load_tower_layer(reader: WeightReader, index: int) -> TowerLayer:
     """Layer `index` of the tower."""
     q_norm, k_norm = reader.vector("q_row_norm", index), reader.vector("k_row_norm", index)
     return TowerLayer(
@@ -74,7 +74,9 @@ def _sloped(mlp: Mlp) -> Mlp:
     return QuickGeluMlp(mlp.up, mlp.down) if isinstance(mlp, PlainMlp) and mlp.activation == "quick_gelu" else mlp
 
 
-def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tuple[Projector, ...], Array | None]:
+def load_projectors(
+    reader: WeightReader, opened: VisionHeaders
+) -> tuple[Projector, tuple[Projector, ...], Array | None]:
     """The projector, those of further features, and the row behind each line of a picture."""
     spec = reader.opened.spec
     with reader.part():
@@ -90,7 +92,7 @@ def load_projectors(reader: Reader, opened: OpenedVision) -> tuple[Projector, tu
     return main, tuple(deep), newline
 
 
-def _matrices(reader: Reader, stack: str, layer: int | None) -> Mlp:
+def _matrices(reader: WeightReader, stack: str, layer: int | None) -> Mlp:
     """One matrix, or two with an activation between."""
     down = reader.linear((f"{stack}_down",), layer)
     if not reader.opened.claim.get(f"{stack}_up", layer):
@@ -98,7 +100,7 @@ def _matrices(reader: Reader, stack: str, layer: int | None) -> Mlp:
     return _sloped(PlainMlp(reader.linear((f"{stack}_up",), layer), down, reader.opened.spec.activation))
 
 
-def _projector(reader: Reader, opened: OpenedVision, norm: Norm, project: Mlp) -> Projector:
+def _projector(reader: WeightReader, opened: VisionHeaders, norm: Norm, project: Mlp) -> Projector:
     spec, square = reader.opened.spec, opened.tower.spec.patches.merge**2
     return Projector(
         ops=reader.ops,

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.model.disk.checkpoint import Source, float_dtype
+from quire.model.disk.checkpoint import TensorSource, float_dtype
 from quire.model.disk.claim import claim
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.opened import Opened, OpenedVision
+from quire.model.disk.opened import ModelHeaders, VisionHeaders
 from quire.model.families.names import without
 from quire.model.families.pictured import PICTURED, vision_config
 from quire.model.families.row import Family
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
-from quire.model.vision.projectors import Seen, read_projector
+from quire.model.vision.projectors import ProjectorContext, read_projector
 from quire.model.vision.reading import Reading, read_pixels
-from quire.model.vision.tensors import Matrices, Some
+from quire.model.vision.tensors import SourceSubset, VisionMatrices
 from quire.model.vision.towers import find_tower
 from quire.quant.registry import DENSE
 
@@ -28,18 +28,18 @@ OUTER = "model."
 """What names of all parts begin with in the files of newer writers."""
 
 
-def part(source: Source, raw: Mapping[str, Any]) -> tuple[Source, Source | None]:
+def part(source: TensorSource, raw: Mapping[str, Any]) -> tuple[TensorSource, TensorSource | None]:
     """The tensors of the decoder, and those that make rows of pictures; None if the model takes no pictures."""
     row = PICTURED.get(str(raw.get("model_type")))
     if row is None:
         return source, None
     vision = {name for name in source.infos if name.removeprefix(OUTER).startswith(row.vision)}
-    return Some(source, source.infos.keys() - vision), Some(source, vision)
+    return SourceSubset(source, source.infos.keys() - vision), SourceSubset(source, vision)
 
 
 def open_vision(
-    folder: Path, raw: Mapping[str, Any], text: ModelSpec, vision: Source | None, seed: int
-) -> OpenedVision | None:
+    folder: Path, raw: Mapping[str, Any], text: ModelSpec, vision: TensorSource | None, seed: int
+) -> VisionHeaders | None:
     """Claim all tensors of `vision`, or make some up where it is None; None if the model takes no pictures.
 
     `text`: the decoder's shape. `ModelError` naming a tensor that is missing, left over or of another shape.
@@ -51,7 +51,7 @@ def open_vision(
     kind, row = find_tower(vision_config(raw, config.where), table.tower)
     inner = row.family.fill_in(vision_config(raw, config.where))
     whole = row.spec(kind, inner)
-    projector = read_projector(Seen(config, inner, whole, text))
+    projector = read_projector(ProjectorContext(config, inner, whole, text))
     reading = replace(projector.reading, pixels=read_pixels(folder, projector.reading.pixels))
     names = set(vision.infos) if vision is not None else set()
     root = OUTER if vision is None or any(name.startswith(OUTER) for name in names) else ""
@@ -61,9 +61,9 @@ def open_vision(
     tower = _Part(inner, spec, _trimmed(row.family, whole, spec, reading), row.required(inner), beginning)
     made = _Part(config, projector.spec, projector.family, frozenset(projector.required), root)
     turned, grouped = ([root + projector.names[r] for r in roles] for roles in (projector.turned, projector.grouped))
-    return OpenedVision(
-        tower.open(folder, None if vision is None else Matrices(vision, names - own), seed),
-        made.open(folder, None if vision is None else Matrices(vision, own, turned, grouped), seed),
+    return VisionHeaders(
+        tower.open(folder, None if vision is None else VisionMatrices(vision, names - own), seed),
+        made.open(folder, None if vision is None else VisionMatrices(vision, own, turned, grouped), seed),
         reading,
     )
 
@@ -78,7 +78,7 @@ class _Part:
     required: frozenset[str]
     beginning: str
 
-    def open(self, folder: Path, source: Source | None, seed: int) -> Opened:
+    def open(self, folder: Path, source: TensorSource | None, seed: int) -> ModelHeaders:
         """The claim of all that `source` has; numbers are made up where there is none."""
         outer = {role for role in self.family.names if role == "layer" or not DISK_ROLES[role].layer}
         names = {role: (self.beginning if role in outer else "") + name for role, name in self.family.names.items()}
@@ -90,7 +90,7 @@ class _Part:
         except ModelError as error:
             raise ModelError(f"{folder}: {error.message}") from None
         dtype = float_dtype(source.infos)
-        return Opened(folder.name, folder, self.config, self.spec, family, source, DENSE, claimed, dtype, ())
+        return ModelHeaders(folder.name, folder, self.config, self.spec, family, source, DENSE, claimed, dtype, ())
 
 
 def _shortened(spec: ModelSpec, reading: Reading, merge: int) -> ModelSpec:

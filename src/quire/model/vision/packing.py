@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.model.vision.reading import Reading
 from quire.model.vision.stretching import bilinear
 from quire.ops.arrays import Array, concat, is_tensor
@@ -48,11 +48,11 @@ def _shrunk(grid: Any, lines: int, across: int) -> Any:
     return found[0].permute(1, 2, 0)
 
 
-def _tiles(rows: Array, picture: Picture, reading: Reading, newline: Array | None) -> Any:
+def _tiles(rows: Array, picture: PromptImage, reading: Reading, newline: Array | None) -> Any:
     return rows.reshape(-1, rows.shape[2])
 
 
-def _lines(rows: Array, picture: Picture, reading: Reading, newline: Array | None) -> Any:
+def _lines(rows: Array, picture: PromptImage, reading: Reading, newline: Array | None) -> Any:
     """The whole picture, then its lines over all tiles, `newline` at the end of each; shrunk to the rows of `most`."""
     assert newline is not None, "the claim requires it"
     if len(rows) == 1:
@@ -68,5 +68,5 @@ def _lines(rows: Array, picture: Picture, reading: Reading, newline: Array | Non
     return concat((rows[0], concat((grid, ends), 1).reshape(-1, grid.shape[2])))
 
 
-PACKINGS: dict[str, Callable[[Any, Picture, Reading, Any], Any]] = {"tiles": _tiles, "lines": _lines}
+PACKINGS: dict[str, Callable[[Any, PromptImage, Reading, Any], Any]] = {"tiles": _tiles, "lines": _lines}
 """Rows [tiles, rows of a tile, hidden] to features [rows, hidden]; the first tile of "lines" is the whole picture."""

@@ -18,7 +18,7 @@ SCALED_IN_STREAM = ("granite",)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProjectorContext:
     """What is known when a projector is read: all of config.json, the tower's part, the specs of tower and decoder."""
 
     config: HfConfig
@@ -47,7 +47,9 @@ class Projector:
         return Family(self.names, required=self.required)
 
 
-def _spec(seen: Seen, connector: Connector, norm: str = "layer", eps: float = 1e-5, layers: int = 0) -> ModelSpec:
+def _spec(
+    seen: ProjectorContext, connector: Connector, norm: str = "layer", eps: float = 1e-5, layers: int = 0
+) -> ModelSpec:
     act = seen.config.text("projector_hidden_act", "gelu")
     if act not in ACTS:
         raise seen.config.fail("projector_hidden_act", f"{act!r} is not known; known: {', '.join(ACTS)}")
@@ -84,7 +86,7 @@ TWO = {"connector_up": "multi_modal_projector.linear_1", "connector_down": "mult
 BIASES = ("connector_up.bias", "connector_down.bias")
 
 
-def _llava(seen: Seen, layer: int = -2, strategy: str = "default", pixels: Pixels = CLIPS) -> Projector:
+def _llava(seen: ProjectorContext, layer: int = -2, strategy: str = "default", pixels: Pixels = CLIPS) -> Projector:
     """Two matrices over the rows of one layer of the tower, or of several side by side."""
     taps = feature_layers(seen.config, seen.tower.layers, layer)
     width = seen.tower.hidden * len(taps)
@@ -94,7 +96,7 @@ def _llava(seen: Seen, layer: int = -2, strategy: str = "default", pixels: Pixel
     return Projector(spec, TWO, required, Reading(pixels, taps, drop=_drop(seen.config, strategy)))
 
 
-def _any_size(made: Projector, seen: Seen, packing: str, most: int = 0) -> Projector:
+def _any_size(made: Projector, seen: ProjectorContext, packing: str, most: int = 0) -> Projector:
     """Tiles of a picture of any size, a row of numbers at the end of each of its lines (Liu et al. 2024)."""
     reading = replace(
         made.reading,
@@ -110,11 +112,11 @@ def _any_size(made: Projector, seen: Seen, packing: str, most: int = 0) -> Proje
     return replace(made, names=names, required=(*made.required, "newline"), reading=reading)
 
 
-def _llava_next(seen: Seen) -> Projector:
+def _llava_next(seen: ProjectorContext) -> Projector:
     return _any_size(_llava(seen), seen, "lines")
 
 
-def _llava_onevision(seen: Seen) -> Projector:
+def _llava_onevision(seen: ProjectorContext) -> Projector:
     ratio = seen.config.text("vision_aspect_ratio", "anyres_max_9")
     most = ratio.removeprefix("anyres_max_")
     if not most.isdecimal() or not 0 < int(most) < 1000:
@@ -122,10 +124,10 @@ def _llava_onevision(seen: Seen) -> Projector:
     return _any_size(_llava(seen, -1, "full"), seen, "lines", int(most))
 
 
-def _qwen(names: Mapping[str, str], norm: str, pixels: Pixels = CLIPS) -> Callable[[Seen], Projector]:
+def _qwen(names: Mapping[str, str], norm: str, pixels: Pixels = CLIPS) -> Callable[[ProjectorContext], Projector]:
     """Rows are normed, then those of a square of patches are read side by side (Wang et al. 2024)."""
 
-    def read(seen: Seen) -> Projector:
+    def read(seen: ProjectorContext) -> Projector:
         hidden, merge = seen.tower.hidden, seen.tower.patches.merge
         wide = hidden * merge**2
         deep = seen.vision.integers("deepstack_visual_indexes")
@@ -154,7 +156,7 @@ DEEP_MERGERS = {
 }
 
 
-def _gemma3(seen: Seen) -> Projector:
+def _gemma3(seen: ProjectorContext) -> Projector:
     """Rows of a square of patches are averaged, normed, and multiplied with one matrix."""
     side, count = seen.tower.patches.grid[0], seen.config.integer("mm_tokens_per_image", 256, high=1 << 16)
     rows = int(count**0.5)
@@ -170,7 +172,7 @@ def _gemma3(seen: Seen) -> Projector:
     return Projector(spec, names, tuple(names), reading, turned=("connector_down",), merge=side // rows)
 
 
-def _mistral3(seen: Seen) -> Projector:
+def _mistral3(seen: ProjectorContext) -> Projector:
     """Rows are normed, a matrix joins those of a square of patches, two follow."""
     taps = feature_layers(seen.config, seen.tower.layers, -1)
     if len(taps) > 1:
@@ -186,7 +188,7 @@ def _mistral3(seen: Seen) -> Projector:
     return Projector(spec, names, (*names, *biases), Reading(CLIPS, taps), grouped=grouped, merge=merge)
 
 
-def _idefics3(seen: Seen) -> Projector:
+def _idefics3(seen: ProjectorContext) -> Projector:
     """Rows of a square of patches side by side (pixel shuffle, Shi et al. 2016) are multiplied with one matrix."""
     hidden, merge = seen.tower.hidden, seen.config.integer("scale_factor", 2, high=16)
     spec = _spec(seen, Connector(hidden, merge, read=hidden * merge**2))
@@ -194,7 +196,7 @@ def _idefics3(seen: Seen) -> Projector:
     return Projector(spec, names, tuple(names), Reading(HALVES, (seen.tower.layers,), normed=True), merge=merge)
 
 
-def _internvl(seen: Seen) -> Projector:
+def _internvl(seen: ProjectorContext) -> Projector:
     """Pixel shuffle, a norm, two matrices."""
     ratio = seen.config.number("downsample_ratio", 0.5, high=1.0)
     hidden, merge = seen.tower.hidden, int(1 / ratio)
@@ -211,7 +213,7 @@ def _internvl(seen: Seen) -> Projector:
     return Projector(spec, names, (*names, *biases), Reading(CLIPS, taps, normed, drop=1), merge=merge)
 
 
-PROJECTORS: dict[str, Callable[[Seen], Projector]] = {
+PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
@@ -227,7 +229,7 @@ PROJECTORS: dict[str, Callable[[Seen], Projector]] = {
 """By `model_type`, as the table of models that take pictures."""
 
 
-def read_projector(seen: Seen) -> Projector:
+def read_projector(seen: ProjectorContext) -> Projector:
     """The projector of a model type of the table."""
     made = PROJECTORS[seen.config.text("model_type")](seen)
     scale = seen.text.embed_scale if seen.text.family in SCALED_IN_STREAM else 1.0

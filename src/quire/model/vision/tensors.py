@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
 
-from quire.model.disk.checkpoint import Source, TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, TensorSource
 from quire.ops.arrays import AnyArray
 
 PARTS = (".weight", ".bias")
 
 
-class Some:
-    """A `Source` of some tensors of another, as they are."""
+class SourceSubset:
+    """A `TensorSource` of some tensors of another, as they are."""
 
-    def __init__(self, source: Source, names: Iterable[str]) -> None:
+    def __init__(self, source: TensorSource, names: Iterable[str]) -> None:
         self.source = source
         self.infos: dict[str, TensorInfo] = {name: source.infos[name] for name in names}
 
@@ -32,8 +32,8 @@ class Some:
         self.source.give_back()
 
 
-class Matrices:
-    """A `Source` of some tensors of another, brought to the form that roles have.
+class VisionMatrices:
+    """A `TensorSource` of some tensors of another, brought to the form that roles have.
 
     A parameter that is no module's is a weight: `x` is seen as `x.weight`, less its axes of length 1. The kernel of a
     convolution [n, channels, ...] becomes a matrix [n, k] whose columns are the pixels of a patch in their order, the
@@ -43,7 +43,7 @@ class Matrices:
 
     def __init__(
         self,
-        source: Source,
+        source: TensorSource,
         names: Iterable[str],
         turned: Collection[str] = (),
         grouped: Collection[str] = (),

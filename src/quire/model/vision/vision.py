@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.dtypes import F32
-from quire.core.pictures import Picture
+from quire.core.pictures import PromptImage
 from quire.model.vision.account import scratch_bytes
 from quire.model.vision.packing import PACKINGS
 from quire.model.vision.reading import Reading
@@ -43,7 +43,7 @@ class Vision:
         """Bytes that encoding a picture of `rows` rows takes beside its features."""
         return scratch_bytes(self.tower.spec, rows)
 
-    def __call__(self, picture: Picture) -> Array:
+    def __call__(self, picture: PromptImage) -> Array:
         """Features [picture.rows, width] f32: the row for the embedding, then those added behind the first layers.
 
         They stand for embeddings that were scaled already, where a decoder scales them. `ValueError` where the picture
@@ -55,7 +55,7 @@ class Vision:
             raise ValueError(f"the tower makes {len(found)} rows of a picture that has {picture.rows} in the prompt")
         return found
 
-    def _features(self, picture: Picture) -> Any:
+    def _features(self, picture: PromptImage) -> Any:
         reading = self.reading
         wanted = tuple(sorted({*reading.taps, *reading.deep}))
         kept = dict(zip(wanted, self.tower(self._pixels(picture), wanted, reading.normed), strict=True))
@@ -66,7 +66,7 @@ class Vision:
         more = [self._project(p, [kept[tap]]) for p, tap in zip(self.deep, reading.deep, strict=True)]
         return as_f32(concat((found, *(part.reshape(-1, part.shape[2]) for part in more)), 1) if more else found)
 
-    def _pixels(self, picture: Picture) -> Any:
+    def _pixels(self, picture: PromptImage) -> Any:
         """[tiles, height, width, 3] f32."""
         told, put = self.reading.pixels, self.tower.ops.put
         tiles, height, width = picture.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import DeviceConfig
-from quire.ops.choice import Device
+from quire.ops.choice import BackendFacts
 from quire.ops.native import Native
 
 
@@ -13,4 +13,4 @@ def unit(device: DeviceConfig) -> tuple[str, int]:
     return native.isa, native.threads
 
 
-DEVICE = Device("cpu", unit)
+DEVICE = BackendFacts("cpu", unit)

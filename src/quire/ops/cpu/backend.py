@@ -27,7 +27,7 @@ from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import Native, check, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS, load_modules
 from quire.ops.tuning import Tuning
-from quire.ops.weights import Packed, Stored, Weight
+from quire.ops.weights import Packed, StoredMatrix, Weight
 
 IN_NUMPY = "quire.ops.sampling"
 """Where the definitions are that take numpy arrays."""
@@ -124,7 +124,7 @@ class CpuOps(Ops):
         """Without the arena, and not recorded."""
         return UnrecordedOps(self)
 
-    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
         """`weight` in the layout of this instruction set; `narrow`: in 12 bits if it is bf16, by `--bf16-bits 12`."""
         return pack(self.cpu, weight, keep_plain=self.refers, narrow=narrow and self.cpu.bf16_bits == 12)
 
@@ -137,7 +137,7 @@ class CpuOps(Ops):
         """All but those in 12 bits, which share one choice of exponents."""
         return not self.refers and not (kind == "bf16" and self.cpu.bf16_bits == 12)
 
-    def pack_stack(self, weights: Iterable[Weight | Stored], count: int) -> Packed:
+    def pack_stack(self, weights: Iterable[Weight | StoredMatrix], count: int) -> Packed:
         """`count` matrices below each other, packed one at a time."""
         return pack_stack(self.cpu, weights, count)
 

@@ -21,7 +21,7 @@ from quire.ops.descriptors import (
     RopeDescriptor,
     RoutingDescriptor,
 )
-from quire.ops.experts import Between, Grouped, Routing
+from quire.ops.experts import ExpertActivation, Grouped, Routing
 from quire.ops.latents import rank_of
 from quire.ops.layout import KVCache
 from quire.ops.native import check
@@ -156,7 +156,7 @@ def routing_descriptor(routing: Routing) -> RoutingDescriptor:
 
 
 @lru_cache(64)
-def between_descriptor(between: Between) -> BetweenDescriptor:
+def between_descriptor(between: ExpertActivation) -> BetweenDescriptor:
     """What stands between the two matrices of an expert."""
     alpha, limit = between.clamp or (0.0, 0.0)
     return BetweenDescriptor(

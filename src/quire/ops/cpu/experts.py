@@ -7,7 +7,7 @@ from quire.ops.arrays import Host, address
 from quire.ops.cpu.described import address_or_none, between_descriptor, experts_descriptor, routing_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import PairsDescriptor
-from quire.ops.experts import Between, Choices, Grouped, Routing
+from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing
 from quire.ops.facts import LANES
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -58,7 +58,7 @@ def grouped_linear(cpu: Cpu, x: Host, w: Grouped, tokens: Host | None, offsets: 
 
 
 @impl("expert_mlp", "cpu")
-def expert_mlp(cpu: Cpu, x: Host, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Host:
+def expert_mlp(cpu: Cpu, x: Host, gate_up: Grouped, down: Grouped, between: ExpertActivation, choices: Choices) -> Host:
     tokens, places, offsets, weights = choices
     rows, top_k = check(places, "expert_mlp places", I32, -1, -1).shape
     if gate_up.n != 2 * down.k or down.experts != gate_up.experts:

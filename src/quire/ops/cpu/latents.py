@@ -7,7 +7,7 @@ from quire.ops.arrays import Host
 from quire.ops.cpu.described import batch_descriptor, latent_cache_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor
-from quire.ops.latents import EPS, Heads, rank_of
+from quire.ops.latents import EPS, LatentHeads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -34,7 +34,7 @@ def latent_rope_and_cache(
     table: Host,
     slots: Host,
     cache: KVCache,
-    heads: Heads,
+    heads: LatentHeads,
 ) -> Host:
     rank, r = rank_of(cache), cache.layout.head_dim
     rows, width = check(q, "latent_rope_and_cache q", F32, -1, -1).shape

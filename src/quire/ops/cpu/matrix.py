@@ -27,7 +27,7 @@ class Numbers(NamedTuple):
     activation_bits: int = 8
 
 
-class Matrix(Descriptor):
+class CpuMatrix(Descriptor):
     """The descriptor of a packed matrix (csrc/matrix.h)."""
 
     _fields_ = words(
@@ -73,7 +73,7 @@ def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, pa
     at = {name: address(t) for name, t in parts.items()}
     blocks = -(-shape[0] // LANES)
     steps = {GROWING[name]: t.nbytes // blocks for name, t in parts.items() if name in GROWING}
-    handle = Matrix(
+    handle = CpuMatrix(
         kind=NUMBERS[kind], n=shape[0], k=shape[1], group=group, wide=int(numbers.wide),
         digits=1 if numbers.activation_bits == 8 else 2,
         planes=2 if "table" in parts and kind != "bf12" and parts["table"].size > LANES else 1, **at, **steps,
@@ -85,7 +85,7 @@ def assemble(kind: str, shape: tuple[int, int], group: int, numbers: Numbers, pa
 
 def take_apart(packed: Packed) -> tuple[Numbers, dict[str, Host]]:
     """The inverse of `assemble`."""
-    w: Matrix = packed.handle
+    w: CpuMatrix = packed.handle
     held = {address(t): t for t in (*packed.buffers, *packed.shared)}
     parts = {name: held[at] for name in (*GROWING, *SHARED) if (at := getattr(w, name))}
     return Numbers(bool(w.wide), 8 * w.digits), parts

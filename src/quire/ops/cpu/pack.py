@@ -17,13 +17,13 @@ from quire.ops.cpu.state import Cpu
 from quire.ops.facts import LANES
 from quire.ops.kinds import KINDS, NUMBERS, SUPER_KINDS
 from quire.ops.native import huge_bytes
-from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, Stored, Weight
+from quire.ops.weights import MOST, SUPER, TABLE_MOST, Packed, StoredMatrix, Weight
 
 PLAIN = {name: kind for name, kind in KINDS.items() if kind.packer}
 """Kinds that are packed as they are."""
 
 
-def pack(cpu: Cpu, weight: Weight | Stored, keep_plain: bool = False, narrow: bool = False) -> Packed:
+def pack(cpu: Cpu, weight: Weight | StoredMatrix, keep_plain: bool = False, narrow: bool = False) -> Packed:
     """`weight` packed for the native `linear`. Raises `ConfigError` when its kind, dtype or group cannot be packed.
 
     `keep_plain` keeps the unpacked matrix too, for a `linear` overridden with the reference. `narrow`: a bf16 matrix is
@@ -33,9 +33,9 @@ def pack(cpu: Cpu, weight: Weight | Stored, keep_plain: bool = False, narrow: bo
     return replace(made, plain=weight) if keep_plain and isinstance(weight, Weight) else made
 
 
-def pack_dense(cpu: Cpu, weight: Weight | Stored, narrow: bool = False) -> Packed:
+def pack_dense(cpu: Cpu, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
     """As `pack`, zeros and all."""
-    if isinstance(weight, Stored):
+    if isinstance(weight, StoredMatrix):
         return pack_stored(cpu, weight)
     _validate(weight)
     narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None

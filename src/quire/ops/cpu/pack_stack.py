@@ -15,10 +15,10 @@ from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import without_zeros
 from quire.ops.cpu.state import Cpu
 from quire.ops.native import huge_bytes
-from quire.ops.weights import Packed, Stored, Weight
+from quire.ops.weights import Packed, StoredMatrix, Weight
 
 
-def pack_stack(cpu: Cpu, weights: Iterable[Weight | Stored], count: int) -> Packed:
+def pack_stack(cpu: Cpu, weights: Iterable[Weight | StoredMatrix], count: int) -> Packed:
     """`count` matrices [n, k] as one packed matrix [count * n, k]; n must be a multiple of the 16 rows of a block.
 
     Only one of them is in memory beside the result. Zeros are there for all when one has some. `ConfigError` when they
@@ -37,7 +37,7 @@ class _Stack:
         self._own: dict[str, Host] = {}
         self._shared: dict[str, Host] = {}
 
-    def add(self, weight: Weight | Stored) -> None:
+    def add(self, weight: Weight | StoredMatrix) -> None:
         """Pack `weight` behind those before."""
         if isinstance(weight, Weight) and "zeros" in self._own and weight.zeros is None:
             weight = _with_zeros(weight)
@@ -68,7 +68,7 @@ class _Stack:
             self._own[name] = huge_bytes(self._count * size)
         return self._own[name][place * size : (place + 1) * size]
 
-    def _check(self, packed: Packed, weight: Weight | Stored, numbers: Numbers, shared: dict[str, Host]) -> None:
+    def _check(self, packed: Packed, weight: Weight | StoredMatrix, numbers: Numbers, shared: dict[str, Host]) -> None:
         same = self._shared.keys() == shared.keys() and all(np.array_equal(self._shared[s], shared[s]) for s in shared)
         if self._format != (packed.kind, weight.shape, packed.group, numbers) or not same:
             raise ConfigError(

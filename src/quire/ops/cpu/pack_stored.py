@@ -16,13 +16,13 @@ from quire.ops.descriptors import RoundingDescriptor
 from quire.ops.facts import LANES
 from quire.ops.kinds import KINDS, NUMBERS
 from quire.ops.native import huge_bytes
-from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, Rows, Stored
+from quire.ops.weights import CANNOT_ROUND, BlockForm, Packed, RoundForm, RowSelection, StoredMatrix
 
 FORMS_OF_32 = {name: number for number, name in enumerate(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"))}
 """Format in blocks of 32 -> its number in csrc/pack_blocks32.cpp."""
 
 
-def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
+def pack_stored(cpu: Cpu, stored: StoredMatrix) -> Packed:
     """`stored` packed for the native `linear`; `ModelError` when a scale is nan or inf."""
     (n, k), form = stored.shape, stored.form
     if any(len(part) % LANES for part in stored.parts[:-1]):  # 16 rows go into one block
@@ -34,7 +34,7 @@ def pack_stored(cpu: Cpu, stored: Stored) -> Packed:
     blocks, done = -(-n // LANES), 0
     for part in stored.parts:
         data = part.data if part.data.strides[1] == part.data.itemsize else np.ascontiguousarray(part.data)
-        rows = Rows(data, _within(part.order, len(data)))
+        rows = RowSelection(data, _within(part.order, len(data)))
         at = {name: address(t) + done // LANES * (t.size // blocks) for name, t in out.items()}
         if isinstance(form, BlockForm):
             _pack_blocks(cpu, at, rows, k, form)
@@ -52,7 +52,7 @@ def _within(order: Host | None, rows: int) -> Host | None:
     return None if order is None else np.ascontiguousarray(order, I64)
 
 
-def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: BlockForm) -> None:
+def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: RowSelection, k: int, form: BlockForm) -> None:
     bad = np.zeros(1, I64)
     in_super = bool(KINDS[form.kind].multiples)
     cpu.call(
@@ -65,7 +65,7 @@ def _pack_blocks(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: Bloc
         raise ModelError("a scale or minimum is nan or inf; the file is damaged")
 
 
-def _round(cpu: Cpu, at: Mapping[str, int], rows: Rows, k: int, form: RoundForm) -> None:
+def _round(cpu: Cpu, at: Mapping[str, int], rows: RowSelection, k: int, form: RoundForm) -> None:
     data = rows.data
     bad, divisors = np.zeros(1, I64), np.array(form.divisors, F32)
     rounding = RoundingDescriptor(

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quire.ops.choice import Device
+from quire.ops.choice import BackendFacts
 
-DEVICE = Device("reference", lambda device: ("torch", 1), extra="train")
+DEVICE = BackendFacts("reference", lambda device: ("torch", 1), extra="train")

@@ -14,7 +14,7 @@ from quire.ops.arrays import Host, to_torch
 from quire.ops.backend import Ops
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import load_definitions
-from quire.ops.weights import Packed, Stored, Weight, plain_packed
+from quire.ops.weights import Packed, StoredMatrix, Weight, plain_packed
 
 
 class ReferenceRecording:
@@ -51,7 +51,7 @@ class ReferenceOps(Ops):
         """Zeroed memory."""
         return torch.zeros(shape, dtype=torch_dtype(dtype))
 
-    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
         """`weight` as it is."""
         assert isinstance(weight, Weight)
         return plain_packed(self.place(weight))

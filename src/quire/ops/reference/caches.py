@@ -1,6 +1,6 @@
 """Keys and values of torch caches in their logical order, read and written, as the ops' definitions do.
 
-What is written into a cache that is `Held` stays in autograd's graph.
+What is written into a cache that is `AutogradCache` stays in autograd's graph.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.dtypes import I8, Dtype
-from quire.ops.held import Held
+from quire.ops.held import AutogradCache
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.lazy import torch_dtype
 
@@ -56,7 +56,7 @@ def logical(cache: KVCache, blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k, v [t, kv_heads, head_dim] at `slots` [t] int64 (slot = block * block_size + offset; -1: not)."""
-    if isinstance(cache, Held):
+    if isinstance(cache, AutogradCache):
         cache.put(slots, k, v)
         return
     at, kept = cache.layout, slots >= 0
@@ -75,7 +75,7 @@ def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
 
 def write_latents(cache: KVCache, slots: Tensor, keys: Tensor, latents: Tensor) -> None:
     """Store rotated keys [t, head_dim] and latents [t, rank] at `slots` [t] int64."""
-    if isinstance(cache, Held):
+    if isinstance(cache, AutogradCache):
         cache.put(slots, keys, latents)
         return
     size, dtype = cache.layout.block_size, torch_dtype(cache.layout.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.ops.experts import Between, Choices, Grouped, Routing
+from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing
 from quire.ops.op import op
 from quire.ops.reference.layers import gated_activation, linear
 from quire.ops.weights import Packed, Weight, plain_packed
@@ -110,7 +110,7 @@ def grouped_linear(x: Tensor, w: Grouped, tokens: Tensor | None, offsets: Tensor
 
 
 @op(tolerance=2e-2)
-def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+def expert_mlp(x: Tensor, gate_up: Grouped, down: Grouped, between: ExpertActivation, choices: Choices) -> Tensor:
     """Sum over a row's choices of weight * down(act(gate(x)) * up(x)) by the choice's expert: [R, hidden] f32.
 
     `grouped_linear`, `gated_activation` or `clamped_swiglu`, `grouped_linear`, `combine`. Rows [T, hidden] f32 of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.latents import EPS, Heads, rank_of
+from quire.ops.latents import EPS, LatentHeads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import op
 from quire.ops.reference.caches import write_latents
@@ -33,7 +33,7 @@ def head_linear(x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
 
 
 def turned_latents(
-    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: LatentHeads
 ) -> tuple[Tensor, Tensor]:
     """What `latent_rope_and_cache` makes of q and kv, new; what it stores is stored."""
     rank, r = rank_of(cache), 2 * table.shape[2]
@@ -47,7 +47,7 @@ def turned_latents(
 
 @op(tolerance=2e-5)
 def latent_rope_and_cache(
-    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: Heads
+    q: Tensor, kv: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: LatentHeads
 ) -> Tensor:
     """Rotate the last r numbers of each head of q in place; norm latents, rotate keys, store both; returns q.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 
 from quire.core.config import DeviceConfig
-from quire.ops.choice import HOST, Device
+from quire.ops.choice import HOST, BackendFacts
 
 
 def unit(device: DeviceConfig) -> tuple[str, int]:
@@ -28,4 +28,4 @@ def unit(device: DeviceConfig) -> tuple[str, int]:
 
 
 OTHERS = {"linear": ("cublas", "cusparselt")}
-DEVICE = Device("cuda", unit, extra="gpu", needs="a GPU", lacks=HOST, others=OTHERS)
+DEVICE = BackendFacts("cuda", unit, extra="gpu", needs="a GPU", lacks=HOST, others=OTHERS)

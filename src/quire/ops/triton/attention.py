@@ -33,7 +33,7 @@ CHUNK_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Paged:
+class PagedBatch:
     """A batch as `attention` gets it, checked."""
 
     cu_q: Tensor
@@ -117,13 +117,15 @@ def query_heads(width: int, kv_heads: int, d: int) -> int:
     return heads
 
 
-def _paged(what: str, cu_q: Tensor, context: Tensor, tables: Tensor, spec: AttentionSpec, tree: Tensor | None) -> Paged:
+def _paged(
+    what: str, cu_q: Tensor, context: Tensor, tables: Tensor, spec: AttentionSpec, tree: Tensor | None
+) -> PagedBatch:
     sequences = len(tensor(context, f"{what} context", torch.int32, -1))
     tensor(cu_q, f"{what} cu_q", torch.int32, sequences + 1)
-    return Paged(cu_q, context, tensor(tables, f"{what} block_tables", torch.int32, sequences, -1), spec, tree)
+    return PagedBatch(cu_q, context, tensor(tables, f"{what} block_tables", torch.int32, sequences, -1), spec, tree)
 
 
-def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, sizes: dict[str, int]) -> Tensor:
+def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: PagedBatch, sizes: dict[str, int]) -> Tensor:
     """Few rows per sequence: all by splits of their keys. Otherwise sequences of one row by splits, the others whole.
 
     Which of the two is chosen by sizes that the host knows, and changes no bit.
@@ -172,7 +174,7 @@ def _dot(cache: KVCache) -> Any:
     return DOTS.get(cache.layout.dtype, tl.bfloat16)
 
 
-def _arguments(queries: Queries, cache: KVCache, batch: Paged) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _arguments(queries: Queries, cache: KVCache, batch: PagedBatch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Arguments qkv..tables and factor..head_step of the kernels."""
     spec, rotated = batch.spec, queries.rotated
     factor = spec.scale
@@ -193,7 +195,7 @@ def _tiles(group: int, rows: int) -> tuple[dict[str, int], int]:
     return {"BM": rows, "TILE_HEADS": triton.cdiv(group, tiles)}, tiles
 
 
-def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: Paged, keys: int) -> dict[str, Any]:
+def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: PagedBatch, keys: int) -> dict[str, Any]:
     """The constants of both kernels, without the split."""
     layout, spec = cache.layout, batch.spec
     group = queries.heads // layout.kv_heads

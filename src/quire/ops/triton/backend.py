@@ -19,7 +19,7 @@ from quire.ops.lazy import torch_dtype
 from quire.ops.op import IMPLEMENTATIONS
 from quire.ops.triton.gpu import Gpu, check_sparse_units, open_gpu
 from quire.ops.triton.pack import pack
-from quire.ops.weights import Packed, Stored, Weight
+from quire.ops.weights import Packed, StoredMatrix, Weight
 
 
 class GraphRecording:
@@ -71,7 +71,7 @@ class GpuOps(Ops):
         """Copies behind the work that is queued."""
         return self.runtime.fetch([torch.as_tensor(each) for each in found])
 
-    def pack(self, weight: Weight | Stored, narrow: bool = False) -> Packed:
+    def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
         """`weight` in the layout that the kernels read, on the device."""
         assert isinstance(weight, Weight)
         return pack(self.gpu, self.place(weight), keep_plain=self.refers)

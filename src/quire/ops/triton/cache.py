@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from quire.core.dtypes import I8
-from quire.ops.latents import EPS, Heads, rank_of
+from quire.ops.latents import EPS, LatentHeads, rank_of
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.op import impl
 from quire.ops.triton import cache_kernels as kernels
@@ -82,7 +82,7 @@ def latent_rope_and_cache(
     table: Tensor,
     slots: Tensor,
     cache: KVCache,
-    heads: Heads,
+    heads: LatentHeads,
 ) -> Tensor:
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
     rows, width = activations(q, "latent_rope_and_cache q")

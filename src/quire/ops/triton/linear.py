@@ -13,7 +13,7 @@ from quire.ops.op import impl
 from quire.ops.reference.layers import activation, gated_activation
 from quire.ops.triton import linear_kernels as kernels
 from quire.ops.triton.gpu import Gpu
-from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, Matrix
+from quire.ops.triton.pack import FOURS, TWO_OF_FOUR, GpuMatrix
 from quire.ops.triton.sparse_kernels import two_of_four_kernel
 from quire.ops.weights import E4M3_MOST, MOST, Packed
 
@@ -28,7 +28,7 @@ LEAST_ROWS = 65
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """x times each of `count` matrices [n, k] that lie `rows` rows apart; `mode` says which rows and columns one reads.
 
     m: rows of the output. `x_step`: columns of a head. `tokens`: the row of x that a row of the output reads.
@@ -46,14 +46,14 @@ class Product:
     offsets: Tensor | None = None
 
 
-class Cut:
+class ProductTiling:
     """How programs share a product: the tile, the runs of columns, and whether a program takes one run or all.
 
     `nbytes`: of a number of x. The number of runs depends on n and k alone: it decides the order of a sum. The rest may
     depend on the batch.
     """
 
-    def __init__(self, gpu: Gpu, w: Matrix, p: Product, nbytes: int) -> None:
+    def __init__(self, gpu: Gpu, w: GpuMatrix, p: MatrixProduct, nbytes: int) -> None:
         per_matrix = -(-p.m // p.count) if p.mode == EXPERTS else p.m
         name = f"linear_{SHARED_TILES.get(w.form, w.form)}"
         self.sizes = gpu.config(name, m=per_matrix, n=p.n, k=p.k, group=w.group, bytes=nbytes)
@@ -69,7 +69,7 @@ class Cut:
         self.grid = tiles, self.segments if self.split else p.count if p.mode == HEADS else 1
         self.slots = 1 << (p.count - 1).bit_length() if p.mode == EXPERTS else 1
 
-    def constants(self, gpu: Gpu, p: Product) -> dict[str, Any]:
+    def constants(self, gpu: Gpu, p: MatrixProduct) -> dict[str, Any]:
         """What all kernels of products are compiled for."""
         return {"SEGMENTS": self.segments, "SPLIT": self.split, "MODE": p.mode, "SLOTS": self.slots,
                 "BN": self.sizes["bn"], "BM": self.sizes["bm"], "UPCAST": gpu.interpreted,
@@ -93,13 +93,13 @@ def runs(n: int, k: int, facts: dict[str, int]) -> tuple[int, int]:
     return -(-k // run), run
 
 
-def multiply(gpu: Gpu, x: Tensor, w: Matrix, p: Product, out: Tensor) -> None:
+def multiply(gpu: Gpu, x: Tensor, w: GpuMatrix, p: MatrixProduct, out: Tensor) -> None:
     """out [m, n * heads] = x times w, with biases."""
     if not p.m:
         return
     if w.order is not None:
         x = x.index_select(1, w.order)
-    cut = Cut(gpu, w, p, x.element_size())
+    cut = ProductTiling(gpu, w, p, x.element_size())
     if cut.split:
         bias, target = None, gpu.empty(cut.segments, p.m, p.n)
     else:
@@ -123,7 +123,7 @@ Target = tuple[Tensor, Tensor | None]
 """Where a kernel writes, and the bias that it adds."""
 
 
-def _dense(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+def _dense(gpu: Gpu, x: Tensor, w: GpuMatrix, p: MatrixProduct, cut: ProductTiling, to: Target) -> None:
     block = cut.sizes["bk"]
     kernels.dense_kernel[cut.grid](
         to[0], x, w.codes, to[1], p.tokens, p.offsets, p.m, p.n, p.k, p.rows, x.stride(0), to[0].stride(-2), p.x_step,
@@ -131,7 +131,7 @@ def _dense(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> 
     )  # fmt: skip
 
 
-def _two_of_four(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+def _two_of_four(gpu: Gpu, x: Tensor, w: GpuMatrix, p: MatrixProduct, cut: ProductTiling, to: Target) -> None:
     """x's columns of a remainder by four are brought together first: programs read them side by side."""
     assert w.places is not None
     wanted = x.view(len(x), -1, p.x_step)[..., : p.k] if p.x_step else x
@@ -143,7 +143,7 @@ def _two_of_four(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Targe
     )  # fmt: skip
 
 
-def _coded(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> None:
+def _coded(gpu: Gpu, x: Tensor, w: GpuMatrix, p: MatrixProduct, cut: ProductTiling, to: Target) -> None:
     sums = None
     chunk = w.group if w.form == "int8" else max(w.group, 32)
     if w.mins is not None:
@@ -158,7 +158,7 @@ def _coded(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> 
     )  # fmt: skip
 
 
-def _scaled(gpu: Gpu, x: Tensor, w: Matrix, p: Product, cut: Cut, to: Target) -> Tensor | None:
+def _scaled(gpu: Gpu, x: Tensor, w: GpuMatrix, p: MatrixProduct, cut: ProductTiling, to: Target) -> Tensor | None:
     """Quantize x, multiply; returns x's scales when they are still to be multiplied (one per row, runs apart)."""
     group = w.group or p.k
     codes = gpu.empty(len(x), p.k, dtype=w.codes.dtype)
@@ -190,7 +190,7 @@ def check_rows(x: Tensor, what: str, columns: int) -> int:
 def linear(gpu: Gpu, x: Tensor, w: Packed, bias: Tensor | None) -> Tensor:
     m = check_rows(x, "linear x", w.k)
     out = gpu.empty(m, w.n, dtype=torch.float32 if w.kind == "f32" else x.dtype)
-    multiply(gpu, x, w.handle, Product(m, w.n, w.k, bias), out)
+    multiply(gpu, x, w.handle, MatrixProduct(m, w.n, w.k, bias), out)
     return out
 
 
@@ -222,7 +222,7 @@ def head_linear(gpu: Gpu, x: Tensor, w: Packed, heads: int, n: int) -> Tensor:
     m = check_rows(x, "head_linear x", x.shape[1])
     width, rows = x.shape[1] // heads, w.n // heads
     out = gpu.empty(m, heads * n, dtype=x.dtype)
-    multiply(gpu, x, w.handle, Product(m, n, w.k, mode=HEADS, count=heads, rows=rows, x_step=width), out)
+    multiply(gpu, x, w.handle, MatrixProduct(m, n, w.k, mode=HEADS, count=heads, rows=rows, x_step=width), out)
     return out
 
 
@@ -261,6 +261,6 @@ def grouped_linear(gpu: Gpu, x: Tensor, w: Grouped, tokens: Tensor | None, offse
     m = len(x) if tokens is None else tokens.numel()
     rows = w.packed.n // w.experts
     out = gpu.empty(m, w.n, dtype=x.dtype)
-    p = Product(m, w.n, w.k, w.bias, EXPERTS, w.experts, rows, tokens=tokens, offsets=offsets)
+    p = MatrixProduct(m, w.n, w.k, w.bias, EXPERTS, w.experts, rows, tokens=tokens, offsets=offsets)
     multiply(gpu, x, w.packed.handle, p, out)
     return out

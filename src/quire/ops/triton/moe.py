@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.experts import SCORES, Between, Choices, Grouped, Routing
+from quire.ops.experts import SCORES, Choices, ExpertActivation, Grouped, Routing
 from quire.ops.op import impl
 from quire.ops.reference.layers import gated_activation
 from quire.ops.triton import moe_kernels as kernels
@@ -71,7 +71,9 @@ def scale_by_sigmoid(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
 
 
 @impl("expert_mlp", "triton")
-def expert_mlp(gpu: Gpu, x: Tensor, gate_up: Grouped, down: Grouped, between: Between, choices: Choices) -> Tensor:
+def expert_mlp(
+    gpu: Gpu, x: Tensor, gate_up: Grouped, down: Grouped, between: ExpertActivation, choices: Choices
+) -> Tensor:
     tokens, places, offsets, weights = choices
     wide = grouped_linear(gpu, x, gate_up, tokens, offsets)  # models call the ops themselves
     if between.clamp:

@@ -30,7 +30,7 @@ E2M1_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @dataclass(frozen=True)
-class Matrix:
+class GpuMatrix:
     """What the kernels of linear_kernels.py and sparse_kernels.py read.
 
     `form`: "f32" or "f16" (16-bit floats), "2:4" (those without two of each four, `places` says which), "int4",
@@ -95,14 +95,14 @@ def _both_int8(weight: Weight) -> bool:
     )
 
 
-def _dense(weight: Weight, device: torch.device) -> Matrix:
+def _dense(weight: Weight, device: torch.device) -> GpuMatrix:
     dtype = FLOATS[weight.kind]
     if weight.codes.dtype is not dtype:
         raise _refusal(weight, f"its values are {weight.codes.dtype}")
-    return Matrix("f32" if weight.kind == "f32" else "f16", weight.codes.to(device).contiguous())
+    return GpuMatrix("f32" if weight.kind == "f32" else "f16", weight.codes.to(device).contiguous())
 
 
-def _two_of_four(gpu: Gpu, dense: Matrix) -> Matrix | None:
+def _two_of_four(gpu: Gpu, dense: GpuMatrix) -> GpuMatrix | None:
     """A matrix of 16-bit floats [n, k] without two of each four columns; None where some row has more than two, or
     where columns are so few that their chunks take more.
 
@@ -125,13 +125,13 @@ def _two_of_four(gpu: Gpu, dense: Matrix) -> Matrix | None:
     return replace(dense, form=TWO_OF_FOUR, codes=codes, places=places, units=units)
 
 
-def units_parts(matrix: Matrix) -> list[Tensor]:
+def units_parts(matrix: GpuMatrix) -> list[Tensor]:
     """The memory of `units`, a tensor that says the size of the dense one."""
     parts = (getattr(matrix.units, name, None) for name in ("packed", "meta"))
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _scaled(gpu: Gpu, weight: Weight) -> Matrix:
+def _scaled(gpu: Gpu, weight: Weight) -> GpuMatrix:
     k, group, device = weight.shape[1], weight.group, gpu.device
     if weight.kind == "fp8" and not gpu.chip.float8:
         raise _refusal(weight, "this GPU does not multiply float8 (e4m3); use --quantization int8")
@@ -142,11 +142,11 @@ def _scaled(gpu: Gpu, weight: Weight) -> Matrix:
     if group != k and (k % group or group % 32):
         raise _refusal(weight, f"a scale for {group} of its {k} columns is none for a row or a multiple of 32")
     whole = 0 if group == k else group
-    return Matrix("scaled", weight.codes.to(device).contiguous(), _rows_last(weight.scales, device), group=whole,
+    return GpuMatrix("scaled", weight.codes.to(device).contiguous(), _rows_last(weight.scales, device), group=whole,
                   order=_moved(weight.order, device))  # fmt: skip
 
 
-def _coded(weight: Weight, device: torch.device) -> Matrix:
+def _coded(weight: Weight, device: torch.device) -> GpuMatrix:
     (n, k), group = weight.shape, weight.group
     if group not in GROUPS or k % group:
         raise _refusal(weight, f"its {k} columns are not in groups of one of {GROUPS}")
@@ -164,7 +164,9 @@ def _coded(weight: Weight, device: torch.device) -> Matrix:
     form = "e2m1" if weight.table is not None and weight.table.tolist() == list(E2M1_TABLE) else weight.kind
     table = None if weight.table is None else weight.table.to(device, torch.float32)
     order = _moved(weight.order, device)
-    return Matrix(form, codes.transpose(0, 1).contiguous(), **parts, table=table, order=order, group=group, shift=shift)
+    return GpuMatrix(
+        form, codes.transpose(0, 1).contiguous(), **parts, table=table, order=order, group=group, shift=shift
+    )
 
 
 def _rows_last(values: Tensor | None, device: torch.device, missing: int = 0) -> Tensor | None:

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.ops.arrays import Fetched
-from quire.ops.runtime import Copies, Mark
+from quire.ops.runtime import Copies, QueueEvent
 
 
 class _Event:
-    """A CUDA event as a `Mark`."""
+    """A CUDA event as a `QueueEvent`."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ class Cuda:
         """This point of the current stream."""
         return _Event(torch.cuda.current_stream(self._device))
 
-    def send(self, copies: Copies, after: Mark | None) -> _Event:
+    def send(self, copies: Copies, after: QueueEvent | None) -> _Event:
         """Copies on the side stream; the current stream waits for them, the host does not.
 
         Without `after` they wait for all that was queued: what made the targets may still be about to zero them.
@@ -67,7 +67,7 @@ class Cuda:
                 target.copy_(source, non_blocking=True)
         return _Event(self._ahead)
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: QueueEvent) -> None:
         """The current stream waits."""
         assert isinstance(mark, _Event)
         torch.cuda.current_stream(self._device).wait_event(mark.event)
@@ -135,7 +135,7 @@ class Immediate:
         """Now."""
         return _Now()
 
-    def send(self, copies: Copies, after: Mark | None) -> _Now:
+    def send(self, copies: Copies, after: QueueEvent | None) -> _Now:
         """Copies at once."""
         for target, source in copies:
             target.copy_(source)
@@ -145,7 +145,7 @@ class Immediate:
         """Copies at once."""
         return self.send(copies, None)
 
-    def wait_for(self, mark: Mark) -> None:
+    def wait_for(self, mark: QueueEvent) -> None:
         """Everything has happened."""
 
     def place(self, copies: Copies) -> None:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.core.errors import PartFailure, QuireError
-from quire.core.pictures import Picture, PictureLimits, pieces
+from quire.core.pictures import ImageLimits, PromptImage, pieces
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.features.protocol import PlanSide
+from quire.sched.features.protocol import SchedulerFeature
 from quire.sched.policy import Rank
 from quire.sched.shares import decodes
 
 
-class Limits(NamedTuple):
+class EncoderLimits(NamedTuple):
     """Rows of features that a step makes, and that are kept, at most. `mutual`: rows of a run of a picture see each
     other, so that a chunk has all of them that are left, of `rows` in a step of `seqs` sequences at most.
     """
@@ -34,26 +34,26 @@ class Limits(NamedTuple):
     seqs: int
 
     @property
-    def picture(self) -> PictureLimits:
+    def picture(self) -> ImageLimits:
         """Of one picture."""
-        return PictureLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
+        return ImageLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
 
 
 @dataclass
-class Turn:
-    """One step as it is planned, of which `Encoding` keeps nothing before `takes`. `kept`: rows of features that are
-    there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or that
-    sequences `through` a part of a picture need later."""
+class EncoderStep:
+    """One step as it is planned, of which `EncoderScheduler` keeps nothing before `takes`. `kept`: rows of features
+    that are there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or
+    that sequences `through` a part of a picture need later."""
 
-    limits: Limits
+    limits: EncoderLimits
     kept: Mapping[bytes, int]
     most: int | None
     held: dict[bytes, int]
     through: Mapping[Sequence, bytes]
-    made: dict[bytes, Picture] = field(default_factory=dict)
+    made: dict[bytes, PromptImage] = field(default_factory=dict)
     used: set[bytes] = field(default_factory=set)
     spent: int = 0
-    encodes: list[Picture] = field(default_factory=list)
+    encodes: list[PromptImage] = field(default_factory=list)
 
     def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> list[Sequence]:
         """Lower `counts` of rows where those of pictures cannot be given yet; the features of the most urgent are made
@@ -87,7 +87,7 @@ class Turn:
             return max(seq.computed, run[0])
         return end
 
-    def _gets(self, picture: Picture) -> bool:
+    def _gets(self, picture: PromptImage) -> bool:
         """Whether its features are there in this step; they are, from now on."""
         key, rows = picture.key, picture.rows
         if key in self.held:
@@ -124,17 +124,17 @@ class Turn:
         return True
 
 
-class Encoding(PlanSide):
+class EncoderScheduler(SchedulerFeature):
     """Plans what is encoded, step by step.
 
-    A step encodes pictures up to `Limits.encoded` rows, and one in any case. Where others wait for their next tokens
-    it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
-    used first.
+    A step encodes pictures up to `EncoderLimits.encoded` rows, and one in any case. Where others wait for their next
+    tokens it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least
+    recently used first.
 
     `queries`: pictures that chunks came to, `hits`: those whose features were there.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: EncoderLimits) -> None:
         self.limits = limits
         self._kept: OrderedDict[bytes, int] = OrderedDict()
         self._lost: list[bytes] = []
@@ -146,7 +146,7 @@ class Encoding(PlanSide):
         """Of features that are kept."""
         return sum(self._kept.values())
 
-    def check(self, pictures: Iterable[Picture]) -> None:
+    def check(self, pictures: Iterable[PromptImage]) -> None:
         """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
         for picture in pictures:
             longest = max(count for _, count in picture.runs)
@@ -165,7 +165,7 @@ class Encoding(PlanSide):
         """Up to the first row of a picture whose features are not there."""
         return self._turn.reach(seq, count)
 
-    def _begin(self, running: Iterable[Sequence]) -> Turn:
+    def _begin(self, running: Iterable[Sequence]) -> EncoderStep:
         """Another step, of what runs before anybody is admitted."""
         through, waited = dict[Sequence, bytes](), False
         for seq in running:
@@ -174,7 +174,7 @@ class Encoding(PlanSide):
                 if picture.start < seq.computed < picture.end:
                     through[seq] = picture.key
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
-        return Turn(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
+        return EncoderStep(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
 
     def takes(self, chunk: Chunk) -> None:
         """What `chunk` needs is encoded."""

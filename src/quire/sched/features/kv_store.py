@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from quire.cache.tables import BlockTables
-from quire.cache.tiers import Reading, Wanted
+from quire.cache.tiers import StoreKey, StoreRead
 from quire.core.errors import QuireError
 from quire.core.sequence import Sequence, Status
 
 
-class Recall:
+class StoreQueue:
     """Where sequences wait for their blocks.
 
     It asks for what a store has of a sequence, piece by piece; each piece becomes blocks that any sequence may find.
@@ -22,7 +22,7 @@ class Recall:
 
     def __init__(self, tables: BlockTables, most: int) -> None:
         self._tables, self._tiers, self._most = tables, tables.tiers, most
-        self._under_way: dict[Sequence, tuple[Reading, list[Wanted]]] = {}
+        self._under_way: dict[Sequence, tuple[StoreRead, list[StoreKey]]] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -71,7 +71,7 @@ class Recall:
             self.drop(seq)
         return seqs
 
-    def _next(self, seq: Sequence, wanted: list[Wanted]) -> None:
+    def _next(self, seq: Sequence, wanted: list[StoreKey]) -> None:
         assert self._tiers is not None
         piece = self._tiers.piece
         self._under_way[seq] = self._tiers.read(wanted[:piece]), wanted[piece:]

@@ -13,7 +13,7 @@ from quire.core.sequence import Sequence, Status
 from quire.sched.policy import Rank
 
 
-class PlanSide(Protocol):
+class SchedulerFeature(Protocol):
     """A feature's part in the planning of steps. A feature has the hooks that it needs; here each changes nothing.
 
     In the order in which a step calls them: `limit`, `reach` and `takes` as chunks are made, `planned`. What `limit`
@@ -49,14 +49,14 @@ class PlanSide(Protocol):
         return
 
 
-class PlanHooks:
+class FeatureHooks:
     """The hooks of a scheduler's features: of those that concern a request that is not finished, a tuple for each."""
 
-    def __init__(self, *features: PlanSide | None) -> None:
-        self._all, self._users = tuple(each for each in features if each is not None), Counter[PlanSide]()
+    def __init__(self, *features: SchedulerFeature | None) -> None:
+        self._all, self._users = tuple(each for each in features if each is not None), Counter[SchedulerFeature]()
         self._find_hooks()
 
-    def add(self, feature: PlanSide) -> None:
+    def add(self, feature: SchedulerFeature) -> None:
         """One more, before any request comes."""
         self._all += (feature,)
 
@@ -87,8 +87,10 @@ class PlanHooks:
         self.fails: tuple[Callable[[Sequence, QuireError], None], ...] = _hooks(on, "fails")
 
 
-def _hooks(features: Iterable[PlanSide], name: str) -> tuple[Any, ...]:
-    return tuple(getattr(each, name) for each in features if getattr(type(each), name) is not getattr(PlanSide, name))
+def _hooks(features: Iterable[SchedulerFeature], name: str) -> tuple[Any, ...]:
+    return tuple(
+        getattr(each, name) for each in features if getattr(type(each), name) is not getattr(SchedulerFeature, name)
+    )
 
 
 class SideQueue(Protocol):

@@ -14,7 +14,7 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
-from quire.sched.features.protocol import PlanSide
+from quire.sched.features.protocol import SchedulerFeature
 from quire.sched.policy import Rank
 
 SLOW = 2e-3
@@ -25,7 +25,7 @@ Make = Callable[[Sequence], "Future[Guide]"]
 """Begins to make the guide of a sequence, elsewhere."""
 
 
-class Readying:
+class GrammarQueue:
     """Where sequences wait for their grammars.
 
     It has guides made by `make`; of sequences of one request one is made, and the others are of the same grammar.
@@ -104,7 +104,7 @@ def _failed(error: BaseException) -> Future[Guide]:
     return future
 
 
-class SlowGuides(PlanSide):
+class SlowGuides(SchedulerFeature):
     """Which sequences whose grammars take long may have a step: others wait for one of them at a time, and seldom.
 
     A step waits for the masks of all its rows, and for what reads the tokens that were drawn. A grammar may have been

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import Base64, Source
+from quire.engine.sources import Base64, ImageSource
 from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief
@@ -142,17 +142,17 @@ def _part(block: Any, at: str) -> dict[str, Any]:
     return {"type": "text", "text": _string(block, "text", at)}
 
 
-def _source(source: Any, at: str) -> Source:
+def _source(source: Any, at: str) -> ImageSource:
     """Where a picture is; its bytes leave the body."""
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
-        return Source(f"{at}.url", _string(source, "url", at))
+        return ImageSource(f"{at}.url", _string(source, "url", at))
     if kind != "base64":
         raise BadRequest(f"{at}.type: must be 'base64' or 'url', not {brief(kind)}", param=f"{at}.type")
     if not str(source.get("media_type")).startswith("image/"):
         raise BadRequest(f"{at}.media_type: must be a picture's, as image/jpeg", param=f"{at}.media_type")
     data, source["data"] = _string(source, "data", at), ""
-    return Source(f"{at}.data", Base64(data))
+    return ImageSource(f"{at}.data", Base64(data))
 
 
 def _assistant(content: Content, at: str) -> Message:

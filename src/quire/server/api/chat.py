@@ -13,7 +13,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import Encoded
+from quire.engine.requests import EncodedPrompt
 from quire.server.api.answer import respond
 from quire.server.api.convert import beams_of, build_requests, drawn, read_body, sampling_params, token_limit
 from quire.server.api.prompts import cut, details_of, encode_chat
@@ -40,7 +40,7 @@ from quire.server.http.body import LARGE, off_loop, off_read
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
-from quire.text.messages.source import Delta
+from quire.text.messages.source import MessageDelta
 
 _WALKED = LARGE + 1
 """Schemas of tools, which are walked through, may have any size."""
@@ -96,7 +96,7 @@ async def submit_chat(
 async def _requests(
     service: Service,
     body: ChatCompletionRequest,
-    prompt: Encoded,
+    prompt: EncodedPrompt,
     shape: Asked,
     arrival: float,
     tenant: Tenant,
@@ -199,7 +199,7 @@ class _Writer(Writer[ChatCompletionRequest]):
 ROLE = "assistant"
 
 
-def delta_of(deltas: Sequence[Delta], reasons: bool) -> ChatDelta:
+def delta_of(deltas: Sequence[MessageDelta], reasons: bool) -> ChatDelta:
     """One chunk's; a call's start and its first arguments in it are one part. `reasons`: reasoning is shown."""
     out = ChatDelta()
     calls: dict[int, ToolCallPart] = {}

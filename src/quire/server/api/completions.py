@@ -13,8 +13,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.requests import Encoded, check_size, continued
-from quire.engine.sources import Source
+from quire.engine.requests import EncodedPrompt, check_size, continued
+from quire.engine.sources import ImageSource
 from quire.server.api.answer import respond
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
@@ -56,7 +56,7 @@ async def submit_completion(
     *,
     each: bool = False,
     most: int | None = COMPLETION_MAX_TOKENS,
-    sources: Sequence[Source] = (),
+    sources: Sequence[ImageSource] = (),
 ) -> Generated:
     """Start the continuations that `body` asks for. `BadRequest` naming its field.
 
@@ -79,7 +79,7 @@ async def submit_completion(
 async def _requests(
     service: Service,
     body: CompletionRequest,
-    prompts: list[Encoded],
+    prompts: list[EncodedPrompt],
     ends: tuple[int, ...],
     arrival: float,
     tenant: Tenant,
@@ -106,15 +106,15 @@ async def _requests(
 
 
 async def _prompts(
-    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[Source], held: Held
-) -> tuple[list[Encoded], tuple[int, ...]]:
+    service: Service, body: CompletionRequest, given: Prompts, sources: Sequence[ImageSource], held: Held
+) -> tuple[list[EncodedPrompt], tuple[int, ...]]:
     """Token ids of the prompts, with what comes behind the gap if that is given; tokens that end what fills it."""
     special, field = body.add_special_tokens is not False, "prompt" if body.truncate_prompt_tokens is None else None
     if sources:
         [text] = given
         return [await encode_pictured(service, str(text), sources, held, field, special)], ()
     if not body.suffix:
-        return [Encoded(ids) for ids in await encode_prompts(service, given, special, field)], ()
+        return [EncodedPrompt(ids) for ids in await encode_prompts(service, given, special, field)], ()
     found = format_of(service.tokenizer)
     if found is None:
         raise BadRequest(
@@ -129,7 +129,9 @@ async def _prompts(
         if isinstance(text, str):
             check_size(service.engine.info, service.tokenizer, text)
     size = service.tokenizer.work(sum(map(len, given)) + len(given) * len(body.suffix))
-    prompts = [Encoded(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given]
+    prompts = [
+        EncodedPrompt(await off_loop(size, infill, service.tokenizer, found, text, body.suffix)) for text in given
+    ]
     return prompts, ends_of(service.tokenizer, found)
 
 

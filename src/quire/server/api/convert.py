@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest, ContextTooLong, NotFound
 from quire.core.params import SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
-from quire.engine.requests import Encoded, ids_of_words, make_request, room
+from quire.engine.requests import EncodedPrompt, ids_of_words, make_request, room
 from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.shapes import Asked, with_grammars
@@ -162,7 +162,7 @@ def new_id(prefix: str, body: SamplingFields) -> str:
 async def build_requests(
     service: Service,
     body: SamplingFields,
-    prompts: Sequence[Encoded],
+    prompts: Sequence[EncodedPrompt],
     params: Sequence[SamplingParams],
     arrival: float,
     tenant: Tenant,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.request import TokenLogprob, random_id
-from quire.engine.sources import Base64, Source
+from quire.engine.sources import Base64, ImageSource
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
@@ -117,7 +117,7 @@ async def completion(service: Service, request: Request) -> Response:
     """Continue a prompt in llama.cpp's shape, whole or as a stream of server-sent events."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
-    sources = list[Source]()
+    sources = list[ImageSource]()
     if isinstance(body.prompt, Pictured):
         text, sources = await off_read(request, _pictured, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
@@ -128,10 +128,10 @@ async def completion(service: Service, request: Request) -> Response:
     return await respond(request, _Answer(service, generation, body))
 
 
-def _pictured(service: Service, prompt: Pictured) -> tuple[str, list[Source]]:
+def _pictured(service: Service, prompt: Pictured) -> tuple[str, list[ImageSource]]:
     """The text with the model's own marks, and the pictures."""
     at = "prompt.multimodal_data"
-    sources = [Source(f"{at}[{i}]", Base64(text)) for i, text in enumerate(prompt.multimodal_data or ())]
+    sources = [ImageSource(f"{at}[{i}]", Base64(text)) for i, text in enumerate(prompt.multimodal_data or ())]
     service.media.admit(sources)
     if prompt.prompt_string.count(MARK) != len(sources):
         raise BadRequest(f"{at}: {len(sources)} pictures came, and the text has another number of {MARK}", param=at)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import Base64, Source
+from quire.engine.sources import Base64, ImageSource
 from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.api.tools import EFFORTS
@@ -198,15 +198,15 @@ def _thinking(service: Service, think: bool | str | None) -> dict[str, Any]:
     return {"reasoning_effort": effort if told else None, "include_reasoning": bool(think)}
 
 
-def sources_of(images: list[str] | None, at: str) -> list[Source]:
+def sources_of(images: list[str] | None, at: str) -> list[ImageSource]:
     """The pictures of a field, which leave the body; they are base64 without a URL around it."""
-    found = [Source(f"{at}[{i}]", Base64(text)) for i, text in enumerate(images or ())]
+    found = [ImageSource(f"{at}[{i}]", Base64(text)) for i, text in enumerate(images or ())]
     if images is not None:
         images[:] = [""] * len(images)
     return found
 
 
-def _content(text: str | None, sources: list[Source]) -> str | list[dict[str, Any]]:
+def _content(text: str | None, sources: list[ImageSource]) -> str | list[dict[str, Any]]:
     """Pictures come before what is said of them, as there."""
     if not sources:
         return text or ""

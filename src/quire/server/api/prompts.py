@@ -13,8 +13,8 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.request import longest_prompt
-from quire.engine.requests import Encoded, check_size, check_tokens
-from quire.engine.sources import Source, forget, source_of
+from quire.engine.requests import EncodedPrompt, check_size, check_tokens
+from quire.engine.sources import ImageSource, forget, source_of
 from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
@@ -121,7 +121,7 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
     return ids[-(longest_prompt(limit) if keep == -1 else keep) :]
 
 
-def cut(prompt: Encoded, keep: int | None, limit: int) -> Encoded:
+def cut(prompt: EncodedPrompt, keep: int | None, limit: int) -> EncodedPrompt:
     """The same of a prompt that may have pictures, which stay whole."""
     ids = truncate(list(prompt.ids), keep, limit)
     if prompt.pictures and len(ids) < len(prompt.ids):
@@ -129,12 +129,12 @@ def cut(prompt: Encoded, keep: int | None, limit: int) -> Encoded:
             f"truncate_prompt_tokens: a prompt with pictures is not cut, and this one has {len(prompt.ids)} tokens",
             param="truncate_prompt_tokens",
         )
-    return Encoded(ids, prompt.pictures)
+    return EncodedPrompt(ids, prompt.pictures)
 
 
 async def encode_pictured(
-    service: Service, text: str, sources: Sequence[Source], held: Held, param: str | None, special: bool = False
-) -> Encoded:
+    service: Service, text: str, sources: Sequence[ImageSource], held: Held, param: str | None, special: bool = False
+) -> EncodedPrompt:
     """Token ids of a text that has a mark for each picture. `special`: with what the tokenizer puts around texts."""
     service.media.check_marks(text, len(sources), param or "messages")
     prepared = await service.media.prepared(sources, held)
@@ -142,7 +142,7 @@ async def encode_pictured(
     return await asyncio.get_running_loop().run_in_executor(_ENCODING, work)
 
 
-async def encode_chat(service: Service, body: ChatBody, param: str | None, held: Held) -> Encoded:
+async def encode_chat(service: Service, body: ChatBody, param: str | None, held: Held) -> EncodedPrompt:
     """Messages through the model's template; strings in them can never become special tokens.
 
     `param`: as for `encode_texts`. `held` counts the pictures in them.
@@ -156,21 +156,21 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
     text, sources = await asyncio.get_running_loop().run_in_executor(_RENDERING, _rendered, service, body, limit)
     if sources:
         return await encode_pictured(service, text, sources, held, param)
-    return Encoded((await encode_texts(service, [text], False, param))[0])
+    return EncodedPrompt((await encode_texts(service, [text], False, param))[0])
 
 
 def _most_tokens(service: Service) -> int:
     return max(MAX_TOKENS, service.engine.info.max_model_len)
 
 
-def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[Source]]:
+def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[ImageSource]]:
     """The text of a conversation, and the pictures whose marks are in it; far more than `limit` tokens are refused."""
     assert service.template is not None
     texts = list(_texts(body.messages))
     if sum(map(len, texts)) > 4 * limit:
         check_tokens(service.tokenizer, "".join(texts), limit, "messages")
     as_text = service.formats.tools is not None and service.formats.tools.text_arguments
-    sources: list[Source] = []
+    sources: list[ImageSource] = []
     messages = [_plain(message, f"messages[{i}]", as_text, sources) for i, message in enumerate(body.messages)]
     if service.formats.tools is not None and service.formats.tools.short_ids:
         shorten(messages)
@@ -207,7 +207,7 @@ def _texts(messages: Sequence[Message]) -> Iterator[str]:
                 yield part["text"]
 
 
-def _plain(message: Message, where: str, as_text: bool, sources: list[Source]) -> dict[str, Any]:
+def _plain(message: Message, where: str, as_text: bool, sources: list[ImageSource]) -> dict[str, Any]:
     """A message as the template sees it: only what was given. `as_text`: arguments of calls are JSON in a string.
 
     Pictures leave it for `sources`.
@@ -231,7 +231,7 @@ def _plain(message: Message, where: str, as_text: bool, sources: list[Source]) -
     return plain
 
 
-def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[Source]) -> list[Any]:
+def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[ImageSource]) -> list[Any]:
     parts: list[Any] = []
     for i, part in enumerate(content):
         at = f"{where}[{i}]"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import DETAILS, Source
+from quire.engine.sources import DETAILS, ImageSource
 from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief
@@ -232,7 +232,7 @@ def _part(part: Any, at: str) -> Item:
         raise BadRequest(f"{at}.file_id: files are not kept here; send image_url", param=f"{at}.file_id")
     if part.get("detail") not in DETAILS:
         raise BadRequest(f"{at}.detail: must be auto, low or high", param=f"{at}.detail")
-    return {"type": "image", "source": Source(f"{at}.image_url", _string(part, "image_url", at))}
+    return {"type": "image", "source": ImageSource(f"{at}.image_url", _string(part, "image_url", at))}
 
 
 def _text(content: Any, at: str) -> str:

@@ -16,7 +16,7 @@ from quire.engine.requests import add_grammar, ask_grammar
 from quire.server.api.protocol import SamplingFields
 from quire.server.http.errors import brief
 from quire.server.service import Service
-from quire.text.structured.checks import NO_CHECKS, Checks
+from quire.text.structured.checks import NO_CHECKS, AnswerChecks
 from quire.text.structured.reader import PATIENCE, SECONDS
 
 _GUIDED = ("json", "regex", "choice", "grammar")
@@ -26,7 +26,7 @@ _ASKING = ThreadPoolExecutor(2, "quire-asking")
 
 
 class Asked(NamedTuple):
-    """What shape an answer is to have, and the Lark that stands around it ("" = none, see `Reader.read`).
+    """What shape an answer is to have, and the Lark that stands around it ("" = none, see `WeightReader.read`).
 
     `param`: the field that asks for it, "" = one of those that `shape_of` reads. `checks`: what it is checked by.
     """
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
     shape: StructuredOutputsParams | None = None
     frame: str = ""
     param: str = ""
-    checks: Checks = NO_CHECKS
+    checks: AnswerChecks = NO_CHECKS
 
 
 def shape_of(body: SamplingFields) -> StructuredOutputsParams | None:

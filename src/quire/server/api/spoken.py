@@ -16,7 +16,7 @@ from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop
 from quire.server.service import Service
 from quire.server.speech import Speech
-from quire.text.messages.source import Delta
+from quire.text.messages.source import MessageDelta
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Blocks:
         self.all: list[Block] = []
         self._open = False
 
-    def push(self, deltas: Sequence[Delta]) -> list[Step]:
+    def push(self, deltas: Sequence[MessageDelta]) -> list[Step]:
         """What the deltas do."""
         steps: list[Step] = []
         for delta in deltas:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_STOP_STRINGS
 from quire.core.request import TokenLogprob, longest_prompt
-from quire.engine.sources import Source
+from quire.engine.sources import ImageSource
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed
@@ -166,7 +166,7 @@ async def info(service: Service, request: Request) -> Response:
 async def _generate(
     service: Service, request: Request, body: TgiRequest, stream: bool = False, listed: bool = False
 ) -> Response:
-    arrival, sources = time.monotonic(), list[Source]()
+    arrival, sources = time.monotonic(), list[ImageSource]()
     if service.engine.info.pictures:
         text, sources = await off_read(request, _pictured, service, body.inputs)
         body = msgspec.structs.replace(body, inputs=text)
@@ -178,9 +178,9 @@ async def _generate(
     return await respond(request, answer)
 
 
-def _pictured(service: Service, text: str) -> tuple[str, list[Source]]:
+def _pictured(service: Service, text: str) -> tuple[str, list[ImageSource]]:
     """A text with the model's own marks, and the pictures."""
-    sources = [Source("inputs", url) for url in _IMAGE.findall(text)]
+    sources = [ImageSource("inputs", url) for url in _IMAGE.findall(text)]
     service.media.admit(sources)
     return _IMAGE.sub(lambda _: service.media.mark, text), sources
 

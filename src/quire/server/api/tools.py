@@ -15,8 +15,8 @@ from quire.server.api.protocol import ChatCompletionRequest, Message
 from quire.server.api.shapes import Asked, shape_of
 from quire.server.service import Service
 from quire.server.speech import Speech
-from quire.text.messages.written import Written
-from quire.text.structured.checks import Checks, checks_of
+from quire.text.messages.written import MessageGrammar
+from quire.text.structured.checks import AnswerChecks, checks_of
 
 Schemas = dict[str, Mapping[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -96,7 +96,7 @@ def asked_of(service: Service, body: ChatCompletionRequest, speech: Speech) -> A
     Arguments of calls that may be made are as their schemas say if a tool is `strict`.
     """
     formats, shape, tools = speech.formats, shape_of(body), body.tools if speech.schemas is not None else None
-    written = Written(formats.tools, formats.reasoning, speech.inside, frozenset(service.tokenizer.special))
+    written = MessageGrammar(formats.tools, formats.reasoning, speech.inside, frozenset(service.tokenizer.special))
     if speech.choice is not None and tools:
         if shape is not None and body.response_format is None:
             raise BadRequest("tool_choice: another shape is asked for already; give one", param="tool_choice")
@@ -116,7 +116,7 @@ def _arguments_of(speech: Speech) -> Schemas:
 
 
 def _lark(grammar: str, calls: Schemas) -> Asked:
-    return Asked(StructuredOutputsParams(grammar=grammar), param="tools", checks=Checks(calls=calls))
+    return Asked(StructuredOutputsParams(grammar=grammar), param="tools", checks=AnswerChecks(calls=calls))
 
 
 def history_calls(message: Message, where: str, as_text: bool) -> list[dict[str, Any]]:

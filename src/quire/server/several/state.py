@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from quire.core.errors import BadRequest, QuireError
-from quire.engine.edge.streams import Turns
+from quire.engine.edge.streams import CallQueue
 from quire.server.http.access import watchers
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange
@@ -57,7 +57,7 @@ class AllEngines:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.turns = Turns()
+        self.turns = CallQueue()
 
     @property
     def loaded(self) -> list[Service]:

@@ -20,7 +20,7 @@ STATE = "training.safetensors"
 
 
 @dataclass(frozen=True)
-class Plan:
+class HeadTraining:
     """What a run is. `heads`: tokens to guess; `batch`: rows of text a step, of `length` tokens; `rate`: of Adam at its
     highest."""
 
@@ -48,7 +48,7 @@ class Trained(Protocol):
 class HeadLearner:
     """Heads, as the loop sees them."""
 
-    def __init__(self, plan: Plan, heads: nn.Module, target: Target, rows: list[list[int]]) -> None:
+    def __init__(self, plan: HeadTraining, heads: nn.Module, target: Target, rows: list[list[int]]) -> None:
         assert hasattr(heads, "loss")
         self._batch, self._heads, self._target, self._rows = plan.batch, heads, target, Shuffled(rows, plan.seed)
 
@@ -68,12 +68,12 @@ class HeadLearner:
         return total
 
 
-class Run(loop.Run):
+class HeadTrainingRun(loop.TrainingRun):
     """Heads in training on `rows` of text, which are written to `out`."""
 
-    def __init__(self, plan: Plan, heads: nn.Module, target: Target, rows: list[list[int]], out: Path) -> None:
+    def __init__(self, plan: HeadTraining, heads: nn.Module, target: Target, rows: list[list[int]], out: Path) -> None:
         learner = HeadLearner(plan, heads, target, rows)
-        super().__init__(learner, loop.Pace(plan.steps, plan.rate), plan, out / "state" / STATE)
+        super().__init__(learner, loop.LearningSchedule(plan.steps, plan.rate), plan, out / "state" / STATE)
         self.plan, self.heads, self.target, self._out = plan, heads, target, out
 
     def write(self, dtype: torch.dtype) -> None:

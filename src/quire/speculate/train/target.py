@@ -17,7 +17,7 @@ from quire.core.sequence import Sequence
 from quire.model.build import load_model
 from quire.model.describe import open_model
 from quire.model.disk.hub import hub_of
-from quire.model.load.reader import Form, Reader
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
 from quire.model.net.tapped import Taps
@@ -67,5 +67,5 @@ class Target:
         """The table of tokens and the output head as numbers, [V, hidden] f32 each."""
         options = self._config.model
         opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
-        reader = Reader(opened, self._step.ops, Form(F32), Share(), None)
+        reader = WeightReader(opened, self._step.ops, MatrixForm(F32), Share(), None)
         return to_torch(reader.table("embed")), to_torch(reader.matrix(("head",), None)[0].dequantize())

@@ -17,7 +17,7 @@ from quire.text.structured.spec import LARK
 Tools = Sequence[Mapping[str, Any]]
 
 
-class Rules:
+class LarkRules:
     """Rules of one grammar as they are made. `special`: tokens that no text spells, which stand for themselves.
 
     `where`: whose schemas these are, in words.
@@ -72,11 +72,11 @@ class Rules:
         return f"({' | '.join(ways)})"
 
 
-Arguments = Callable[[Rules, Mapping[str, Any]], str]
+Arguments = Callable[[LarkRules, Mapping[str, Any]], str]
 """How a format writes the arguments of a JSON schema; `BadRequest`, its param the place in the schema, if it cannot."""
 
 
-def _as_json(rules: Rules, schema: Mapping[str, Any]) -> str:
+def _as_json(rules: LarkRules, schema: Mapping[str, Any]) -> str:
     return rules.json(schema)
 
 
@@ -98,7 +98,7 @@ class Frame:
     alone: bool = False
     arguments: Arguments = _as_json
 
-    def calls(self, rules: Rules, tools: Tools, choice: str | None, parallel: bool) -> str:
+    def calls(self, rules: LarkRules, tools: Tools, choice: str | None, parallel: bool) -> str:
         """Calls of `choice`, else of any of `tools`, several if `parallel`, behind the first opener."""
         made = [self._call(rules, i, tool["function"]) for i, tool in enumerate(tools)
                 if choice in (None, tool["function"]["name"])]  # fmt: skip
@@ -107,7 +107,7 @@ class Frame:
         several = f"{call} ({more})*" if parallel and not self.alone else call
         return rules.rule(" ".join(filter(None, [rules.said(self.begin), several, rules.said(self.end)])))
 
-    def _call(self, rules: Rules, place: int, function: Mapping[str, Any]) -> str:
+    def _call(self, rules: LarkRules, place: int, function: Mapping[str, Any]) -> str:
         schema = {"type": "object", **(function.get("parameters") or {})}
         at = f"tools[{place}].function.parameters"
         if schema["type"] != "object":
@@ -121,7 +121,7 @@ class Frame:
         return rules.rule(" ".join(filter(None, [before, inner, rules.said(self.after)])))
 
 
-def reasoning_before(row: ReasoningFormat, inside: bool | None, rules: Rules) -> str:
+def reasoning_before(row: ReasoningFormat, inside: bool | None, rules: LarkRules) -> str:
     """Reasoning of the format, which the prompt has begun (`inside`), ended (False), or says nothing of (None)."""
     if inside is False or not row.closers:
         return ""

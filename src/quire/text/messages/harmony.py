@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from quire.text.messages.json_calls import arguments
-from quire.text.messages.source import Malformed, Sink, Source, Steps
+from quire.text.messages.source import Malformed, Sink, Steps, TextSource
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -19,7 +19,7 @@ MAX_HEADER = 512
 _RECIPIENT = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
 
 
-def harmony(source: Source) -> Steps[None]:
+def harmony(source: TextSource) -> Steps[None]:
     """Messages one after the other, the first without <|start|>assistant where the prompt ends with that."""
     while (yield from source.ahead(1)):
         source.hold()
@@ -33,7 +33,7 @@ def harmony(source: Source) -> Steps[None]:
             pass
 
 
-def _begin(source: Source) -> Steps[Sink]:
+def _begin(source: TextSource) -> Steps[Sink]:
     """The header, and the arguments of a call; who gets the rest of the message."""
     yield from source.accept(START)
     yield from source.accept("assistant")

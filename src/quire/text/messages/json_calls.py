@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 from quire.text.messages import values
-from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.source import MAX_NAME, Malformed, Steps, TextSource
 
 ARGUMENTS = ("arguments", "parameters")
 
 
-def calls(source: Source, known: bool = False) -> Steps[None]:
+def calls(source: TextSource, known: bool = False) -> Steps[None]:
     """One call, or a list of calls. `known`: only of functions that the request declares."""
     if not (yield from source.accept("[")):
         yield from call(source, known)
@@ -24,7 +24,7 @@ def calls(source: Source, known: bool = False) -> Steps[None]:
     yield from source.expect("]")
 
 
-def call(source: Source, known: bool = False) -> Steps[None]:
+def call(source: TextSource, known: bool = False) -> Steps[None]:
     """One object; its arguments stream where the name came before them, else they wait for it."""
     yield from source.expect("{")
     name, held, started = "", "{}", False
@@ -58,7 +58,7 @@ def call(source: Source, known: bool = False) -> Steps[None]:
         source.hold()
 
 
-def _name(source: Source, known: bool) -> Steps[str]:
+def _name(source: TextSource, known: bool) -> Steps[str]:
     name = yield from values.text(source)
     if not 0 < len(name) <= MAX_NAME or (known and name not in (source.reading.schemas or {})):
         raise Malformed
@@ -78,7 +78,7 @@ def _object(found: str) -> str:
     return found
 
 
-def arguments(source: Source, name: str) -> Steps[None]:
+def arguments(source: TextSource, name: str) -> Steps[None]:
     """Arguments by themselves, of a call that was named before."""
     yield from source.space()
     if not 0 < len(name) <= MAX_NAME or (yield from source.ahead(1)) != "{":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest
-from quire.text.messages.grammar import Rules
+from quire.text.messages.grammar import LarkRules
 from quire.text.messages.source import MAX_NAME
 from quire.text.messages.tagged import types_of
 
@@ -69,7 +69,7 @@ class Tags:
     after: str
     never: str
 
-    def __call__(self, rules: Rules, schema: Mapping[str, Any]) -> str:
+    def __call__(self, rules: LarkRules, schema: Mapping[str, Any]) -> str:
         """Those that an object requires and any of the others, in its order."""
         parts = []
         for member in members_of(schema, _TAG_KEY):
@@ -78,7 +78,7 @@ class Tags:
             parts.append(part if member.required else f"({part})?")
         return rules.rule(" ".join(parts)) if parts else ""
 
-    def _value(self, rules: Rules, member: Member) -> str:
+    def _value(self, rules: LarkRules, member: Member) -> str:
         """With what closes it. Text stands there bare, all else is JSON."""
         schema, types = member.schema, types_of(member.schema)
         if "string" not in types:
@@ -109,7 +109,7 @@ class Tags:
         return value
 
 
-def keywords(rules: Rules, schema: Mapping[str, Any]) -> str:
+def keywords(rules: LarkRules, schema: Mapping[str, Any]) -> str:
     """Arguments as NAME=VALUE, values as JSON, of which Python's reader takes what is not its own."""
     rest, all_optional = "", True
     for member in reversed(members_of(schema, _KEYWORD)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.text.messages.harmony import harmony
 from quire.text.messages.reasoning import ReasoningFormat, read_reasoning
-from quire.text.messages.source import Delta, Malformed, Reading, Source, Steps, attempt
+from quire.text.messages.source import Malformed, MessageDelta, ParserRequest, Steps, TextSource, attempt
 from quire.text.messages.table import HARMONY, ToolFormat
 
 
@@ -15,8 +15,8 @@ class Parser:
     beginning of JSON, and what follows is content.
     """
 
-    def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None, reading: Reading) -> None:
-        self._source = Source(reading)
+    def __init__(self, reasoning: ReasoningFormat | None, tools: ToolFormat | None, reading: ParserRequest) -> None:
+        self._source = TextSource(reading)
         self._steps = _message(self._source, reasoning, tools if reading.schemas is not None else None)
         self._run()
 
@@ -25,28 +25,28 @@ class Parser:
         """Whether it is open what the text read last is."""
         return self._source.holding
 
-    def push(self, text: str) -> list[Delta]:
+    def push(self, text: str) -> list[MessageDelta]:
         """More text."""
         self._source.add(text)
         return self._run()
 
-    def end(self) -> list[Delta]:
+    def end(self) -> list[MessageDelta]:
         """No more text."""
         self._source.ended = True
         deltas = self._run()
         self._source.finish()
         return deltas + self._taken()
 
-    def _run(self) -> list[Delta]:
+    def _run(self) -> list[MessageDelta]:
         next(self._steps, None)
         return self._taken()
 
-    def _taken(self) -> list[Delta]:
+    def _taken(self) -> list[MessageDelta]:
         deltas, self._source.out = self._source.out, []
         return _merged(deltas)
 
 
-def _message(source: Source, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> Steps[None]:
+def _message(source: TextSource, reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> Steps[None]:
     if HARMONY in (reasoning and reasoning.name, tools and tools.name):
         yield from harmony(source)
         return
@@ -62,19 +62,19 @@ def _message(source: Source, reasoning: ReasoningFormat | None, tools: ToolForma
         yield from attempt(source, tools.body(source, opener), tools.closers)
 
 
-def _bare(source: Source, tools: ToolFormat) -> Steps[None]:
+def _bare(source: TextSource, tools: ToolFormat) -> Steps[None]:
     yield from source.space()
     if (yield from source.ahead(1)) != tools.bare:
         raise Malformed
     yield from tools.body(source, "")
 
 
-def _merged(deltas: list[Delta]) -> list[Delta]:
+def _merged(deltas: list[MessageDelta]) -> list[MessageDelta]:
     """Neighbours of one kind as one."""
-    out: list[Delta] = []
+    out: list[MessageDelta] = []
     for delta in deltas:
         if out and delta.kind != "call" and (out[-1].kind, out[-1].index) == (delta.kind, delta.index):
-            out[-1] = Delta(delta.kind, out[-1].text + delta.text, delta.index)
+            out[-1] = MessageDelta(delta.kind, out[-1].text + delta.text, delta.index)
         else:
             out.append(delta)
     return out

@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 
-from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.source import MAX_NAME, Malformed, Steps, TextSource
 from quire.text.messages.values import refuse
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
@@ -15,7 +15,7 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 MAX_DEPTH = 64
 
 
-def pythonic(source: Source, opener: str) -> Steps[None]:
+def pythonic(source: TextSource, opener: str) -> Steps[None]:
     """A list of calls; where no marker announces it, only of functions that the request declares."""
     known = not opener
     yield from source.space()
@@ -35,14 +35,14 @@ def pythonic(source: Source, opener: str) -> Steps[None]:
     yield from source.expect("]")
 
 
-def _name(source: Source, end: str) -> Steps[str]:
+def _name(source: TextSource, end: str) -> Steps[str]:
     name, _ = yield from source.until_one((end,), MAX_NAME)
     if not _IDENTIFIER.fullmatch(name.strip()):
         raise Malformed
     return name.strip()
 
 
-def _arguments(source: Source) -> Steps[None]:
+def _arguments(source: TextSource) -> Steps[None]:
     """Each is passed on when it is whole."""
     begun = False
     while True:
@@ -59,7 +59,7 @@ def _arguments(source: Source) -> Steps[None]:
             raise Malformed
 
 
-def _expression(source: Source) -> Steps[str]:
+def _expression(source: TextSource) -> Steps[str]:
     """The text of a value, up to the comma or parenthesis behind it."""
     held: list[str] = []
     open_: list[str] = []

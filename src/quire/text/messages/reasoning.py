@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.text.messages.source import Malformed, Source, Steps
+from quire.text.messages.source import Malformed, Steps, TextSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ReasoningFormat:
     assumed: bool = False
 
 
-def read_reasoning(source: Source, row: ReasoningFormat) -> Steps[None]:
+def read_reasoning(source: TextSource, row: ReasoningFormat) -> Steps[None]:
     """The reasoning, white space around it left out; nothing where the message has none."""
     if source.reading.inside is False:
         return

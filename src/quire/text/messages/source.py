@@ -28,7 +28,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class MessageDelta:
     """What a message gains. "call" starts a tool call (`index`, `id`, `name`), "arguments" is more of its JSON text."""
 
     kind: Literal["content", "reasoning", "call", "arguments"]
@@ -39,7 +39,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParserRequest:
     """What a format is told of a request.
 
     `schemas`: parameters (JSON schema) by the names of functions; None = calls are not read. `inside`: the prompt ends
@@ -54,14 +54,14 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Source:
+class TextSource:
     """Text as a format reads it, and the deltas it makes of that."""
 
-    reading: Reading
+    reading: ParserRequest
     text: str = ""
     at: int = 0
     ended: bool = False
-    out: list[Delta] = field(default_factory=list)
+    out: list[MessageDelta] = field(default_factory=list)
     calls: int = 0
     _record: list[str] | None = None
     _recorded: int = 0
@@ -189,13 +189,13 @@ class Source:
     def start(self, name: str) -> None:
         """A call begins: what was held of it is no content."""
         self._record, self._space = None, ""
-        self.out.append(Delta("call", index=self.calls, id=self.reading.new_id(), name=name))
+        self.out.append(MessageDelta("call", index=self.calls, id=self.reading.new_id(), name=name))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         """More of the last call's arguments."""
         if text:
-            self.out.append(Delta("arguments", text, self.calls - 1))
+            self.out.append(MessageDelta("arguments", text, self.calls - 1))
 
     def finish(self) -> None:
         """The end of the message."""
@@ -205,7 +205,7 @@ class Source:
 
     def _emit(self, kind: Literal["content", "reasoning"], text: str) -> None:
         if text:
-            self.out.append(Delta(kind, text))
+            self.out.append(MessageDelta(kind, text))
 
     def content_until(self, openers: Sequence[str]) -> Steps[str]:
         """Content up to one of `openers`, which is taken and held; "" at the end. Hidden markers are left out."""
@@ -224,7 +224,7 @@ def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str]
     return pattern, frozenset(m[0] for m in markers), max(map(len, markers), default=1)
 
 
-def attempt(source: Source, body: Steps[None], closers: Sequence[str]) -> Steps[None]:
+def attempt(source: TextSource, body: Steps[None], closers: Sequence[str]) -> Steps[None]:
     """Read calls and what closes them; what is none of what was held becomes content."""
     try:
         yield from body

@@ -13,10 +13,10 @@ from quire.text.messages.ids import call_id, short_id
 from quire.text.messages.members import Tags, keywords
 from quire.text.messages.pythonic import pythonic
 from quire.text.messages.reasoning import ReasoningFormat
-from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.source import MAX_NAME, Malformed, Steps, TextSource
 from quire.text.messages.tagged import glm4, qwen3_coder
 
-Body = Callable[[Source, str], Steps[None]]
+Body = Callable[[TextSource, str], Steps[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class ToolFormat:
         return frozenset((*self.openers, *self.closers, *self.inner))
 
 
-def _json(source: Source, _: str) -> Steps[None]:
+def _json(source: TextSource, _: str) -> Steps[None]:
     yield from source.space()
     yield from json_calls.calls(source)
 
 
-def _llama3(source: Source, opener: str) -> Steps[None]:
+def _llama3(source: TextSource, opener: str) -> Steps[None]:
     yield from source.space()
     yield from json_calls.calls(source, known=not opener)
     while True:
@@ -63,7 +63,7 @@ def _llama3(source: Source, opener: str) -> Steps[None]:
         yield from json_calls.calls(source, known=not opener)
 
 
-def _mistral(source: Source, _: str) -> Steps[None]:
+def _mistral(source: TextSource, _: str) -> Steps[None]:
     """A list of calls, or since 2025 NAME[ARGS]{...}, with an id between where a call has one."""
     yield from source.space()
     if (yield from source.ahead(1)) in ("[", "{"):
@@ -81,7 +81,7 @@ _CALLS, _CALL, _SEP, _CALL_END, _CALLS_END = (
 )
 
 
-def _deepseek_v3(source: Source, opener: str) -> Steps[None]:
+def _deepseek_v3(source: TextSource, opener: str) -> Steps[None]:
     """TYPE, a separator, NAME, and the arguments as a block of code."""
     yield from _deepseek_begin(source, opener)
     yield from source.until_one((_SEP,), MAX_NAME)
@@ -92,19 +92,19 @@ def _deepseek_v3(source: Source, opener: str) -> Steps[None]:
     yield from source.expect("```")
 
 
-def _deepseek_v31(source: Source, opener: str) -> Steps[None]:
+def _deepseek_v31(source: TextSource, opener: str) -> Steps[None]:
     yield from _deepseek_begin(source, opener)
     name, _ = yield from source.until_one((_SEP,), MAX_NAME)
     yield from json_calls.arguments(source, name.strip())
 
 
-def _deepseek_begin(source: Source, opener: str) -> Steps[None]:
+def _deepseek_begin(source: TextSource, opener: str) -> Steps[None]:
     if opener == _CALLS:
         yield from source.space()
         yield from source.expect(_CALL)
 
 
-def _harmony(source: Source, _: str) -> Steps[None]:
+def _harmony(source: TextSource, _: str) -> Steps[None]:
     raise Malformed  # harmony is read as a whole
 
 

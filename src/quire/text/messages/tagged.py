@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.text.messages.source import MAX_NAME, Malformed, Source, Steps
+from quire.text.messages.source import MAX_NAME, Malformed, Steps, TextSource
 from quire.text.messages.values import refuse
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -14,7 +14,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 class Members:
     """The members of a call's arguments, written as JSON while they come."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: TextSource, name: str) -> None:
         if not 0 < len(name) <= MAX_NAME:
             raise Malformed
         self._source = source
@@ -51,7 +51,7 @@ class Members:
         self._source.arguments(_json(text)[1:-1])
 
 
-def qwen3_coder(source: Source, opener: str) -> Steps[None]:
+def qwen3_coder(source: TextSource, opener: str) -> Steps[None]:
     """<function=NAME><parameter=KEY>VALUE</parameter></function>, a line each, within <tool_call>."""
     if opener != "<function=":
         yield from source.space()
@@ -70,7 +70,7 @@ def qwen3_coder(source: Source, opener: str) -> Steps[None]:
     members.end()
 
 
-def glm4(source: Source, _: str) -> Steps[None]:
+def glm4(source: TextSource, _: str) -> Steps[None]:
     """NAME, then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each argument, within <tool_call>."""
     name, follows = yield from source.until_one(("<arg_key>", "</tool_call>"), MAX_NAME)
     if not name.strip() or "\n" in name.strip():

@@ -6,7 +6,7 @@ import json
 import re
 from typing import NoReturn
 
-from quire.text.messages.source import Malformed, Sink, Source, Steps
+from quire.text.messages.source import Malformed, Sink, Steps, TextSource
 
 MAX_DEPTH = 64
 MAX_ATOM = 512
@@ -18,7 +18,7 @@ _VALID = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 
 
-def value(source: Source, sink: Sink, depth: int = 0) -> Steps[None]:
+def value(source: TextSource, sink: Sink, depth: int = 0) -> Steps[None]:
     """Read one value, white space before it not included; `Malformed` at the first character that cannot be."""
     char = yield from source.ahead(1)
     if char == '"':
@@ -31,7 +31,7 @@ def value(source: Source, sink: Sink, depth: int = 0) -> Steps[None]:
         yield from _atom(source, sink)
 
 
-def string(source: Source, sink: Sink) -> Steps[None]:
+def string(source: TextSource, sink: Sink) -> Steps[None]:
     """Read one string with its quotes."""
     if (yield from source.ahead(1)) != '"':
         raise Malformed
@@ -53,21 +53,21 @@ def string(source: Source, sink: Sink) -> Steps[None]:
     raise Malformed
 
 
-def text(source: Source) -> Steps[str]:
+def text(source: TextSource) -> Steps[str]:
     """A string, decoded."""
     held: list[str] = []
     yield from string(source, held.append)
     return str(json.loads("".join(held)))
 
 
-def _gap(source: Source, sink: Sink) -> Steps[str]:
+def _gap(source: TextSource, sink: Sink) -> Steps[str]:
     """White space; the character behind it."""
     while (char := (yield from source.ahead(1))) and char in " \t\r\n":
         sink(source.take(1))
     return char
 
 
-def _container(source: Source, sink: Sink, depth: int) -> Steps[None]:
+def _container(source: TextSource, sink: Sink, depth: int) -> Steps[None]:
     opener = source.take(1)
     sink(opener)
     close = "}" if opener == "{" else "]"
@@ -91,7 +91,7 @@ def _container(source: Source, sink: Sink, depth: int) -> Steps[None]:
         yield from _gap(source, sink)
 
 
-def _atom(source: Source, sink: Sink) -> Steps[None]:
+def _atom(source: TextSource, sink: Sink) -> Steps[None]:
     while True:
         found = _ATOM.match(source.text, source.at)
         assert found is not None

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from quire.text.messages import harmony
-from quire.text.messages.grammar import Rules, Tools, reasoning_before
+from quire.text.messages.grammar import LarkRules, Tools, reasoning_before
 from quire.text.messages.reasoning import ReasoningFormat
 from quire.text.messages.table import HARMONY, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MessageGrammar:
     """How the model writes. `inside`: the prompt ends within reasoning, behind it, or says nothing (None).
 
     `special`: tokens that no text spells. Grammars are Lark for `structured_outputs`; `BadRequest` names the place in
@@ -26,12 +26,12 @@ class Written:
 
     def forced(self, tools: Tools, choice: str | None, parallel: bool) -> str:
         """Calls of `choice`, else of any of `tools`, several if `parallel`."""
-        rules = Rules(self.special)
+        rules = LarkRules(self.special)
         return rules.lark(f"{self._before(rules)} {self._calls(rules, tools, choice, parallel)}")
 
     def free(self, tools: Tools, parallel: bool) -> str:
         """Any text, and perhaps calls behind it, whose arguments are as their schemas say."""
-        rules, calling = Rules(self.special), self.calling
+        rules, calling = LarkRules(self.special), self.calling
         assert calling is not None
         before, calls = self._before(rules), calling.frame.calls(rules, tools, None, parallel)
         if self._channels:
@@ -47,7 +47,7 @@ class Written:
 
     def around(self, tools: Tools, parallel: bool) -> str:
         """What stands around `@answer`, in whose place `tools` may be called; "" where nothing does."""
-        rules = Rules(self.special)
+        rules = LarkRules(self.special)
         final = rules.said(harmony.FINAL) if self._channels else ""
         ways = [f"{final} @answer"]
         if tools:
@@ -59,18 +59,18 @@ class Written:
     def _channels(self) -> bool:
         return HARMONY in (self.reasoning and self.reasoning.name, self.calling and self.calling.name)
 
-    def _before(self, rules: Rules) -> str:
+    def _before(self, rules: LarkRules) -> str:
         if self._channels:
             return f"({_ended(rules, harmony.ANALYSIS)})?"
         return "" if self.reasoning is None else reasoning_before(self.reasoning, self.inside, rules)
 
-    def _calls(self, rules: Rules, tools: Tools, choice: str | None, parallel: bool) -> str:
+    def _calls(self, rules: LarkRules, tools: Tools, choice: str | None, parallel: bool) -> str:
         assert self.calling is not None
         frame = self.calling.frame
         return f"{rules.said(frame.opener)} {frame.calls(rules, tools, choice, parallel)}"
 
 
-def _ended(rules: Rules, begin: str) -> str:
+def _ended(rules: LarkRules, begin: str) -> str:
     """A whole message of harmony, and the beginning of the next."""
     text = rules.until(rules.text((harmony.ENDS[0],)), (harmony.ENDS[0],))
     return f"{rules.said(begin)} {text} {rules.said(harmony.START + 'assistant')}"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import Unavailable
-from quire.text.bounded import BoundedProcess, Ended, Large, Program, Spent, encoded
+from quire.text.bounded import BoundedProcess, CpuTimeExceeded, ProcessEnded, Program, ReplyTooLarge, encoded
 
 SECONDS = 0.5
 """CPU time for one answer."""
@@ -40,7 +40,7 @@ class SchemaError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     choice: int = 0
 
 
-class Checker:
+class SchemaChecker:
     """The processes; any thread may call, and `PROCESSES` are served at a time."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Checker:
         try:
             process = self._take()
             reply: dict[str, Any] = dict(process.exchange(data, SECONDS))
-        except Spent:
+        except CpuTimeExceeded:
             return self._noted(key, f"it took more than {SECONDS:g} s of CPU time")
-        except (Ended, Large):
+        except (ProcessEnded, ReplyTooLarge):
             return self._noted(key, "it took too much memory or too deep a stack")
         except TimeoutError:
             process.close()
@@ -116,7 +116,7 @@ def _unchecked(reason: str) -> list[dict[str, str]]:
     return [{"message": f"not checked: {reason}"}]
 
 
-CHECKER = Checker()
+CHECKER = SchemaChecker()
 """That of this process."""
 atexit.register(CHECKER.close)
 os.register_at_fork(after_in_child=CHECKER.after_fork)

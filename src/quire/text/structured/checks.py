@@ -15,7 +15,7 @@ MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class AnswerChecks:
     """Schemas of a text, of what stands between tags in it, and of calls' arguments by functions.
 
     Each is JSON, or its text. `content` None: any text will do.
@@ -61,23 +61,23 @@ class Checks:
         return found
 
 
-NO_CHECKS = Checks()
+NO_CHECKS = AnswerChecks()
 """Any text will do, or its grammar says all."""
 
 
-def checks_of(shape: StructuredOutputsParams | None) -> Checks:
+def checks_of(shape: StructuredOutputsParams | None) -> AnswerChecks:
     """By what a text of `shape` is checked; nothing where its grammar says all."""
     if shape is None or (shape.json is None and shape.structural_tag is None):
         return NO_CHECKS
     if shape.json is not None:
-        return Checks(shape.json)
+        return AnswerChecks(shape.json)
     given = shape.structural_tag
     try:
         given = json.loads(given) if isinstance(given, str) else given
         tags = [(each["begin"], each.get("schema", {})) for each in given["structures"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         return NO_CHECKS  # it is no shape, which whoever reads it says
-    return Checks(tags=tags)
+    return AnswerChecks(tags=tags)
 
 
 def _text(schema: Any) -> str:

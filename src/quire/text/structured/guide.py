@@ -34,7 +34,7 @@ SLOW, MOST_SECONDS = 4e-3, 0.3
 """CPU time of work on a token that is long, and of all that is long for a sequence. Ordinary schemas have no such work;
 the dearest of 300 models as people's tools write them has 0.1 s of it."""
 RISE, FALL = 0.5, 0.1
-"""How fast `Guide.seconds` follows what was measured."""
+"""How fast `GrammarGuide.seconds` follows what was measured."""
 
 
 class _Stand(NamedTuple):
@@ -83,7 +83,7 @@ class Grammar:
         return Grammar(self._text, self.vocabulary)
 
 
-class Timed:
+class GuideCost:
     """What work on a sequence costs others who are in the same steps; `turn` is `quire.sched.features.structured`'s."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Timed:
                 raise _too_complex(f"what is long takes more than {MOST_SECONDS:g} s of CPU time, and others wait")
 
 
-class Guide(Timed):
+class GrammarGuide(GuideCost):
     """Of one sequence, which may have `most` tokens and ends by one of `ends`; `completion` is one of the empty text.
 
     `path` are the tokens it has read: those said, and perhaps some of a draft behind them.
@@ -118,9 +118,9 @@ class Guide(Timed):
         accepts = self._by_token.is_accepting()
         self._stands = [_Stand(tuple(completion), 0, self._over(accepts), accepts)]
 
-    def anew(self) -> Guide:
+    def anew(self) -> GrammarGuide:
         """One of the same grammar that stands at the beginning."""
-        return Guide(self._grammar, self._most, self._ends, self._first)
+        return GrammarGuide(self._grammar, self._most, self._ends, self._first)
 
     # ------------------------------------------------------------------------------------------------- along the path
 

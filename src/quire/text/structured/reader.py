@@ -18,8 +18,8 @@ import msgspec
 
 from quire.core.errors import BadRequest, Overloaded, QuireError, Unavailable
 from quire.core.structured import StructuredOutputsParams, refusal
-from quire.text.bounded import Done, Ended, JobProcess, Large, Program, Spent
-from quire.text.structured.turns import Job, Turns
+from quire.text.bounded import CpuTimeExceeded, JobProcess, JobResult, ProcessEnded, Program, ReplyTooLarge
+from quire.text.structured.turns import GrammarJob, GrammarJobs
 from quire.text.structured.vocabulary import Vocabulary
 
 SECONDS = 2.0
@@ -45,30 +45,30 @@ _PROGRAM = Program(
 )
 
 
-class Read(msgspec.Struct, frozen=True):
+class CompiledGrammar(msgspec.Struct, frozen=True):
     """A grammar, and tokens that are a short text of it."""
 
     grammar: str
     completion: tuple[int, ...]
 
 
-class Reader:
+class GrammarReader:
     """Threads with a process each, begun when there is work for them and ended when there is none; any thread may call.
 
-    Whose turn it is is said by `Turns`. A job is read at once where a reader may take all of `SECONDS` over it, else
-    tried for `FIRST_SECONDS`; if these do not suffice it waits for one that may. So what is read fast waits for
+    Whose turn it is is said by `GrammarJobs`. A job is read at once where a reader may take all of `SECONDS` over it,
+    else tried for `FIRST_SECONDS`; if these do not suffice it waits for one that may. So what is read fast waits for
     `FIRST_SECONDS` of a few others, and never for a bomb.
     """
 
     def __init__(self, readers: int = READERS) -> None:
         self._most = readers
-        self._turns = Turns()
+        self._turns = GrammarJobs()
         self._change = threading.Condition()
         self._threads = self._idle = self._whole = 0
         self._closed = False
         self._processes: set[JobProcess] = set()
-        self._jobs: dict[tuple[str, tuple[bytes, int]], Job] = {}
-        self._kept: OrderedDict[tuple[bytes, int], Read | BadRequest] = OrderedDict()
+        self._jobs: dict[tuple[str, tuple[bytes, int]], GrammarJob] = {}
+        self._kept: OrderedDict[tuple[bytes, int], CompiledGrammar | BadRequest] = OrderedDict()
         self._kept_bytes = 0
 
     def read(
@@ -78,7 +78,7 @@ class Reader:
         vocabulary: Vocabulary,
         frame: str = "",
         tenant: str = "",
-    ) -> Read:
+    ) -> CompiledGrammar:
         """What `ask` comes to."""
         return self.ask(asked, ends, vocabulary, frame, tenant).result()
 
@@ -89,7 +89,7 @@ class Reader:
         vocabulary: Vocabulary,
         frame: str = "",
         tenant: str = "",
-    ) -> Future[Read]:
+    ) -> Future[CompiledGrammar]:
         """The grammar of what is `asked`; `BadRequest` naming the field and the place when there is none.
 
         `ends`: tokens that end a text, and so can be no part of it. `frame`: Lark in which the answer that is asked for
@@ -101,27 +101,27 @@ class Reader:
         text = _text(job, kind)
         ends = frozenset(ends)
         key = (hashlib.blake2b(text, digest_size=32).digest(), hash((vocabulary.number, ends)))
-        found: Future[Read] = Future()
+        found: Future[CompiledGrammar] = Future()
         with self._change:
             if (known := self._known(key)) is not None:
                 _tell(found, known)
                 return found
             waiting = self._jobs.get((tenant, key))
             if waiting is None:
-                waiting = Job(tenant, key, job, ends, vocabulary)
+                waiting = GrammarJob(tenant, key, job, ends, vocabulary)
                 self._turns.add(waiting, SECONDS)
                 self._jobs[tenant, key] = waiting
             waiting.asked.append(found)
             self._call_reader()
         return found
 
-    def _known(self, key: tuple[bytes, int]) -> Read | BadRequest | None:
+    def _known(self, key: tuple[bytes, int]) -> CompiledGrammar | BadRequest | None:
         """What was found before, so that whoever asks for nonsense again costs nobody anything."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
-    def _keep(self, key: tuple[bytes, int], found: Read | BadRequest) -> None:
+    def _keep(self, key: tuple[bytes, int], found: CompiledGrammar | BadRequest) -> None:
         if (before := self._kept.pop(key, None)) is not None:
             self._kept_bytes -= _size(before)
         self._kept[key] = found
@@ -143,7 +143,7 @@ class Reader:
         process: JobProcess | None = None
         while (taken := self._next()) is not None:
             job, whole = taken
-            found: Read | QuireError | None
+            found: CompiledGrammar | QuireError | None
             try:
                 process, found = self._serve(process, job, whole)
             except Exception as error:
@@ -151,7 +151,7 @@ class Reader:
             self._finish(job, whole, found)
         self._end(process)
 
-    def _next(self) -> tuple[Job, bool] | None:
+    def _next(self) -> tuple[GrammarJob, bool] | None:
         """A job, and whether it may take all of its time; None: there is nothing to be done any more."""
         end = time.monotonic() + IDLE_SECONDS
         with self._change:
@@ -169,8 +169,8 @@ class Reader:
             return None
 
     def _serve(
-        self, process: JobProcess | None, job: Job, whole: bool
-    ) -> tuple[JobProcess | None, Read | QuireError | None]:
+        self, process: JobProcess | None, job: GrammarJob, whole: bool
+    ) -> tuple[JobProcess | None, CompiledGrammar | QuireError | None]:
         """What is found; None: it takes longer than it may now. And the process for the next one."""
         with self._change:
             known = self._known(job.key)
@@ -186,7 +186,7 @@ class Reader:
                 return process, self._found(job, done, whole)
             except Unavailable as error:
                 return None, error
-            except (Ended, Spent, Large):  # the process itself, by what looks for memory, say
+            except (ProcessEnded, CpuTimeExceeded, ReplyTooLarge):  # the process itself, by what looks for memory, say
                 self._end(process)
                 process = None
                 if last or self._closed:
@@ -198,7 +198,7 @@ class Reader:
                 )
         raise AssertionError("returned before")
 
-    def _found(self, job: Job, done: Done, whole: bool) -> Read | BadRequest | None:
+    def _found(self, job: GrammarJob, done: JobResult, whole: bool) -> CompiledGrammar | BadRequest | None:
         kind = job.job["kind"]
         begun = time.thread_time()
         try:
@@ -216,14 +216,14 @@ class Reader:
             with self._change:
                 self._turns.charge(job.tenant, done.cpu + time.thread_time() - begun)
 
-    def _finish(self, job: Job, whole: bool, found: Read | QuireError | None) -> None:
+    def _finish(self, job: GrammarJob, whole: bool, found: CompiledGrammar | QuireError | None) -> None:
         with self._change:
             self._whole -= whole
             if found is None:
                 self._turns.put_off(job)
             else:
                 self._jobs.pop((job.tenant, job.key), None)
-                if isinstance(found, (Read, BadRequest)):
+                if isinstance(found, (CompiledGrammar, BadRequest)):
                     self._keep(job.key, found)
             self._change.notify()  # another may take all of its time now
         if found is not None:
@@ -260,16 +260,16 @@ class Reader:
         self.__init__(self._most)  # type: ignore[misc]
 
 
-def _size(found: Read | BadRequest) -> int:
+def _size(found: CompiledGrammar | BadRequest) -> int:
     """Bytes that are kept of it, about."""
-    return len(found.grammar) + 8 * len(found.completion) if isinstance(found, Read) else len(found.message)
+    return len(found.grammar) + 8 * len(found.completion) if isinstance(found, CompiledGrammar) else len(found.message)
 
 
-def _tell(future: Future[Read], found: Read | QuireError) -> None:
+def _tell(future: Future[CompiledGrammar], found: CompiledGrammar | QuireError) -> None:
     """Let whoever waits know, if they still do."""
     if not future.set_running_or_notify_cancel():
         return
-    if isinstance(found, Read):
+    if isinstance(found, CompiledGrammar):
         future.set_result(found)
     elif isinstance(found, BadRequest):
         future.set_exception(BadRequest(found.message, param=found.param))
@@ -314,7 +314,7 @@ def _options(asked: StructuredOutputsParams) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in names}
 
 
-def _spelled(kind: str, reply: Mapping[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> Read:
+def _spelled(kind: str, reply: Mapping[str, Any], ends: frozenset[int], vocabulary: Vocabulary) -> CompiledGrammar:
     """The reply with its completion in tokens."""
     if "error" in reply:
         raise refusal(reply["error"], kind)
@@ -323,10 +323,10 @@ def _spelled(kind: str, reply: Mapping[str, Any], ends: frozenset[int], vocabula
     tokens = vocabulary.fewest(reply["completion"], ends)
     if tokens is None:
         raise refusal("this model's vocabulary cannot spell it", kind)
-    return Read(reply["grammar"], tuple(tokens))
+    return CompiledGrammar(reply["grammar"], tuple(tokens))
 
 
-READER = Reader()
+READER = GrammarReader()
 """That of this process."""
 atexit.register(READER.close)
 os.register_at_fork(after_in_child=READER.after_fork)

@@ -60,7 +60,7 @@ LATER = Effort((256, 4096, 32768), 100, 200, 24)
 schemas, all that found an end but three did so within 100 steps and 100 patient ones."""
 
 
-class Plain:
+class ByteTokens:
     """What llguidance asks of a tokenizer: the bytes of each id; ids in `special` are names that no text spells."""
 
     def __init__(self, tokens: Sequence[bytes], special: Iterable[int], eos: int) -> None:
@@ -106,7 +106,7 @@ def byte_tokenizer(special: Sequence[str]) -> LLTokenizer:
     names = [token_name(name).encode() for name in special]
     end = 256 + len(names)
     tokens = [bytes([i]) if i not in _NEVER else b"" for i in range(256)]
-    plain = Plain([*tokens, *names, b"<the end>"], range(256, end + 1), end)
+    plain = ByteTokens([*tokens, *names, b"<the end>"], range(256, end + 1), end)
     return LLTokenizer(TokenizerWrapper(plain), n_vocab=end + 1, eos_token=end, slices=[])
 
 

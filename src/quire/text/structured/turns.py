@@ -23,7 +23,7 @@ REMEMBERED = 1024
 
 
 @dataclass(eq=False)
-class Job:
+class GrammarJob:
     """A grammar to be read for a tenant; `key`: jobs with the same one give the same.
 
     `asked`: whoever waits for it. `slow`: it has taken the time of a first try already.
@@ -43,18 +43,18 @@ class Job:
         return not all(future.cancelled() for future in self.asked)
 
 
-class Turns:
+class GrammarJobs:
     """Jobs that wait, at most `OF_A_TENANT` and `OF_ALL`. Its owner has a lock."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Job]] = {}
+        self._waiting: dict[str, deque[GrammarJob]] = {}
         self._used: dict[str, float] = {}
         self._now = 0.0
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[GrammarJob]:
         return (job for jobs in self._waiting.values() for job in jobs)
 
-    def add(self, job: Job, seconds: float) -> None:
+    def add(self, job: GrammarJob, seconds: float) -> None:
         """Let `job` wait; `Overloaded` where too many do, which should come back after some `seconds`."""
         own = self._wanted(job.tenant)
         if own >= OF_A_TENANT or sum(map(self._wanted, list(self._waiting))) >= OF_ALL:
@@ -65,12 +65,12 @@ class Turns:
             )
         self._enter(job.tenant).append(job)
 
-    def put_off(self, job: Job) -> None:
+    def put_off(self, job: GrammarJob) -> None:
         """Let a job that was tried and took long wait again; it had a place."""
         job.slow = True
         self._enter(job.tenant).append(job)
 
-    def take(self, whole: bool) -> Job | None:
+    def take(self, whole: bool) -> GrammarJob | None:
         """The next job, of which nobody is to wait any more; None: there is none. `whole`: one that is slow may be."""
         for slow in (True, False) if whole else (False,):
             for tenant in sorted(self._waiting, key=lambda name: self._used[name]):
@@ -85,7 +85,7 @@ class Turns:
         if len(self._used) > REMEMBERED + len(self._waiting):
             self._used = {name: self._used[name] for name in (*self._waiting, tenant)}
 
-    def _enter(self, tenant: str) -> deque[Job]:
+    def _enter(self, tenant: str) -> deque[GrammarJob]:
         """The jobs of a tenant. One that comes anew is as far as whoever was served last: it gains by no pause."""
         if tenant not in self._waiting:
             self._waiting[tenant] = deque()
@@ -99,7 +99,7 @@ class Turns:
         self._drop_empty(tenant)
         return len(jobs)
 
-    def _first(self, tenant: str, slow: bool) -> Job | None:
+    def _first(self, tenant: str, slow: bool) -> GrammarJob | None:
         for job in [job for job in self._waiting[tenant] if job.slow is slow]:
             self._waiting[tenant].remove(job)
             if job.wanted:

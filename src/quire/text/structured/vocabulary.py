@@ -10,7 +10,7 @@ from threading import Lock
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from quire.text.structured.search import Plain, token_name
+from quire.text.structured.search import ByteTokens, token_name
 from quire.text.tokenizer import Tokenizer
 
 LONGEST = 32
@@ -50,7 +50,7 @@ class Vocabulary:
     def _tokenizer(self) -> LLTokenizer:
         names = {i: token_name(name).encode() for name, i in self.special.items() if i < self.size}
         tokens = [names.get(i, piece) for i, piece in enumerate(self._tokens)]
-        plain = Plain([*tokens, b"<the end>"], [*names, self.end], self.end)
+        plain = ByteTokens([*tokens, b"<the end>"], [*names, self.end], self.end)
         return LLTokenizer(TokenizerWrapper(plain), n_vocab=self.size + 1, eos_token=self.end)
 
     def spelled(self, token: int) -> list[int]:

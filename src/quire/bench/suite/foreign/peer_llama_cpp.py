@@ -32,7 +32,7 @@ FORMATS = {
 SILENT = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
-class Asked:
+class RunningRequest:
     """A request that runs: its sequence, tokens of the prompt, how many are to follow; what is computed, and came."""
 
     def __init__(self, sequence: int, prompt: list[int], output: int) -> None:
@@ -40,7 +40,7 @@ class Asked:
         self.computed, self.made, self.last = 0, 0, 0
 
 
-class Peer:
+class LlamaCppPeer:
     """A context with room for `sequences` sequences of `context` tokens; all else as llama.cpp has it by default.
 
     Its library has no scheduler. `load` batches as its server does: tokens of all that run, then of prompts, 512 rows
@@ -65,7 +65,7 @@ class Peer:
         self.width = llama_cpp.llama_vocab_n_tokens(vocabulary)
         self.free = list(range(sequences))
         self.waiting: list[tuple[int, list[int], int]] = []
-        self.running: dict[int, Asked] = {}
+        self.running: dict[int, RunningRequest] = {}
 
     def facts(self) -> dict[str, str]:
         """What runs: the version, and the processor features that the library was built for and found."""
@@ -129,7 +129,7 @@ class Peer:
         """One batch of all that run; the greedy token of each whose prompt is computed."""
         while self.waiting and self.free:
             number, prompt, output = self.waiting.pop(0)
-            self.running[number] = Asked(self.free.pop(), prompt, output)
+            self.running[number] = RunningRequest(self.free.pop(), prompt, output)
         rows: list[tuple[int, int, int, bool]] = []
         ready: list[tuple[int, int]] = []
         for number, asked in sorted(self.running.items(), key=lambda pair: not pair[1].made):
@@ -171,7 +171,7 @@ def quantize(source: str, out: str, fmt: str) -> None:
 def first(path: str, threads: str) -> None:
     """The first token after a made-up word (the vocabulary is made up too), and what took how long."""
     began = time.perf_counter()
-    peer = Peer(path, int(threads), 1)
+    peer = LlamaCppPeer(path, int(threads), 1)
     loaded = time.perf_counter()
     peer.compute([(token, i, 0, token == PROMPT[-1]) for i, token in enumerate(PROMPT)])
     np.ctypeslib.as_array(llama_cpp.llama_get_logits(peer.context), (1, peer.width)).argmax()
@@ -186,7 +186,7 @@ def main() -> None:
     if sys.argv[1] == "quantize":
         quantize(*sys.argv[2:5])
         return
-    serve(Peer(sys.argv[1], *map(int, sys.argv[2:5])))
+    serve(LlamaCppPeer(sys.argv[1], *map(int, sys.argv[2:5])))
 
 
 if __name__ == "__main__":

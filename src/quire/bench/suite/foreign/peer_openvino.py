@@ -29,7 +29,7 @@ def make(folder: str, fmt: str, out: str) -> None:
     OVModelForCausalLM.from_pretrained(folder, export=True, quantization_config=config).save_pretrained(out)
 
 
-class Peer:
+class OpenVinoPeer:
     """A pipeline without prefix cache whose steps are called one by one."""
 
     def __init__(self, folder: str, threads: int, sequences: int = 64) -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     if sys.argv[1] == "make":
         make(*sys.argv[2:5])
         return
-    serve(Peer(str(Path(sys.argv[2])), *map(int, sys.argv[3:5])))
+    serve(OpenVinoPeer(str(Path(sys.argv[2])), *map(int, sys.argv[3:5])))
 
 
 if __name__ == "__main__":

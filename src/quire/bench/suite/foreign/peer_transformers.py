@@ -17,7 +17,7 @@ import transformers
 from protocol import Item, Record, serve
 
 
-class Peer:
+class TransformersPeer:
     """A model in bf16; torch's threads."""
 
     def __init__(self, folder: str, threads: int, batch: int, load_format: str = "auto") -> None:
@@ -79,4 +79,4 @@ class Peer:
 
 
 if __name__ == "__main__":
-    serve(Peer(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5]))
+    serve(TransformersPeer(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5]))

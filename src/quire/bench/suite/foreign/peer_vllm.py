@@ -17,7 +17,7 @@ from protocol import Item, run_load, serve
 VOCABULARY = 32000
 
 
-class Peer:
+class VllmPeer:
     """An engine without prefix cache. torch.compile stays on, as it does by default."""
 
     def __init__(self, folder: str, sequences: int, length: int, load_format: str) -> None:
@@ -115,7 +115,7 @@ def main() -> None:
     """Load, say so, obey."""
     answers, sys.stdout = sys.stdout, sys.stderr  # vLLM logs to standard output
     folder, sequences, length, load_format = sys.argv[1:5]
-    serve(Peer(folder, int(sequences), int(length), load_format), answers)
+    serve(VllmPeer(folder, int(sequences), int(length), load_format), answers)
 
 
 if __name__ == "__main__":

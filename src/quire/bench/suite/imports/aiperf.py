@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.bench.suite.imports.common import PARTS, count, made, number, numbers, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowModel
 
 LATENCIES = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "e2e"}
 RATES = {
@@ -37,7 +37,7 @@ def knows(text: str, found: Any = None) -> bool:
     return text.lstrip().startswith("Metric,avg")
 
 
-def read(text: str, where: str) -> list[Row]:
+def read(text: str, where: str) -> list[FigureRow]:
     """The row of a run."""
     found = table(read_json(text, where)) if text.lstrip().startswith("{") else _from_csv(text, where)
     metrics: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def read(text: str, where: str) -> list[Row]:
     return [_row(found, numbers(metrics))]
 
 
-def _row(found: dict[str, Any], metrics: dict[str, float]) -> Row:
+def _row(found: dict[str, Any], metrics: dict[str, float]) -> FigureRow:
     config = table(found.get("input_config"))
     load, endpoint = table(config.get("loadgen")), table(config.get("endpoint"))
     rate, most = number(load.get("request_rate")) or 0.0, count(load.get("concurrency"))
@@ -66,9 +66,9 @@ def _row(found: dict[str, Any], metrics: dict[str, float]) -> Row:
     return made(
         "aiperf",
         metrics=metrics,
-        engine=Engine(name="openai"),
-        model=Model(name=model or "unknown"),
-        load=Load(
+        engine=RowEngine(name="openai"),
+        model=RowModel(name=model or "unknown"),
+        load=RowLoad(
             requests=count(table(found.get("request_count")).get("avg"), 1),
             batch=most,
             input_len=number(table(found.get("input_sequence_length")).get("avg")) or 0.0,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 UNKNOWN = "unknown"
 PARTS = ("mean", "p50", "p90", "p95", "p99")
@@ -20,23 +20,23 @@ def made(
     tool: str,
     *,
     metrics: Mapping[str, float],
-    engine: Engine,
-    model: Model,
-    load: Load,
-    machine: Machine | None = None,
+    engine: RowEngine,
+    model: RowModel,
+    load: RowLoad,
+    machine: RowMachine | None = None,
     dialect: Mapping[str, str] | None = None,
     **more: Any,
-) -> Row:
+) -> FigureRow:
     """A row of `tool`. `dialect` by the metric's name, or by its beginning up to `_ms`; kept for metrics there are."""
     spoken = {}
     for name in metrics:
         how = (dialect or {}).get(name) or (dialect or {}).get(name.partition("_ms")[0])
         if how:
             spoken[name] = how
-    return Row(
+    return FigureRow(
         kind="imported",
         benchmark=tool,
-        machine=machine or Machine(name=UNKNOWN),
+        machine=machine or RowMachine(name=UNKNOWN),
         engine=engine,
         model=model,
         load=load,

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.bench.suite.imports.common import PARTS, count, made, number, numbers, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowModel
 
 LATENCIES = {
     "time_to_first_token_ms": ("ttft", 1.0),
@@ -40,7 +40,7 @@ def knows(found: Any) -> bool:
     return isinstance(each, list) and bool(each) and "metrics" in table(each[0])
 
 
-def read(text: str, where: str) -> list[Row]:
+def read(text: str, where: str) -> list[FigureRow]:
     """A row for each benchmark."""
     found = table(read_json(text, where))
     if not knows(found):
@@ -51,7 +51,7 @@ def read(text: str, where: str) -> list[Row]:
     return rows
 
 
-def _row(one: dict[str, Any], report: dict[str, Any]) -> Row:
+def _row(one: dict[str, Any], report: dict[str, Any]) -> FigureRow:
     given = table(one["metrics"])
     metrics: dict[str, Any] = {ours: _good(given, theirs).get("mean") for theirs, ours in RATES.items()}
     for theirs, (ours, scale) in LATENCIES.items():
@@ -68,9 +68,9 @@ def _row(one: dict[str, Any], report: dict[str, Any]) -> Row:
     return made(
         "guidellm",
         metrics=numbers(metrics),
-        engine=Engine(name="openai"),
-        model=Model(name=_model(one, report)),
-        load=Load(
+        engine=RowEngine(name="openai"),
+        model=RowModel(name=_model(one, report)),
+        load=RowLoad(
             requests=count(totals.get("successful"), 1),
             batch=1 if kind == "synchronous" else int(at_once or 0),
             input_len=number(_good(given, "prompt_token_count").get("mean")) or 0.0,

@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.bench.suite.imports.common import count, made, number, numbers, read_csv, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 DIALECT = {
     "prefill_tokens_per_s": "tokens of one prompt / time to compute it, no token sampled",
@@ -34,7 +34,7 @@ def knows(text: str, found: Any = None) -> bool:
     return {"n_prompt", "n_gen", "avg_ts"} <= set(first_line.split(","))
 
 
-def read(text: str, where: str) -> list[Row]:
+def read(text: str, where: str) -> list[FigureRow]:
     """A row for each test."""
     tests = list(_tests(text, where))
     if not tests:
@@ -85,7 +85,7 @@ def _parameters(text: str) -> float:
     return (number(value) or 0.0) * {"B": 1e9, "M": 1e6, "K": 1e3}.get(unit.strip(), 1.0)
 
 
-def _row(test: dict[str, Any], where: str) -> Row:
+def _row(test: dict[str, Any], where: str) -> FigureRow:
     reads, writes, rate = count(test.get("n_prompt")), count(test.get("n_gen")), number(test.get("avg_ts"))
     if rate is None or not (reads or writes):
         raise ConfigError(f"{where}: a test without tokens or rate: {json.dumps(test)[:200]}")
@@ -99,15 +99,19 @@ def _row(test: dict[str, Any], where: str) -> Row:
     return made(
         "llama-bench",
         metrics={name: rate},
-        engine=Engine(name="llama.cpp", version=told(test.get("build_number")), commit=told(test.get("build_commit"))),
-        model=Model(
+        engine=RowEngine(
+            name="llama.cpp", version=told(test.get("build_number")), commit=told(test.get("build_commit"))
+        ),
+        model=RowModel(
             name=kind or told(test.get("model_filename")).rpartition("/")[2] or "unknown",
             parameters=count(test.get("model_n_params")),
             format=_format(kind),
             kv_format=kv,
         ),
-        load=Load(input_len=reads + (0 if reads else depth), output_len=writes, name=f"depth {depth}" if depth else ""),
-        machine=Machine(name=_machine(test)),
+        load=RowLoad(
+            input_len=reads + (0 if reads else depth), output_len=writes, name=f"depth {depth}" if depth else ""
+        ),
+        machine=RowMachine(name=_machine(test)),
         dialect=DIALECT,
         samples={name: rates} if rates else {},
         options=options,

@@ -12,7 +12,7 @@ import re
 
 from quire.bench.suite.imports.common import count, made, number, read_csv
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Machine, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 NEEDED = ("Hardware", "Framework", "Model", "Batch Size")
 MILLIWATTS = 5000.0
@@ -33,7 +33,7 @@ def knows(text: str) -> bool:
     return all(name in names for name in NEEDED)
 
 
-def read(text: str, where: str) -> list[Row]:
+def read(text: str, where: str) -> list[FigureRow]:
     """Rows; those without any figure are left out. `ConfigError` names a line without lengths or batch."""
     rows = []
     for line, found in enumerate(read_csv(text, where), 2):
@@ -44,12 +44,12 @@ def read(text: str, where: str) -> list[Row]:
             raise ConfigError(f"{where}, row {line}: no lengths or no batch size in it")
         if metrics := _metrics(found, reads, writes, batch):
             rows.append(
-                _row(found, metrics, Load(requests=int(batch), batch=int(batch), input_len=reads, output_len=writes))
+                _row(found, metrics, RowLoad(requests=int(batch), batch=int(batch), input_len=reads, output_len=writes))
             )
     return rows
 
 
-def _row(found: dict[str, str], metrics: dict[str, float], load: Load) -> Row:
+def _row(found: dict[str, str], metrics: dict[str, float], load: RowLoad) -> FigureRow:
     """One row of the table: the technique that its file is about becomes the row's."""
     options: dict[str, str | int | float | bool] = {}
     technique, on, kv = "", True, ""
@@ -73,10 +73,10 @@ def _row(found: dict[str, str], metrics: dict[str, float], load: Load) -> Row:
     return made(
         "llm-inference-bench",
         metrics=metrics,
-        engine=Engine(name=found["Framework"]),
-        model=Model(name=found["Model"], format=weights, kv_format=kv),
+        engine=RowEngine(name=found["Framework"]),
+        model=RowModel(name=found["Model"], format=weights, kv_format=kv),
         load=load,
-        machine=Machine(name=found["Hardware"], devices=devices),
+        machine=RowMachine(name=found["Hardware"], devices=devices),
         dialect=DIALECT,
         technique=technique,
         on=on,

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.bench.suite.imports import aiperf, guidellm, llama_bench, llm_inference_bench, vllm
 from quire.core.errors import ConfigError
-from quire.figures.rows import Row
+from quire.figures.rows import FigureRow
 
 MAX_BYTES = 256 << 20
 KNOWN = (
@@ -16,7 +16,7 @@ KNOWN = (
 )
 
 
-def read_foreign(path: Path) -> list[Row]:
+def read_foreign(path: Path) -> list[FigureRow]:
     """The rows of a file; `ConfigError` where it is none of what is known, or broken."""
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.bench.suite.imports.common import count, made, number, numbers, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import Engine, Load, Model, Row
+from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowModel
 
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 RATES = {
@@ -35,7 +35,7 @@ def knows(found: Any) -> bool:
     return any(kind <= names for kind in kinds)
 
 
-def read(text: str, where: str) -> list[Row]:
+def read(text: str, where: str) -> list[FigureRow]:
     """The row of a file."""
     found = table(read_json(text, where))
     if not knows(found):
@@ -45,11 +45,11 @@ def read(text: str, where: str) -> list[Row]:
     return [_latency(found, where) if "avg_latency" in found else _throughput(found)]
 
 
-def _model(found: dict[str, Any]) -> Model:
-    return Model(name=told(found.get("model_id")) or told(table(found.get("args")).get("model")) or "unknown")
+def _model(found: dict[str, Any]) -> RowModel:
+    return RowModel(name=told(found.get("model_id")) or told(table(found.get("args")).get("model")) or "unknown")
 
 
-def _serve(found: dict[str, Any]) -> Row:
+def _serve(found: dict[str, Any]) -> FigureRow:
     metrics = {ours: found.get(theirs) for theirs, ours in RATES.items()}
     for theirs, ours in NAMES.items():
         metrics[f"{ours}_ms_mean"] = found.get(f"mean_{theirs}_ms")
@@ -65,9 +65,9 @@ def _serve(found: dict[str, Any]) -> Row:
     return made(
         "vllm-serve",
         metrics=numbers(metrics),
-        engine=Engine(name=told(found.get("backend")) or told(found.get("endpoint_type")) or "vllm"),
+        engine=RowEngine(name=told(found.get("backend")) or told(found.get("endpoint_type")) or "vllm"),
         model=_model(found),
-        load=Load(
+        load=RowLoad(
             requests=count(found.get("num_prompts"), requests),
             batch=most,
             input_len=count(found.get("total_input_tokens")) / requests,
@@ -85,7 +85,7 @@ def _time(date: str) -> str:
     return "{}-{}-{}T{}:{}:{}".format(*part.groups()) if part else date
 
 
-def _latency(found: dict[str, Any], where: str) -> Row:
+def _latency(found: dict[str, Any], where: str) -> FigureRow:
     seconds = [value for given in found["latencies"] if (value := number(given)) is not None] if isinstance(
         found["latencies"], list) else []  # fmt: skip
     if not seconds or any(value <= 0 for value in seconds):
@@ -95,12 +95,12 @@ def _latency(found: dict[str, Any], where: str) -> Row:
     metrics |= {"e2e_ms_mean": 1e3 * math.fsum(seconds) / len(seconds), "duration_s": math.fsum(seconds) / len(seconds)}
     args = table(found.get("args"))
     batch, reads, writes = (count(args.get(name)) for name in ("batch_size", "input_len", "output_len"))
-    load = Load(requests=batch or 1, batch=batch or 1, input_len=reads, output_len=writes)
-    return made("vllm-latency", metrics=metrics, engine=Engine(name="vllm"), model=_model(found), load=load,
+    load = RowLoad(requests=batch or 1, batch=batch or 1, input_len=reads, output_len=writes)
+    return made("vllm-latency", metrics=metrics, engine=RowEngine(name="vllm"), model=_model(found), load=load,
                 dialect=LATENCY, samples={"e2e_ms_p50": [1e3 * value for value in seconds]})  # fmt: skip
 
 
-def _throughput(found: dict[str, Any]) -> Row:
+def _throughput(found: dict[str, Any]) -> FigureRow:
     seconds, requests = number(found["elapsed_time"]), count(found["num_requests"], 1)
     written, tokens = count(found.get("total_output_tokens")), count(found.get("total_num_tokens"))
     metrics = {"duration_s": seconds, "requests_per_s": found.get("requests_per_second"),
@@ -108,6 +108,7 @@ def _throughput(found: dict[str, Any]) -> Row:
     if written and seconds:
         metrics["output_tokens_per_s"] = written / seconds
     read_tokens = tokens - written if written else 0
-    load = Load(requests=requests, batch=0, input_len=read_tokens / requests, output_len=written / requests)
-    return made("vllm-throughput", metrics=numbers(metrics), engine=Engine(name="vllm"), model=_model(found), load=load,
+    load = RowLoad(requests=requests, batch=0, input_len=read_tokens / requests, output_len=written / requests)
+    return made("vllm-throughput", metrics=numbers(metrics), engine=RowEngine(name="vllm"), model=_model(found),
+    load=load,
                 dialect=THROUGHPUT)  # fmt: skip

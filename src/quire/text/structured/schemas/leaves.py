@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.text.structured.schemas.patterns import DATE, without_lookahead
 from quire.text.structured.schemas.values import canonical, finite
-from quire.text.structured.schemas.work import NotOffered, Place, Work, told
+from quire.text.structured.schemas.work import NotOffered, Place, SchemaWork, told
 
 Made = dict[str, Any]
 HELD = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
@@ -23,7 +23,7 @@ MAX_WAYS = 400
 """Lists without repeats that are written out one by one."""
 
 
-def texts(work: Work, made: Made, at: Place) -> None:
+def texts(work: SchemaWork, made: Made, at: Place) -> None:
     """`format` and `pattern`."""
     if made.get("format") not in HELD:
         made.pop("format", None)
@@ -42,7 +42,7 @@ def texts(work: Work, made: Made, at: Place) -> None:
             also(made, {"pattern": more})
 
 
-def readable(work: Work, pattern: str, at: Place) -> list[str] | None:
+def readable(work: SchemaWork, pattern: str, at: Place) -> list[str] | None:
     """Patterns that a grammar reads and that together are `pattern`; None: it reads none such."""
     found = without_lookahead(pattern)
     if found is not None and all(work.compiles({"type": "string", "pattern": each}) for each in found):
@@ -64,7 +64,7 @@ def _text_alone(made: Made) -> bool:
     return made.get("type") in ("string", ["string", "null"], ["null", "string"], ["string"])
 
 
-def numbers(work: Work, made: Made, at: Place) -> None:
+def numbers(work: SchemaWork, made: Made, at: Place) -> None:
     """Bounds as draft 4 has them, and such as no grammar can be made of."""
     for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(made.get(name), bool) and made.pop(name) and bound in made:
@@ -89,7 +89,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def lists(work: Work, made: Made, given: Made, at: Place) -> None:
+def lists(work: SchemaWork, made: Made, given: Made, at: Place) -> None:
     """Lists, of which `given` says what `made` is to say; items come first."""
     inner = (*at, "[]")
     for name in ("prefixItems", "items"):
@@ -114,7 +114,7 @@ def lists(work: Work, made: Made, given: Made, at: Place) -> None:
             made["items"] = work.schema(rest, inner)
 
 
-def _contains(work: Work, made: Made, at: Place) -> None:
+def _contains(work: SchemaWork, made: Made, at: Place) -> None:
     least, most = made.pop("minContains", 1), made.pop("maxContains", None)
     if "contains" not in made:
         return
@@ -129,7 +129,7 @@ def _contains(work: Work, made: Made, at: Place) -> None:
         work.lose(at, "contains asks for some of the items, wherever they stand")
 
 
-def _without_repeats(work: Work, made: Made, items: Any, at: Place) -> None:
+def _without_repeats(work: SchemaWork, made: Made, items: Any, at: Place) -> None:
     """`uniqueItems`: few values are written out, else the grammar allows repeats."""
     least, most = made.get("minItems", 0), made.get("maxItems")
     if isinstance(most, int) and most <= 1:

@@ -8,7 +8,7 @@ from typing import Any
 from quire.text.structured.schemas.leaves import Made, lists, numbers, texts
 from quire.text.structured.schemas.objects import objects
 from quire.text.structured.schemas.unions import unions
-from quire.text.structured.schemas.work import NotOffered, Place, Work, told
+from quire.text.structured.schemas.work import NotOffered, Place, SchemaWork, told
 
 KEPT = frozenset({
     "type", "enum", "const", "properties", "required", "items", "prefixItems", "additionalItems", "allOf", "anyOf",
@@ -37,7 +37,7 @@ class Normalized:
 
 def normalized(given: Any) -> Normalized:
     """`given` as a grammar holds it. `NotOffered` where it is no schema, or too large a one."""
-    work = Work(given, _each)
+    work = SchemaWork(given, _each)
     made = work.schema(given, ())
     if made is False:
         raise NotOffered(NOTHING)
@@ -53,7 +53,7 @@ def normalized(given: Any) -> Normalized:
     return Normalized(made, tuple(dict.fromkeys(work.loose)))
 
 
-def _each(work: Work, given: Any, at: Place) -> Any:
+def _each(work: SchemaWork, given: Any, at: Place) -> Any:
     if isinstance(given, bool):
         return given
     if not isinstance(given, dict):
@@ -76,7 +76,7 @@ def _each(work: Work, given: Any, at: Place) -> Any:
     return made
 
 
-def _as_named(work: Work, made: Made, given: Made, at: Place) -> None:
+def _as_named(work: SchemaWork, made: Made, given: Made, at: Place) -> None:
     """Names and what is defined under them, as references go by those."""
     made |= {name: given[name] for name in _FOREIGN if name in given}
     for name in ("$defs", "definitions"):

@@ -8,14 +8,14 @@ from typing import Any
 from quire.text.structured.schemas.leaves import Made, also, readable
 from quire.text.structured.schemas.patterns import NAMES, beside
 from quire.text.structured.schemas.values import finite
-from quire.text.structured.schemas.work import Place, Work, strings
+from quire.text.structured.schemas.work import Place, SchemaWork, strings
 
 MAX_DEPENDENCIES = 6
 """Each makes twice as many ways."""
 _AROUND = frozenset({"allOf", "anyOf", "oneOf", "if", "$ref", "dependentSchemas", "not"})
 
 
-def objects(work: Work, made: Made, given: Made, at: Place) -> None:
+def objects(work: SchemaWork, made: Made, given: Made, at: Place) -> None:
     """Objects, of which `given` says what `made` is to say; members come first."""
     rest = (*at, "*")
     if isinstance(made.get("properties"), dict):
@@ -33,7 +33,7 @@ def objects(work: Work, made: Made, given: Made, at: Place) -> None:
     _without_twins(made)
 
 
-def _patterns(work: Work, made: Made, at: Place) -> None:
+def _patterns(work: SchemaWork, made: Made, at: Place) -> None:
     """Patterns of names that a grammar reads; one that it does not may be any name."""
     found: dict[str, Any] = {}
     for pattern, each in made.pop("patternProperties").items():
@@ -52,7 +52,7 @@ def _patterns(work: Work, made: Made, at: Place) -> None:
         made["patternProperties"] = found
 
 
-def _unevaluated(work: Work, made: Made, given: Made, at: Place) -> None:
+def _unevaluated(work: SchemaWork, made: Made, given: Made, at: Place) -> None:
     rest = made.pop("unevaluatedProperties")
     if rest in (True, {}):
         return
@@ -66,7 +66,7 @@ def _unevaluated(work: Work, made: Made, given: Made, at: Place) -> None:
         work.lose(at, "unevaluatedProperties depends on what else is said")
 
 
-def _all_names(work: Work, schema: Any, depth: int) -> list[str] | None:
+def _all_names(work: SchemaWork, schema: Any, depth: int) -> list[str] | None:
     """The names of an object that is put together of parts by `allOf`; None where that is not plain."""
     work.count(())
     if not isinstance(schema, dict) or depth > 8 or work.foreign or schema.keys() & (_AROUND - {"allOf", "$ref"}):
@@ -84,7 +84,7 @@ def _all_names(work: Work, schema: Any, depth: int) -> list[str] | None:
     return found
 
 
-def _names(work: Work, made: Made, names: Any, at: Place) -> None:
+def _names(work: SchemaWork, made: Made, names: Any, at: Place) -> None:
     """`propertyNames`: of a list they are properties, of a pattern patternProperties."""
     names = work.resolved(names)
     if not isinstance(names, dict):
@@ -115,7 +115,7 @@ _ABOUT_NAMES = frozenset({
 })  # fmt: skip
 
 
-def _pattern_of(work: Work, names: Made, at: Place) -> str | None:
+def _pattern_of(work: SchemaWork, names: Made, at: Place) -> str | None:
     """The one pattern that names of a schema have; None where it takes more to say."""
     said = names.keys() & {*_ABOUT_NAMES, "format"}
     if said == {"format"}:
@@ -130,7 +130,7 @@ def _pattern_of(work: Work, names: Made, at: Place) -> str | None:
     return None
 
 
-def _dependencies(work: Work, made: Made, at: Place) -> None:
+def _dependencies(work: SchemaWork, made: Made, at: Place) -> None:
     """`dependentRequired`, `dependentSchemas` and draft 7's `dependencies`: with the name, or without it."""
     found: list[tuple[str, Any]] = []
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
@@ -157,7 +157,7 @@ def _dependencies(work: Work, made: Made, at: Place) -> None:
         made["required"] = required
 
 
-def _counts(work: Work, made: Made, at: Place) -> None:
+def _counts(work: SchemaWork, made: Made, at: Place) -> None:
     """`minProperties` and `maxProperties`, where a grammar counts: of names that are all required or all others."""
     known: Made = made.get("properties") or {}
     required = set(strings(made.get("required")) or ())

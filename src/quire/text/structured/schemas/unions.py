@@ -8,13 +8,13 @@ from typing import Any
 from quire.text.structured.schemas.leaves import Made, also
 from quire.text.structured.schemas.patterns import beside
 from quire.text.structured.schemas.values import ALL, apart, canonical, finite, listed_of, tags_of
-from quire.text.structured.schemas.work import Place, Work, strings
+from quire.text.structured.schemas.work import Place, SchemaWork, strings
 
 MAX_PAIRS = 60
 """Ways of a `oneOf` of which each two are compared."""
 
 
-def unions(work: Work, made: Made, at: Place) -> bool:
+def unions(work: SchemaWork, made: Made, at: Place) -> bool:
     """`allOf`, `anyOf`, `oneOf`, `if` and `not` of `made`; False where no value is left."""
     for keyword in ("allOf", "anyOf", "oneOf"):
         if keyword in made and not isinstance(made[keyword], list):
@@ -38,13 +38,13 @@ def unions(work: Work, made: Made, at: Place) -> bool:
     return "not" not in made or _without(work, made, made.pop("not"), at)
 
 
-def _any(work: Work, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
+def _any(work: SchemaWork, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
     if isinstance(tag, str) and _tag_of(work, ways, tag) == tag:
         return [_with_tag(work, each, tag, at) for each in ways]
     return [work.schema(each, at) for each in ways]
 
 
-def _one(work: Work, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
+def _one(work: SchemaWork, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
     """Ways of which a value has one at most: so by a tag that all have, or as any two have no value in common."""
     if len(ways) > 1 and (found := _tag_of(work, ways, tag)) is not None:
         return [_with_tag(work, each, found, at) for each in ways]
@@ -55,7 +55,7 @@ def _one(work: Work, ways: Sequence[Any], tag: Any, at: Place) -> list[Any]:
     return [work.schema(each, at) for each in ways]
 
 
-def _tag_of(work: Work, ways: Sequence[Any], wanted: Any) -> str | None:
+def _tag_of(work: SchemaWork, ways: Sequence[Any], wanted: Any) -> str | None:
     """A property that says which of `ways` an object is, `wanted` if that does."""
     tags = [tags_of(work, way) for way in ways]
     shared = [name for name in tags[0] if all(name in each for each in tags)] if tags else []
@@ -66,7 +66,7 @@ def _tag_of(work: Work, ways: Sequence[Any], wanted: Any) -> str | None:
     return None
 
 
-def _with_tag(work: Work, way: Any, tag: str, at: Place) -> Any:
+def _with_tag(work: SchemaWork, way: Any, tag: str, at: Place) -> Any:
     """`way` with the tag required: left out, it could not say which way an object is."""
     ref = way.get("$ref") if isinstance(way, dict) else None
     target = work.resolved(way)
@@ -78,7 +78,7 @@ def _with_tag(work: Work, way: Any, tag: str, at: Place) -> Any:
     return work.schema(needed, at)
 
 
-def _either(work: Work, made: Made, condition: Any, ways: tuple[Any, Any], at: Place) -> None:
+def _either(work: SchemaWork, made: Made, condition: Any, ways: tuple[Any, Any], at: Place) -> None:
     """`if`, `then` and `else`: exact where the condition is one property of few values, else both ways are open."""
     then, other = (work.schema(each, at) for each in ways)
     condition = work.resolved(condition)
@@ -98,7 +98,7 @@ def _either(work: Work, made: Made, condition: Any, ways: tuple[Any, Any], at: P
     also(made, {"anyOf": [part if way in (True, {}) else {"allOf": [part, way]} for part, way in kept]})
 
 
-def _told_apart(work: Work, made: Made, condition: Any) -> tuple[str, list[Any], list[Any], bool] | None:
+def _told_apart(work: SchemaWork, made: Made, condition: Any) -> tuple[str, list[Any], list[Any], bool] | None:
     """The property that a condition is about, its values that fulfil it, the others, and whether its absence does."""
     if not isinstance(condition, dict) or condition.keys() - {"properties", "required", "type", "title", "$comment"}:
         return None
@@ -115,7 +115,7 @@ def _told_apart(work: Work, made: Made, condition: Any) -> tuple[str, list[Any],
     return name, yes, [value for value in values if canonical(value) not in chosen], not required
 
 
-def _without(work: Work, made: Made, no: Any, at: Place) -> bool:
+def _without(work: SchemaWork, made: Made, no: Any, at: Place) -> bool:
     """`not`, by what it means; False where nothing is left."""
     no = work.resolved(no)
     if no is False:

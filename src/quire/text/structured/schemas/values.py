@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from quire.text.structured.schemas.work import Work
+from quire.text.structured.schemas.work import SchemaWork
 
 ALL = ("null", "boolean", "integer", "number", "string", "array", "object")
 MOST_DEPTH = 8
@@ -55,7 +55,7 @@ def listed_of(schema: Any) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def finite(work: Work, schema: Any) -> list[Any] | None:
+def finite(work: SchemaWork, schema: Any) -> list[Any] | None:
     """All values of a schema that has few and says no more of them; None where that is not plain."""
     schema = work.resolved(schema)
     if not isinstance(schema, dict):
@@ -82,7 +82,7 @@ def _all(parts: list[list[Any] | None]) -> list[Any] | None:
     return list(found.values())
 
 
-def tags_of(work: Work, schema: Any, depth: int = 0) -> dict[str, set[str]]:
+def tags_of(work: SchemaWork, schema: Any, depth: int = 0) -> dict[str, set[str]]:
     """Properties of objects that a schema allows alone, and the finite sets of values that each can have."""
     schema = work.resolved(schema)
     known = work.tags.get(id(schema))
@@ -92,7 +92,7 @@ def tags_of(work: Work, schema: Any, depth: int = 0) -> dict[str, set[str]]:
     return known[1]
 
 
-def _tags(work: Work, schema: Any, depth: int) -> dict[str, set[str]]:
+def _tags(work: SchemaWork, schema: Any, depth: int) -> dict[str, set[str]]:
     if not isinstance(schema, dict) or depth > MOST_DEPTH:
         return {}
     properties = schema.get("properties")
@@ -109,7 +109,7 @@ def _tags(work: Work, schema: Any, depth: int) -> dict[str, set[str]]:
     return {name: set().union(*(way[name] for way in each)) for name in shared}
 
 
-def apart(work: Work, one: Any, other: Any) -> bool:
+def apart(work: SchemaWork, one: Any, other: Any) -> bool:
     """Whether no value is of both schemas, as far as that is plain to see."""
     one, other = work.resolved(one), work.resolved(other)
     if one is False or other is False:

@@ -37,14 +37,14 @@ def told(at: Place) -> str:
     return f"property '{'.'.join(names)[:LONGEST]}': " if at else ""
 
 
-class Work:
+class SchemaWork:
     """Of one document. `loose`: what the grammar does not hold, each with its place.
 
     `tags`: by the number of a schema it and its tags, as `values` finds them.
     `foreign`: references go by `$id`, `$anchor` or a dynamic scope; then they and what they name stay as they are.
     """
 
-    def __init__(self, root: Any, each: Callable[[Work, Any, Place], Any]) -> None:
+    def __init__(self, root: Any, each: Callable[[SchemaWork, Any, Place], Any]) -> None:
         self.root = root
         self.loose: list[str] = []
         self.foreign = _foreign(root)
