@@ -24,8 +24,8 @@ from tenants import Load, ms, of, throughput
 from quire.bench.records import Record
 from quire.core.config import EngineConfig, flat_config
 from quire.engine.hosts.placing import Placing
-from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.processes.replicas import ReplicatedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 
 WAYS: dict[str, dict[str, Any]] = {"both": {}, "apart": {"prefill_replicas": 1}}
 

@@ -200,7 +200,7 @@ def serve(told: Connection) -> None:
     import stub_engine
     from live_server import FOLDER, text_tools
     from quire.core.config import flat_config
-    from quire.engine.edge.async_engine import AsyncEngine
+    from quire.engine.frontend.async_engine import AsyncEngine
     from quire.server.app import create_app
     from quire.server.draining import DrainingServer, uvicorn_config
     from quire.server.http.address import bind

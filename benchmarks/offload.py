@@ -30,7 +30,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.model.offload.away import pages
+from quire.model.offload.offloaded import pages
 from quire.model.offload.stream import turns
 from quire.model.offload.streamed import SLOTS, Streamed
 

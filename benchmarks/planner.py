@@ -128,7 +128,7 @@ def child_times(options: dict[str, Any], cases: list[tuple[int, int]]) -> list[d
     from quire.bench.workload import Length, random_items, requests_of
     from quire.core.config import flat_config
     from quire.engine.local import LocalEngine
-    from quire.plan.load import PlannedLoad
+    from quire.plan.planned_load import PlannedLoad
     from quire.plan.predict import Planner
 
     config = flat_config(**options)

@@ -20,7 +20,7 @@ from quire.core.config import flat_config
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.simulate.load import ANSWER, SimulatedRequest
+from quire.simulate.requests import ANSWER, SimulatedRequest
 
 Step = tuple[int, int, int]
 """Rows, keys that are read, pairs of a row and a key."""

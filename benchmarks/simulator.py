@@ -38,7 +38,7 @@ from servers import Server, server
 from shapes import write_config
 
 from quire.bench.http import Client
-from quire.simulate.times import StepTable
+from quire.simulate.step_times import StepTable
 
 LAYERS = 6
 ENGINE = ["--load-format", "dummy", "--quantization", "int8", "--max-model-len", "2048", "--max-num-seqs", "16",
@@ -262,8 +262,8 @@ def engine(args: argparse.Namespace) -> dict[str, Any]:
     """The traces by the engine in its processor seconds, and by the simulator with the step times of `steps`."""
     from simulated_engine import engine_of, other_load, walk
 
-    from quire.simulate.load import RequestStream
     from quire.simulate.options import SimulatedLoad
+    from quire.simulate.requests import RequestStream
 
     folder, found = model(args), kept("engine")
     runs = engine_of(folder, **OPTIONS)
@@ -314,10 +314,10 @@ STEP_TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-
 def walked(requests: int, replicas: int, cells: int, **design: Any) -> dict[str, Any]:
     """Run so many requests of 128 to 512 tokens and answers of 32 to 128; seconds, and memory of all processes."""
     from quire.core.config import SchedulerConfig
-    from quire.simulate.cells import run_cells
-    from quire.simulate.load import RequestStream
     from quire.simulate.options import SimulatedLoad
+    from quire.simulate.parallel_cells import run_cells
     from quire.simulate.replica import Setup
+    from quire.simulate.requests import RequestStream
     from quire.simulate.timeline import Design
 
     setup = Setup(SchedulerConfig(max_num_seqs=32), 2048, 16, 4096)

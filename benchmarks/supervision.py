@@ -22,9 +22,9 @@ from quire.core.config import EngineConfig, flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.client import EngineClient
-from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.processes.process import ProcessEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 
 
 def clients(config: EngineConfig) -> dict[str, EngineClient]:

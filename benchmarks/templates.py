@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire.text.render import Renderer
+from quire.text.template_renderer import Renderer
 
 SOURCE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 VALUES = {"messages": [{"role": "user", "content": "What does itertools.chain do?"}] * 4}

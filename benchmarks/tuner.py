@@ -24,7 +24,7 @@ from quire.core.config import flat_config
 from quire.figures.files import read_rows
 from quire.figures.machine import this_machine
 from quire.figures.statistics import compare, median
-from quire.plan.load import Slo, parse_load
+from quire.plan.planned_load import Slo, parse_load
 from quire.tune.engines import EnginePool
 from quire.tune.measure import CandidateRunner
 from quire.tune.objective import Objective

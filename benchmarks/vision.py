@@ -28,8 +28,8 @@ from torch import Tensor
 
 from quire.bench.drive import drive
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.images import PromptImage, placeholders
 from quire.core.params import SamplingParams
-from quire.core.pictures import PromptImage, placeholders
 from quire.engine.local import LocalEngine
 from quire.engine.requests import EncodedPrompt, make_request
 from quire.figures.machine import this_machine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cli import main
-from quire.engine.life import channel
+from quire.engine.processes import channel
 
 if __name__ == "__main__":
     channel.WORKER = "chaos_worker"

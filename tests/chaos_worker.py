@@ -1,4 +1,4 @@
-"""An engine's process that can be made to fail: `quire.engine.life.worker` with the faults that QUIRE_CHAOS names.
+"""An engine's process that can be made to fail: `quire.engine.processes.worker` with the faults that QUIRE_CHAOS names.
 
 poison=ID      a step whose batch has a prompt with this token aborts the process, as a fault of native code does
 torn=N         the N-th report of an engine that has work is sent by half, and the process exits (once: see `mark`)
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.engine.client import FromEngine, StepReport
 from quire.engine.engine import Engine
-from quire.engine.life import worker
+from quire.engine.processes import worker
 
 ASKED = dict(word.split("=", 1) for word in os.environ.get("QUIRE_CHAOS", "").split())
 

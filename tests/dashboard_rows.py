@@ -19,7 +19,7 @@ from quire.engine.llm import LLM
 from quire.engine.local import LocalEngine
 from quire.figures.files import write_rows
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.rows import FigureRow, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, RowLoad, RowMachine, RowModel
 from quire.figures.statistics import interval, median
 
 FORMATS = {"bfloat16": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}

@@ -27,7 +27,7 @@ from quire.core.plan import BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.scheduler import Scheduler
-from quire.speculate.limits import room_for_drafts, undrafted
+from quire.speculate.draft_limits import room_for_drafts, undrafted
 from turns import working
 
 VOCAB = 50

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bombs import pattern, schema
-from quire.text.structured.reader import _has_more_than
+from quire.text.structured.grammar_reader import _has_more_than
 from raw_client import Answer, ask, request
 
 CASES, CLIENTS, SLOWEST = 5000, 16, 5.0

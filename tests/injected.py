@@ -202,18 +202,18 @@ def _stem(own: Any, *_: Any) -> bool:
 
 
 GUIDE, GROWTH, SAMPLER = "quire.text.structured.guide.GrammarGuide", "quire.sched.growth", "quire.sample.sampler"
-HISTORY, SUFFIX = "quire.sample.edits.LogitEdits", "quire.speculate.suffix"
-FEATURES = "quire.run.picture_features.ImageFeatures"
+HISTORY, SUFFIX = "quire.sample.logit_edits.LogitEdits", "quire.speculate.suffix"
+FEATURES = "quire.run.image_features.ImageFeatures"
 BUILDER = "quire.run.builder.BatchBuilder"
 SITES: tuple[Site, ...] = (
     *(Site("plain", "grammar", GUIDE, name, _most, "grammar")
       for name in ("__init__", "follow", "takes", "mask", "complete", "_take", "_set", "_over")
       if name not in ("__init__", "_set")),
     Site("plain", "grammar", GUIDE, "__init__", lambda guide, grammar, most, *_: most == MOST, "grammar"),
-    Site("plain", "grammar", "quire.engine.loop.guiding.GrammarCompiler", "_make", _second, "grammar"),
-    Site("plain", "grammar", "quire.engine.loop.guiding.GrammarCompiler", "_grammar",
+    Site("plain", "grammar", "quire.engine.components.grammar_compiler.GrammarCompiler", "_make", _second, "grammar"),
+    Site("plain", "grammar", "quire.engine.components.grammar_compiler.GrammarCompiler", "_grammar",
          lambda self, text, *_: "4,60" in text, "grammar"),
-    Site("plain", "grammar", "quire.sample.constrained", "_stand",
+    Site("plain", "grammar", "quire.sample.grammar_masks", "_stand",
          lambda guide, row: row.seq.request.id == "victim", "grammar"),
     *(Site("plain", "searched", GUIDE, name, _most, "grammar")
       for name in ("_behind", "_tail", "_searched", "_catch_up", "_proven")),
@@ -235,7 +235,7 @@ SITES: tuple[Site, ...] = (
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
     Site("plain", "grammar", "quire.sched.admission.BatchAdmission", "check", _second, "admission"),
     Site("plain", "grammar", "quire.sched.scheduler.Scheduler", "add", _request, "admission"),
-    Site("classes", "pooled", "quire.engine.loop.intake", "_classes",
+    Site("classes", "pooled", "quire.engine.components.request_checks", "_classes",
          lambda matrix, output: output.request_id == "victim", "pooling"),
     Site("lora", "adapter", "quire.model.load.adapters.Adapters", "slot", lambda _, name: name == "two", "adapter"),
     Site("pictures", "picture", "vision", "__call__", lambda picture: picture.pixels[0] >= FIRST, "pictures"),

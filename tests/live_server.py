@@ -15,7 +15,7 @@ import msgspec
 import openai
 
 from quire.core.config import EngineConfig, flat_config
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.app import create_app
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind

@@ -21,8 +21,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from oracle import SMALL, write
 from quire.core.config import flat_config
+from quire.core.images import PromptImage, grid_positions, placeholders
 from quire.core.params import SamplingParams
-from quire.core.pictures import PromptImage, grid_positions, placeholders
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.model.build import Model, load_model

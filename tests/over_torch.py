@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.config import DeviceConfig
-from quire.core.rebuilt import rebuilt
+from quire.core.tree_map import rebuilt
 from quire.ops.arrays import is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops, open_backend
 from quire.ops.choice import OPS

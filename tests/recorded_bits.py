@@ -30,8 +30,8 @@ import torch
 from parallel_pairs import FEATURES, WAYS, Folders, asked_of, found
 from quire.core.errors import ConfigError
 from quire.model.families.rope import Rope
-from quire.model.load import extension
-from quire.model.vision import places
+from quire.model.load import adapter_extension
+from quire.model.vision import patch_positions
 from quire.ops.native import load_native
 
 FILE = Path(__file__).parent / "data" / "recorded_bits.json"
@@ -99,8 +99,8 @@ def by_torch() -> None:
         return torch.from_numpy(np.asarray(x, np.float32)).sin().numpy()
 
     Rope.table = table  # type: ignore[method-assign]
-    extension.row_norms = norms
-    places.np = SimpleNamespace(**vars(np) | {"cos": cosines, "sin": sines})  # type: ignore[attr-defined]
+    adapter_extension.row_norms = norms
+    patch_positions.np = SimpleNamespace(**vars(np) | {"cos": cosines, "sin": sines})  # type: ignore[attr-defined]
 
 
 @contextmanager

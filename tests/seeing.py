@@ -18,7 +18,7 @@ from PIL import Image
 
 import live_server
 from live_server import FOLDER, LiveServer, live
-from quire.core.pictures import placeholders
+from quire.core.images import placeholders
 from quire.core.request import Request
 from quire.engine.client import EngineInfo
 from quire.text.template import ChatTemplate

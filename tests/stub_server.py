@@ -86,7 +86,7 @@ class Forgetting(list[Any]):
 def main(given: str) -> int:
     """Serve until a signal."""
     from quire.core.config import EngineConfig, SchedulerConfig
-    from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+    from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
     from quire.server.options import ServerOptions
     from quire.server.run import serve
     from stub_engine import StubEngine, stub_info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.figures.rows import FigureRow, Kind, RowEngine, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, Kind, RowEngine, RowLoad, RowMachine, RowModel
 from quire.figures.statistics import interval, median
 
 LIMITS = {"read_bytes_per_s": 20e9, "bf16_flops_per_s": 1e12, "int8_ops_per_s": 2e12}

@@ -6,7 +6,7 @@ import pytest
 
 from fake_runner import FakeEngine, request
 from quire.core.errors import BadRequest, Overloaded
-from quire.engine.edge.admission import MAX_RETRY_AFTER, AdmissionControl
+from quire.engine.frontend.admission import MAX_RETRY_AFTER, AdmissionControl
 from test_scheduler import assert_golden
 from turns import working
 

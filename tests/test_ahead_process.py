@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.parallel import ahead
+from quire.parallel import prestart
 
 ECHO = "import sys; print(sys.stdin.readline(), end='', file=sys.stderr)"
 
@@ -20,13 +20,13 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "told_back.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield "told_back"
-    ahead.drop_waiting()
+    prestart.drop_waiting()
 
 
 def test_the_first_that_asks_gets_what_was_started_ahead(echo: str) -> None:
-    ahead.start_ahead(echo)
-    waiting = ahead._waiting[echo]
-    first, second = ahead.started(echo), ahead.started(echo)
+    prestart.start_ahead(echo)
+    waiting = prestart._waiting[echo]
+    first, second = prestart.started(echo), prestart.started(echo)
     assert first is waiting and second is not waiting
     for process in (first, second):  # told by whoever asked
         process.communicate(b"\n", timeout=30)
@@ -35,19 +35,19 @@ def test_the_first_that_asks_gets_what_was_started_ahead(echo: str) -> None:
 
 @pytest.mark.parametrize("files", [(), (0,)])
 def test_who_asks_for_another_leaves_none_waiting(files: tuple[int, ...], echo: str) -> None:
-    ahead.start_ahead(echo)
-    waiting = ahead._waiting[echo]
-    other = ahead.started(echo if files else "this", files)
-    assert other is not waiting and waiting.returncode is not None and not ahead._waiting
+    prestart.start_ahead(echo)
+    waiting = prestart._waiting[echo]
+    other = prestart.started(echo if files else "this", files)
+    assert other is not waiting and waiting.returncode is not None and not prestart._waiting
     other.communicate(b"\n", timeout=30)
 
 
 def test_one_that_has_ended_is_no_use(echo: str) -> None:
-    ahead.start_ahead(echo)
-    waiting = ahead._waiting[echo]
+    prestart.start_ahead(echo)
+    waiting = prestart._waiting[echo]
     waiting.kill()
     waiting.wait()
-    found = ahead.started(echo)
+    found = prestart.started(echo)
     assert found is not waiting
     found.communicate(b"\n", timeout=30)
 

@@ -12,7 +12,7 @@ import pytest
 
 from quire.cache import blocks
 from quire.cache.blocks import BlockPool
-from quire.engine.life.worker import Worker
+from quire.engine.processes.worker import Worker
 from quire.engine.stats import Stats
 
 
@@ -158,7 +158,7 @@ def turned(engine: Idle, turns: int, due: Callable[[], bool]) -> None:
 
 
 def test_an_idle_engine_verifies_its_account_once_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.engine.life.worker.time.sleep", lambda seconds: next(iter(())))
+    monkeypatch.setattr("quire.engine.processes.worker.time.sleep", lambda seconds: next(iter(())))
     counted, check = [0], BlockPool.check
 
     def whole(pool: BlockPool) -> None:

@@ -17,8 +17,8 @@ from bombs import constrained, pattern, schema, template
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import BadRequest, ModelError
 from quire.server.api import shapes
-from quire.text import render
-from quire.text.structured import reader
+from quire.text import template_renderer
+from quire.text.structured import grammar_reader
 from quire.text.template import ChatTemplate
 from shaped import PERSON
 from stub_engine import StubEngine
@@ -119,8 +119,8 @@ def generated(count: int, seed: int) -> tuple[list[str], list[dict[str, Any]]]:
 
 @pytest.mark.slow
 def test_bombs_are_refused_in_time_beside_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "RENDER_SECONDS", 0.05)
-    monkeypatch.setattr(render, "COMPILE_SECONDS", 0.3)
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(template_renderer, "COMPILE_SECONDS", 0.3)
     sources, fields = generated(12, 0)
     with live(StubEngine(step_seconds=0.004)) as server, streams(server, 3):
         bombard(server, sources, fields + constrained()[::4])
@@ -135,8 +135,8 @@ def shaped_reply(server: LiveServer, user: str, order: list[str], **shape: Any) 
 
 
 def test_twenty_bombs_of_a_tenant_are_not_before_a_schema_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "SECONDS", 0.2)
-    monkeypatch.setattr(reader, "FIRST_SECONDS", 0.05, raising=False)
+    monkeypatch.setattr(grammar_reader, "SECONDS", 0.2)
+    monkeypatch.setattr(grammar_reader, "FIRST_SECONDS", 0.05, raising=False)
     monkeypatch.setattr(shapes, "PATIENCE", 120.0, raising=False)
     order: list[str] = []
     slow = [f"(.{{0,300}}x){{{300 + i}}}" for i in range(20)]
@@ -165,7 +165,7 @@ def test_many_bombs_are_refused_in_time_beside_streams() -> None:
 
 def test_made_up_templates_are_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator makes some of each end: it would test little otherwise."""
-    monkeypatch.setattr(render, "RENDER_SECONDS", 0.03)
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 0.03)
     ends = set()
     for source in generated(24, 7)[0]:
         try:

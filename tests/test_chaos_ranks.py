@@ -34,7 +34,9 @@ SLOW = pytest.mark.slow
 def ranks_of(engine: int) -> list[int]:
     """The processes of an engine that are ranks."""
     return [
-        each for each in children(engine) if b"quire.engine.life.rank" in Path(f"/proc/{each}/cmdline").read_bytes()
+        each
+        for each in children(engine)
+        if b"quire.engine.processes.rank" in Path(f"/proc/{each}/cmdline").read_bytes()
     ]
 
 

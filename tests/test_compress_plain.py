@@ -23,7 +23,7 @@ from quire.compress.released import Released
 from quire.core.errors import ModelError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import Checkpoint
-from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from test_borrowed import VARIANTS as BORROWED
 from test_compress_write import read_back, write_net
 from test_gguf import FAMILIES, WIDE

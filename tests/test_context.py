@@ -23,8 +23,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.run.division import FEW_ROWS, PagedSequences, VisibleSplits, divide
-from quire.run.led import MultiRankExecutor
+from quire.run.context_parallel import FEW_ROWS, PagedSequences, VisibleSplits, divide
+from quire.run.multi_rank import MultiRankExecutor
 from test_lora import TARGETS, write_adapter
 
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -157,7 +157,7 @@ def test_rows_with_adapters_are_divided_with_them(folder: Callable[[str], Path],
 @pytest.mark.parametrize("force", ["PassedQueries", "PassedKeys"])
 def test_either_way_to_see_keys_is_taken(force: str) -> None:
     """By what is less to pass: few rows of a long context pass themselves, many see to it that keys are passed."""
-    from quire.run.division import ContextRank, GroupKeys
+    from quire.run.context_parallel import ContextRank, GroupKeys
 
     lanes, rows = Lanes(2, 16), {"PassedQueries": 40, "PassedKeys": 1500}[force]
     paged = PagedSequences(np.array([0, rows]), np.array([6000]))

@@ -29,7 +29,7 @@ from quire.dashboard.pack import DISTINCT, packed
 from quire.dashboard.page import MODULES, UPLOT, WEB, joined, page
 from quire.dashboard.serve import server
 from quire.figures.files import write_rows
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 from quire.figures.statistics import compare, interval
 from synthetic_rows import NASTY, suite, synthetic
 

@@ -17,9 +17,9 @@ import pytest
 from quire.core.config import SchedulerConfig, flat_config
 from quire.core.request import Request
 from quire.engine.client import EngineInfo, EngineKilled, StepReport
-from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
+from quire.engine.processes.process import ProcessEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.ops.native import load_native
 from test_bit_equality import Answer, engine_of, make_requests, replace_id, run
 from turns import turns

@@ -14,10 +14,10 @@ from op_cases.reference import attention_case
 from oracle import MODEL_OPS
 from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.autograd_cache import AutogradCache
 from quire.ops.backend import Ops
 from quire.ops.differentiable import MatrixSite, differentiable
 from quire.ops.experts import Grouped
-from quire.ops.held import AutogradCache
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import REGISTRY, Case

@@ -13,8 +13,8 @@ from quire.core.errors import ConfigError
 from quire.core.plan import ChunkResult
 from quire.core.sequence import Sequence
 from quire.core.speculation import parse_speculation
-from quire.speculate.cost import CostModel
-from quire.speculate.limits import room_for_drafts, undrafted
+from quire.speculate.draft_length import CostModel
+from quire.speculate.draft_limits import room_for_drafts, undrafted
 from test_scheduler import assert_golden
 from turns import turns
 

@@ -27,7 +27,7 @@ from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import DecoderStart, Request
 from quire.core.sequence import Sequence
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
 from quire.model.batch import Batch
 from quire.model.build import Model

@@ -24,16 +24,16 @@ from quire.core.exclusions.exclusion import DIFFERS, Exclusion, Known
 from quire.core.exclusions.table import TABLE
 from quire.core.machine import memory_file
 from quire.core.pooling import Pooling
+from quire.engine.components.engine_info import pooling_of
 from quire.engine.local import LocalEngine
-from quire.engine.loop.facts import pooling_of
 from quire.engine.start import start_engine
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
-from quire.model.offload.shards import Shards
+from quire.model.offload.shared_host import Shards
 from quire.ops.backend import open_backend
 from quire.ops.native import load_native
 from quire.parallel.experts import ExpertPlan
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.parallel.topology import Topology
 from quire.run.rank_group import Ranks
 from quire.simulate.design import design_of

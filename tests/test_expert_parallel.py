@@ -24,10 +24,10 @@ from quire.cli import main
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.engine.client import EngineInfo
-from quire.engine.life.channel import LocalChannel
-from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
+from quire.engine.processes.channel import LocalChannel
+from quire.engine.processes.process import ProcessEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.engine.stats import Stats
 from quire.model.build import Model, load_model
 from quire.model.load.packed_writing import finish_all
@@ -35,7 +35,7 @@ from quire.model.net.decoder import Decoder
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan, read_counts, write_counts
-from quire.parallel.place import ALONE, RankPlace
+from quire.parallel.rank_place import ALONE, RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
 from test_bit_equality import Answer, make_requests, run

@@ -12,7 +12,7 @@ from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import this_engine, this_machine
 from quire.figures.metrics import METRICS
-from quire.figures.rows import FigureRow, Interval, RowEngine, RowLoad, RowMachine, RowModel, fields
+from quire.figures.schema import FigureRow, Interval, RowEngine, RowLoad, RowMachine, RowModel, fields
 from quire.figures.statistics import compare, interval
 
 

@@ -20,12 +20,12 @@ from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
 from quire.server.options import ServerOptions
 from quire.server.speech import formats_of
+from quire.text.messages.formats import REASONING, TOOLS
+from quire.text.messages.message_grammar import MessageGrammar
 from quire.text.messages.parser import Parser
-from quire.text.messages.source import MessageDelta, ParserRequest
-from quire.text.messages.table import REASONING, TOOLS
-from quire.text.messages.written import MessageGrammar
+from quire.text.messages.text_source import MessageDelta, ParserRequest
+from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar, GrammarGuide
-from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import Vocabulary, vocabulary_of
 from quire.text.tokenizer import Tokenizer
 from real_server import real

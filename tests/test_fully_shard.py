@@ -16,14 +16,14 @@ from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.core.machine import memory_file
-from quire.core.rebuilt import parts_of
+from quire.core.tree_map import parts_of
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.model.offload.away import PAGE
-from quire.model.offload.shards import Shards
+from quire.model.offload.offloaded import PAGE
+from quire.model.offload.shared_host import Shards
 from quire.ops.weights import Packed
 from quire.parallel.link import Link, Listener, dial
-from quire.parallel.shares import ASK, HEADER, REQUEST, RemoteShare, serve
+from quire.parallel.weight_shares import ASK, HEADER, REQUEST, RemoteShare, serve
 from quire.parallel.wire import ConnectionDropped
 from test_offload import OPTIONS, answers
 
@@ -70,7 +70,7 @@ def test_weights_of_other_files_are_found_out(tmp_path: Path) -> None:
 
 DIES = """
 import os, sys
-from quire.model.offload.shards import SharedFile
+from quire.model.offload.shared_host import SharedFile
 assert SharedFile(int(sys.argv[1])).writes
 os.ftruncate(int(sys.argv[1]), 1 << 20)
 print("locked", flush=True)

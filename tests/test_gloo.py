@@ -18,7 +18,7 @@ from group import check_everything, part, summed
 from oracle import backend
 from quire.core.errors import ConfigError
 from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
-from quire.parallel.store import RemoteStore, serve
+from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.wire import ConnectionDropped, listen
 
 SECRET = b"s" * 32

@@ -23,10 +23,10 @@ from quire.ops.choice import OPS
 from quire.ops.op import REGISTRY
 from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import INTERPRETER, Gpu
-from quire.run.budget import gpu_cache_bytes
 from quire.run.device_arrays import DeviceArrays
-from quire.run.device_step import warm_device
-from quire.run.shapes import MAX_GRAPH_ROWS, Sizes, fitting, graph_sizes
+from quire.run.gpu_step import warm_device
+from quire.run.kv_budget import gpu_cache_bytes
+from quire.run.step_sizes import MAX_GRAPH_ROWS, Sizes, fitting, graph_sizes
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS, needs_triton
 from turns import working

@@ -8,12 +8,12 @@ import pytest
 
 import grammar_abuse
 from live_server import live
-from quire.text.structured import reader
+from quire.text.structured import grammar_reader
 from stub_engine import StubEngine
 
 
 def test_generated_grammars_are_answered_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "SECONDS", 0.2)
+    monkeypatch.setattr(grammar_reader, "SECONDS", 0.2)
     with live(StubEngine()) as server:
         report = asyncio.run(grammar_abuse.abuse(server.port, 40, 40, clients=8, quiet=3))
         assert not report.failed, report.failed[0]

@@ -15,10 +15,10 @@ from live_server import LiveServer, live, wait_until
 from quire.core.errors import BadRequest, Overloaded
 from quire.core.structured import StructuredOutputsParams
 from quire.server.api import shapes
-from quire.text.bounded import JobProcess
-from quire.text.structured import reader, turns
-from quire.text.structured.reader import GrammarReader
-from quire.text.structured.turns import GrammarJob, GrammarJobs
+from quire.text.bounded_process import JobProcess
+from quire.text.structured import grammar_queue, grammar_reader
+from quire.text.structured.grammar_queue import GrammarJob, GrammarJobs
+from quire.text.structured.grammar_reader import GrammarReader
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 
@@ -37,14 +37,14 @@ def asked(regex: str) -> StructuredOutputsParams:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarReader]:
     """Three readers of their own, with little patience."""
-    monkeypatch.setattr(reader, "SECONDS", 0.3)
-    monkeypatch.setattr(reader, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(grammar_reader, "SECONDS", 0.3)
+    monkeypatch.setattr(grammar_reader, "FIRST_SECONDS", 0.1)
     found = GrammarReader(3)
     yield found
     found.close()
 
 
-def ask(made: GrammarReader, regex: str, tenant: str) -> Future[reader.CompiledGrammar]:
+def ask(made: GrammarReader, regex: str, tenant: str) -> Future[grammar_reader.CompiledGrammar]:
     return made.ask(asked(regex), (END,), vocabulary_of(tokenizer(), VOCAB), tenant=tenant)
 
 
@@ -60,8 +60,8 @@ def reply(server: LiveServer, user: str, order: list[str], **shape: Any) -> http
 
 
 def test_more_grammars_of_a_tenant_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "OF_A_TENANT", 2)
-    monkeypatch.setattr(reader, "SECONDS", 0.5)
+    monkeypatch.setattr(grammar_queue, "OF_A_TENANT", 2)
+    monkeypatch.setattr(grammar_reader, "SECONDS", 0.5)
     monkeypatch.setattr(shapes, "PATIENCE", 2.0)
     with live() as server, ThreadPoolExecutor(12) as clients:
         found = [clients.submit(reply, server, "bomber", [], regex=bomb(100 + i)) for i in range(12)]
@@ -120,7 +120,7 @@ def test_a_reader_that_is_killed_is_replaced_and_the_grammar_read(made: GrammarR
 
 
 def test_idle_readers_end_and_begin_anew(made: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(grammar_reader, "IDLE_SECONDS", 0.05)
     assert ask(made, "x{5}", "").result().completion
     wait_until(lambda: not made._processes and not made._threads, seconds=30)
     assert ask(made, "x{6}", "").result().completion
@@ -135,11 +135,11 @@ def test_equal_questions_of_a_tenant_are_read_once(made: GrammarReader, monkeypa
 
 
 def test_long_bodies_are_refused_before_they_are_written_down() -> None:
-    visited = reader._has_more_than(10, [[0] * 5, [0] * 1_000_000])
-    assert visited and not reader._has_more_than(10, {"a": [1, "b"]})
+    visited = grammar_reader._has_more_than(10, [[0] * 5, [0] * 1_000_000])
+    assert visited and not grammar_reader._has_more_than(10, {"a": [1, "b"]})
     with pytest.raises(BadRequest, match="more than the"):
         shape = StructuredOutputsParams(json={"enum": ["x" * 9] * 100_000})
-        reader.READER.ask(shape, (END,), vocabulary_of(tokenizer(), VOCAB))
+        grammar_reader.READER.ask(shape, (END,), vocabulary_of(tokenizer(), VOCAB))
 
 
 # -------------------------------------------------------------------------------------------------------------- turns
@@ -182,7 +182,7 @@ def test_a_pause_gains_a_tenant_nothing_and_costs_it_nothing() -> None:
 
 
 def test_what_nobody_waits_for_any_more_frees_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "OF_A_TENANT", 2)
+    monkeypatch.setattr(grammar_queue, "OF_A_TENANT", 2)
     waiting = GrammarJobs()
     first, second = job("a", 0), job("a", 1)
     waiting.add(first, 1)
@@ -204,7 +204,7 @@ def test_slow_jobs_wait_for_a_reader_that_may_take_its_time() -> None:
 
 
 def test_use_is_remembered_of_so_many_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "REMEMBERED", 10)
+    monkeypatch.setattr(grammar_queue, "REMEMBERED", 10)
     waiting = GrammarJobs()
     for i in range(100):
         waiting.add(job(f"t{i}", i), 1)

@@ -13,7 +13,7 @@ from oracle import BACKENDS, backend
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.groups import on_one_host, place_among
-from quire.parallel.place import SharedFiles, place_of
+from quire.parallel.rank_place import SharedFiles, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology
 

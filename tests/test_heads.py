@@ -22,7 +22,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.speculation import Speculation
 from quire.engine.engine import Engine
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.ops.arrays import to_torch
 from quire.run.executor import LocalExecutor
 from quire.run.runner import Runner

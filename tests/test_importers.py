@@ -10,7 +10,7 @@ from quire.bench.suite.imports.read import read_foreign
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 
 SAMPLES = Path(__file__).parent / "data" / "imports"
 COMMITTED = Path(__file__).parent.parent / "benchmarks" / "suites" / "llm_inference_bench_sample.csv"

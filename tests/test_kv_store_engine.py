@@ -18,11 +18,11 @@ from quire.cache.tiers import StoreRates
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.engine.life.channel import LocalChannel
-from quire.engine.life.process import ProcessEngine
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
-from quire.run.led import MultiRankExecutor
+from quire.engine.processes.channel import LocalChannel
+from quire.engine.processes.process import ProcessEngine
+from quire.run.multi_rank import MultiRankExecutor
 from test_ahead import build
 from test_bit_equality import Answer, engine_of, make_requests
 from test_lora import TARGETS, write_adapter

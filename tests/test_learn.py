@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.learn.loop import WARM_UP, LearningSchedule, TrainingRun, mapped
-from quire.learn.rows import Shuffled
+from quire.training.data_order import Shuffled
+from quire.training.loop import WARM_UP, LearningSchedule, TrainingRun, mapped
 
 
 @dataclass(frozen=True)

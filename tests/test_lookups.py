@@ -14,7 +14,7 @@ from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
 from quire.speculate import suffix
 from quire.speculate.ngram import NGram
-from quire.speculate.runs import CANDIDATES, NGramIndex, NGramMatch, TokenRow
+from quire.speculate.ngram_index import CANDIDATES, NGramIndex, NGramMatch, TokenRow
 from quire.speculate.suffix import RecentOutputs, SuffixDecoding, likeliest
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from live_server import FOLDER, LiveServer, live
-from quire.engine.life.process import ProcessEngine
 from quire.engine.options import engine_config
+from quire.engine.processes.process import ProcessEngine
 from quire.server.options import ServerOptions
 
 PROMPT = "What is a list? " * 9

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from message_shapes import ALONE, SCHEMAS, WRITERS, shape
 from quire.core.errors import ConfigError
+from quire.text.messages.formats import ALIASES, REASONING, TOOLS, reasoning_format, tool_format
 from quire.text.messages.parser import Parser
-from quire.text.messages.source import MAX_HELD, MessageDelta, ParserRequest
-from quire.text.messages.table import ALIASES, REASONING, TOOLS, reasoning_format, tool_format
+from quire.text.messages.text_source import MAX_HELD, MessageDelta, ParserRequest
 
 FORMATS = list(WRITERS)
 

@@ -30,9 +30,9 @@ from quire.model.mixers.table import kept_by_layer, layouts_of
 from quire.model.spec import MLA, ModelSpec
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout
-from quire.parallel.place import ALONE
-from quire.run.budget import plan_kv, shape_kv
+from quire.parallel.rank_place import ALONE
 from quire.run.caches import Caches, kept_by
+from quire.run.kv_budget import plan_kv, shape_kv
 
 SHAPES: list[Mixer] = [
     Attention(8, 2, 64),

@@ -13,7 +13,7 @@ import pytest
 from quire.core.config import DeviceConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.ops.backend import open_backend
-from quire.run.reach import reach
+from quire.run.rank_startup import reach
 from test_server_death import Serving
 from tiny_model import OPTIONS, write_tiny
 

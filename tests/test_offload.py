@@ -19,7 +19,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
-from quire.model.offload.away import PAGE, pages
+from quire.model.offload.offloaded import PAGE, pages
 from quire.model.offload.stream import PIECE, Segment, turns
 from quire.model.offload.streamed import Streamed
 from quire.ops.backend import open_backend

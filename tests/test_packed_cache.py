@@ -26,7 +26,7 @@ from quire.ops.backend import open_backend
 from quire.ops.cpu.matrix import assemble, part_sizes, take_apart
 from quire.ops.cpu.pack import PLAIN, pack
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR
-from quire.ops.cpu.samples import samples
+from quire.ops.cpu.packing_samples import samples
 from quire.ops.kinds import KINDS
 from quire.ops.lazy import torch_dtype
 from quire.ops.native import load_native

@@ -21,10 +21,10 @@ from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pic
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.core.request import Output, Request
-from quire.engine.life.watchdog import Watchdog
 from quire.engine.local import LocalEngine
+from quire.engine.processes.watchdog import Watchdog
 from quire.engine.record.recording import without_content
 from quire.engine.stats import Stats
 from quire.model.net.multimodal import EmbeddedRows, axes, divided, put, turned
@@ -349,7 +349,7 @@ def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:
 
 def test_an_engine_that_encodes_a_picture_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr("quire.engine.life.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("quire.engine.processes.watchdog.time", SimpleNamespace(monotonic=lambda: now))
     watchdog, killed = Watchdog(1.0, 1), list[bool]()
     watchdog.learn(Stats(step_seconds=0.001, step_tokens=1))
     for seconds, hangs in ((40.0, False), (60.0, True)):

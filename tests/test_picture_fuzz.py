@@ -13,7 +13,7 @@ import pytest
 
 from picture_files import FORMATS, animation, encoded, picture
 from quire.core.errors import BadRequest
-from quire.pictures.reading import DecodeLimits, read_picture
+from quire.images.decoding import DecodeLimits, read_picture
 
 LIMITS = DecodeLimits(bytes=1 << 20, pixels=4_000_000, side=4000, frames=50)
 MEMORY = 200 << 20

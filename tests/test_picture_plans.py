@@ -13,7 +13,7 @@ from fake_runner import VOCAB as WORDS
 from fake_runner import FakeEngine, golden
 from fake_runner import request as fake_request
 from made_up_tower import Part, Shown, prompt_of
-from quire.core.pictures import pieces
+from quire.core.images import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.sched.features.images import EncoderLimits, EncoderScheduler

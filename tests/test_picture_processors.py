@@ -26,11 +26,11 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from picture_files import picture
 from quire.core.errors import BadRequest, ModelError
-from quire.pictures import resizing
-from quire.pictures.one_tile import Whole
-from quire.pictures.processors import make_processor
-from quire.pictures.reading import to_rgb
-from quire.pictures.settings import SettingFields, Size
+from quire.images import resizing
+from quire.images.decoding import to_rgb
+from quire.images.one_tile import Whole
+from quire.images.processor_config import SettingFields, Size
+from quire.images.processors import make_processor
 
 SIZES = ((1, 1), (300, 7), (7, 300), (64, 64), (427, 640), (640, 427), (50, 131), (29, 28))
 """Height and width of pictures."""

@@ -19,9 +19,9 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from picture_families import CASES, IDEFICS, Case, backend, folder_of, processor_of
 from picture_files import picture
 from quire.core.errors import BadRequest, ModelError
-from quire.core.pictures import placeholders
+from quire.core.images import placeholders
+from quire.images.prompt import ImagePrompts, Prepared, open_pictures
 from quire.model.vision.reading import Pixels, read_pixels
-from quire.pictures.prompt import ImagePrompts, Prepared, open_pictures
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

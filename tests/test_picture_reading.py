@@ -31,7 +31,7 @@ from picture_files import (
     tiled_tiff,
 )
 from quire.core.errors import BadRequest
-from quire.pictures.reading import DecodeLimits, read_picture, to_rgb
+from quire.images.decoding import DecodeLimits, read_picture, to_rgb
 
 PHOTO = picture(24, 36)
 
@@ -234,7 +234,7 @@ def test_a_picture_that_is_rgb_is_not_copied() -> None:
 
 
 def test_large_clear_pictures_are_laid_on_white_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.pictures.reading.BAND", 50)
+    monkeypatch.setattr("quire.images.decoding.BAND", 50)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 23, 4), np.uint8))
     np.testing.assert_array_equal(np.asarray(to_rgb(image)), on_white(image))
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from oracle import BACKENDS
-from quire.core.pictures import placeholders
-from quire.engine.life.router import Router
+from quire.core.images import placeholders
+from quire.engine.processes.router import Router
 from seeing import asked, image_part
 from test_picture_llm import png
 from test_prefill_replicas import metric

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from live_server import LiveServer, live, wait_until
-from quire.core.pictures import ImageLimits
-from quire.engine import pictures as prepared
+from quire.core.images import ImageLimits
+from quire.engine import images as prepared
 from seeing import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 
 SEEN = IMAGE * ROWS

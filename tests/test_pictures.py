@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
-from quire.core.pictures import PromptImage, grid_positions, grid_shift, pieces, placeholders
+from quire.core.images import PromptImage, grid_positions, grid_shift, pieces, placeholders
 
 GRIDS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 5)), max_size=4)
 """Of each picture: tokens of text before it, rows, columns."""

@@ -20,18 +20,18 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.engine import Engine
-from quire.engine.life.process import ProcessEngine
+from quire.engine.processes.process import ProcessEngine
 from quire.engine.start import start_engine
 from quire.model.build import Model, load_model
-from quire.model.load.stages import cut
+from quire.model.load.pipeline_stages import cut
 from quire.model.net.decoder import Decoder
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import to_torch
 from quire.ops.native import load_native
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
-from quire.run.led import MultiRankExecutor
+from quire.run.multi_rank import MultiRankExecutor
 from test_bit_equality import engine_of as local_engine_of
 from test_bit_equality import make_requests
 from test_bit_equality import run as run_local

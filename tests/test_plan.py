@@ -21,9 +21,9 @@ from quire.core.errors import ConfigError
 from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
 from quire.plan.devices import DEVICES
-from quire.plan.flow import StepBounds, batch_flow, stream_flow
-from quire.plan.load import PlannedLoad, Slo, parse_load, parse_slo
+from quire.plan.latency import StepBounds, batch_flow, stream_flow
 from quire.plan.memory import rank_needs
+from quire.plan.planned_load import PlannedLoad, Slo, parse_load, parse_slo
 from quire.plan.predict import Machine, Planner, devices_for, predict
 from quire.plan.rates import (
     Attended,

@@ -19,7 +19,7 @@ from quire.engine.local import LocalEngine
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
 from quire.plan.file import check_plan, check_started, plan_of, planned_config, read_plan, write_plan
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.predict import Machine, Planner
 from test_plan import LLAMA_7B, SMALL, native, rates, written
 

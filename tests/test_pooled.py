@@ -18,7 +18,7 @@ from quire.core.plan import Chunk
 from quire.core.pooling import PoolingKind
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.engine.pooled import PoolingParams, embedding, pooled_request, vector_of
+from quire.engine.embedding import PoolingParams, embedding, pooled_request, vector_of
 from quire.sched.features.pooling import gather, rows_wanted
 from quire.text.tokenizer import Tokenizer
 from tiny_model import write_tiny

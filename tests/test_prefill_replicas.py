@@ -18,7 +18,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
-from quire.engine.life.kept import UnfinishedRequest
+from quire.engine.processes.unfinished import UnfinishedRequest
 from quire.engine.start import start_engine
 from test_chaos import Load, bodies
 from test_replay import requests, texts_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import BadRequest, Overloaded
-from quire.engine.edge.admission import AdmissionControl
+from quire.engine.frontend.admission import AdmissionControl
 
 
 def fill(admission: AdmissionControl, tenant: str) -> int:

@@ -25,7 +25,7 @@ from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.parallel.shared import MESSAGE, SLOT, SharedComm, comm_bytes, shared_memory
 from quire.run.builder import StepSizes
-from quire.run.led import MultiRankExecutor
+from quire.run.multi_rank import MultiRankExecutor
 from quire.run.rank_group import Ranks
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

@@ -7,8 +7,8 @@ import weakref
 import pytest
 
 from quire.core.errors import BadRequest, GrammarTooComplex
-from quire.text.structured import refused
-from quire.text.structured.refused import FAILURES, SECONDS, RefusedGrammars
+from quire.text.structured import refused_grammars
+from quire.text.structured.refused_grammars import FAILURES, SECONDS, RefusedGrammars
 
 TOO_COMPLEX = GrammarTooComplex("structured_outputs.regex: too complex here", param="structured_outputs.regex")
 
@@ -57,7 +57,7 @@ def test_it_is_forgotten_after_a_while() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused, "KEPT", 4)
+    monkeypatch.setattr(refused_grammars, "KEPT", 4)
     grammars = RefusedGrammars()
     for name in "abcde":
         failed(grammars, grammar=name)

@@ -19,7 +19,7 @@ import zmq
 from live_server import LiveServer, live, wait_until
 from quire.core.request import Output
 from quire.engine.client import Abort, ChangeAdapter, ResetPrefixCache, Submit
-from quire.engine.life.worker import Worker
+from quire.engine.processes.worker import Worker
 from quire.server.api.openapi import REPLIES
 from quire.server.api.others import LISTS, OTHERS
 from quire.server.http.dialects import dialect_of

@@ -20,10 +20,10 @@ from test_server_death import Serving, children, gone
 
 SOURCE = Path(__file__).parent.parent / "src" / "quire"
 WALL_CLOCK = {
-    "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/sandbox.py",
-    "engine/edge/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
-    "cache/disk.py", "engine/loop/adapting.py", "engine/start.py", "server/api/vectors.py", "server/api/ollama.py",
-    "server/api/responses_answer.py", "server/several/state.py",
+    "model/load/packed_folder.py", "server/service.py", "server/api/writer.py", "text/template_worker.py",
+    "engine/frontend/metrics.py", "engine/record/recorder.py", "server/http/middleware.py", "cache/store_folder.py",
+    "cache/disk.py", "engine/components/adapter_changes.py", "engine/start.py", "server/api/vectors.py",
+    "server/api/ollama.py", "server/api/responses_answer.py", "server/several/state.py",
     "server/http/seen.py",  # when an incident was, as a page shows it
     "compress/measure.py",  # the date of a passport
 }  # fmt: skip

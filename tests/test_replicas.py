@@ -12,8 +12,8 @@ import pytest
 from quire.core.errors import EngineFailure
 from quire.core.request import Output, Request
 from quire.engine.client import EngineInfo, EngineKilled
-from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.processes.replicas import ReplicatedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from stub_engine import expected
 from test_supervised import FOREVER, LIMITS, Engine, request
 

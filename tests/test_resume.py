@@ -19,8 +19,8 @@ from rich.console import Console
 from killed_work import KEY, LAYERS, STAGES, pipeline
 from quire.compress.progress import MEASURING, units_bar
 from quire.compress.resume import Work, code_digest, digest_of, work_folder
+from quire.core.atomic_files import becoming, write_whole
 from quire.core.errors import ConfigError
-from quire.core.whole import becoming, write_whole
 
 
 def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path) -> None:

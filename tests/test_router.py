@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.engine.life.router import Router
+from quire.engine.processes.router import Router
 
 REPLICAS, BLOCK = 8, 16
 Choose = Callable[[Request], int]

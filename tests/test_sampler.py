@@ -16,7 +16,7 @@ from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
 from quire.engine.beam import BeamSearchParams
 from quire.ops.backend import Ops
-from quire.sample.rows import LogitRow
+from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import NO_TOKEN, NUMERICS, RowResult, Sampler
 
 VOCAB = 50

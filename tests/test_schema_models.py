@@ -14,8 +14,8 @@ import pytest
 from often import one_of
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
+from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar, GrammarGuide
-from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from schema_models import all_models
 from shaped import VOCAB, tokenizer
@@ -53,7 +53,7 @@ def valid(text: str, schema: dict[str, Any]) -> bool:
 
 
 def errors(schema: dict[str, Any], text: str) -> list[Any]:
-    from quire.text.structured.checks import AnswerChecks
+    from quire.text.structured.answer_checks import AnswerChecks
 
     return AnswerChecks(schema).errors(text)
 

@@ -9,8 +9,8 @@ import pytest
 
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams
+from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar
-from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 from test_structured import END
@@ -146,7 +146,7 @@ def test_widened_ways_and_their_strict_refusals() -> None:
 
 
 def errors(schema: Schema, text: str) -> list[tuple[str, str]]:
-    from quire.text.structured.checks import AnswerChecks
+    from quire.text.structured.answer_checks import AnswerChecks
 
     return [(error.path, error.message) for error in AnswerChecks(schema).errors(text)]
 

@@ -12,7 +12,7 @@ import pytest
 from live_server import LiveServer, live, wait_until
 from quire.core.errors import ConfigError
 from quire.core.request import Output, Timing
-from quire.engine.edge.account import SequenceClock, timings
+from quire.engine.frontend.request_times import SequenceClock, timings
 from quire.server.options import ServerOptions
 from stub_engine import StubEngine
 

@@ -21,8 +21,8 @@ import pytest
 
 from live_server import FOLDER, LiveServer, live, wait_until
 from quire.core.errors import ConfigError, EngineFailure
-from quire.engine.life.process import ProcessEngine
 from quire.engine.options import engine_config
+from quire.engine.processes.process import ProcessEngine
 from stub_engine import StubEngine
 from test_server_life import open_stream, read_all
 from tiny_model import OPTIONS, write_tiny
@@ -81,7 +81,7 @@ class Serving:
         *words: str,
         program: Sequence[str] = ("-m", "quire"),
         environment: dict[str, str] | None = None,
-        module: str = "quire.engine.life.worker",
+        module: str = "quire.engine.processes.worker",
         port: int = 0,
         within: Sequence[str] = (),
     ) -> None:

@@ -14,11 +14,11 @@ from quire.core.errors import BadRequest, EngineFailure, Overloaded, Unavailable
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, StepReport
-from quire.engine.edge import streams
-from quire.engine.edge.async_engine import PORTION, AsyncEngine
-from quire.engine.edge.metrics import buckets_125
-from quire.engine.edge.streams import AT_ONCE, TURN_SECONDS, CallQueue
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.frontend import streams
+from quire.engine.frontend.async_engine import PORTION, AsyncEngine
+from quire.engine.frontend.metrics import buckets_125
+from quire.engine.frontend.streams import AT_ONCE, TURN_SECONDS, CallQueue
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.engine.stats import Stats
 from stub_engine import StubEngine, expected, stub_info
 

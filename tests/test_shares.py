@@ -20,7 +20,7 @@ from quire.ops.backend import open_backend
 from quire.ops.latents import LatentLayout
 from quire.ops.native import load_native
 from quire.parallel.comm import Comm
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import Topology
 from test_adapter_kinds import KINDS, Extended

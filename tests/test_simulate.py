@@ -17,17 +17,17 @@ from often import only_slow
 from quire.bench.records import milliseconds
 from quire.core.config import SchedulerConfig
 from quire.plan.rates import PlannedChunk
-from quire.simulate.cells import run_cells
 from quire.simulate.cluster import Cluster
-from quire.simulate.load import RequestStream
 from quire.simulate.measures import Gaps
 from quire.simulate.options import SimulatedLoad
+from quire.simulate.parallel_cells import run_cells
 from quire.simulate.replica import Setup
+from quire.simulate.requests import RequestStream
 from quire.simulate.scaling import Autoscale
 from quire.simulate.search import fewest
+from quire.simulate.step_times import InterpolatedTimes, StepTable
 from quire.simulate.store import SimulatedLink
 from quire.simulate.timeline import Design
-from quire.simulate.times import InterpolatedTimes, StepTable
 
 TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
 

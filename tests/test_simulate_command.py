@@ -12,8 +12,8 @@ from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.simulate.load import RequestStream
 from quire.simulate.options import ClusterOptions, SimulatedLoad, limits_of
+from quire.simulate.requests import RequestStream
 
 TABLE = '{"points": [[1, 0.01], [64, 0.012], [512, 0.06]], "per_key": 1e-7, "per_sequence": 1e-4}'
 SMALL = ["--num-blocks", "300", "--max-model-len", "256"]

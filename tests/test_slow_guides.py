@@ -15,8 +15,8 @@ from quire.core.sequence import Sequence
 from quire.core.structured import StructuredOutputsParams
 from quire.sched.features.structured import SHARE, SLOW
 from quire.text.structured import guide as guides
+from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar, GrammarGuide
-from quire.text.structured.reader import READER
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 from test_scheduler import assert_golden

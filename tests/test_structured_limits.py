@@ -12,10 +12,10 @@ from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest, GrammarTooComplex
 from quire.core.request import Output, Request
-from quire.sample.constrained import MaskBuilder
-from quire.sample.rows import LogitRow
+from quire.sample.grammar_masks import MaskBuilder
+from quire.sample.logit_row import LogitRow
 from quire.text.structured import guide
-from quire.text.structured.refused import FAILURES
+from quire.text.structured.refused_grammars import FAILURES
 from quire.text.structured.spec import grammar_of
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, shaped, tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.core.structured import StructuredOutputsParams
-from quire.text.structured.search import FIRST, LATER, byte_tokenizer, hints_of, shortest
+from quire.text.structured.completion_search import FIRST, LATER, byte_tokenizer, hints_of, shortest
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import PERSON, VOCAB, tokenizer
 from test_structured import ready

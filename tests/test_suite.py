@@ -27,7 +27,7 @@ from quire.core.errors import ConfigError
 from quire.engine.options import engine_config
 from quire.figures.files import read_rows
 from quire.figures.metrics import METRICS
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 
 ROOT = Path(__file__).parent.parent
 STUB = Path(__file__).parent / "stub_peer.py"

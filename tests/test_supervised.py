@@ -16,8 +16,8 @@ from quire.core.errors import ConfigError, EngineFailure
 from quire.core.params import SamplingParams
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, EngineInfo, EngineKilled, StepReport
-from quire.engine.life.kept import UnfinishedRequest
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
+from quire.engine.processes.unfinished import UnfinishedRequest
 from stub_engine import StubEngine, expected
 from turns import turns
 

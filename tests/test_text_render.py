@@ -19,9 +19,9 @@ import pytest
 
 from live_server import live
 from quire.core.errors import BadRequest, ModelError, Unavailable
-from quire.text import render
-from quire.text.render import MEMORY, RENDERER, WALL_SECONDS, Renderer, RenderError
+from quire.text import template_renderer
 from quire.text.template import ChatTemplate
+from quire.text.template_renderer import MEMORY, RENDERER, WALL_SECONDS, Renderer, RenderError
 from stub_engine import StubEngine
 from test_end_to_end import serving
 from test_text_template import make, tokenizer, user
@@ -119,7 +119,7 @@ def test_mistakes_of_a_template_are_told_without_a_path(case: str) -> None:
     ids=["long", "a constant"],
 )
 def test_compiling_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "COMPILE_SECONDS", 0.5)
+    monkeypatch.setattr(template_renderer, "COMPILE_SECONDS", 0.5)
     with pytest.raises(ModelError, match=r"does not compile: it takes more than 0\.5 s of CPU time"):
         make(source)
     assert make("{{ 1 }}").render(user("x")) == "1"
@@ -138,7 +138,7 @@ def test_time_grows_with_what_is_given_up_to_a_bound(monkeypatch: pytest.MonkeyP
     given = {"messages": 20_000 * user("x")}
     assert len(RENDERER.render(many, given, 1 << 20)) == 60_000
     for size, seconds in ((200_000, "0.45"), (900_000, "0.6")):
-        monkeypatch.setattr(render, "MOST_SECONDS", 0.6)
+        monkeypatch.setattr(template_renderer, "MOST_SECONDS", 0.6)
         with pytest.raises(RenderError, match=f"more than {seconds} s of CPU time"):
             RENDERER.render(HANG, {"messages": user("x" * size)}, 1 << 20)
 
@@ -201,11 +201,11 @@ def test_one_that_ends_again_and_again_is_an_error_of_its_template(monkeypatch: 
     def dies(self: Any, job: Any, seconds: float) -> str:
         asked.append(job)
         self.close()
-        raise render._Ended(-11)
+        raise template_renderer._Ended(-11)
 
     renderer = Renderer()
     with monkeypatch.context() as patched:
-        patched.setattr(render._Process, "ask", dies)
+        patched.setattr(template_renderer._Process, "ask", dies)
         with pytest.raises(RenderError, match="ends with code -11"):
             renderer.render("{{ a }}", {}, 9)
     assert len(asked) == 2, "once more, and no more"
@@ -218,7 +218,7 @@ def test_messages_that_are_too_large_are_no_fault_of_the_template(monkeypatch: p
     assert source.render(user("x")) == "x"
     before, rests = renderers(os.getpid()), set(RENDERER._rests)
     with monkeypatch.context() as patched:
-        patched.setattr(render, "MAX_FRAME", 999)
+        patched.setattr(template_renderer, "MAX_FRAME", 999)
         with pytest.raises(BadRequest, match="bytes are more than the 999 that a template may be given"):
             source.render(user("x" * 1000))
     assert set(RENDERER._rests) <= rests and renderers(os.getpid()) == before
@@ -239,8 +239,8 @@ def test_processes_that_do_not_start_are_not_started_without_end(
 
     renderer = Renderer()
     with monkeypatch.context() as patched:
-        patched.setattr(render, "_SCRIPT", tmp_path / "broken.py")
-        patched.setattr(render, "START_AGAIN_SECONDS", 30.0)
+        patched.setattr(template_renderer, "_SCRIPT", tmp_path / "broken.py")
+        patched.setattr(template_renderer, "START_AGAIN_SECONDS", 30.0)
         patched.setattr(subprocess, "Popen", counting)
         with pytest.raises(Unavailable, match="does not start: it ended with code 3"):
             renderer.compile("{{ 1 }}")
@@ -255,7 +255,7 @@ def test_processes_that_do_not_start_are_not_started_without_end(
 
 def test_a_template_that_exceeds_its_time_again_and_again_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(render, "RENDER_SECONDS", 0.05)
+    monkeypatch.setattr(template_renderer, "RENDER_SECONDS", 0.05)
     monkeypatch.setattr(time, "sleep", slept.append)
     renderer = Renderer()
     for _ in range(2):
@@ -272,7 +272,7 @@ def test_a_fork_has_processes_of_its_own() -> None:
     assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
     script = """
 import os
-from quire.text.render import RENDERER
+from quire.text.template_renderer import RENDERER
 assert RENDERER.render("{{ a }}", {"a": 1}, 9) == "1"
 child = os.fork()
 for i in range(200):
@@ -311,7 +311,8 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("source", ["{{ 1 }}", HANG], ids=["idle", "at work"])
 def test_it_dies_with_its_parent(source: str) -> None:
     script = (
-        "import sys; from quire.text.render import RENDERER as r; r.render('{{ 1 }}', {}, 9); print(1, flush=True)\n"
+        "import sys; from quire.text.template_renderer import RENDERER as r; "
+        "r.render('{{ 1 }}', {}, 9); print(1, flush=True)\n"
     )
     script += f"import time\nwhile True:\n  try: r.render({source!r}, {{}}, 9)\n  except Exception: pass\n"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from quire.cli.flags import to_arguments
-from quire.text.render import Renderer
+from quire.text.template_renderer import Renderer
 from test_end_to_end import serving
 from test_text_render import alive, children, renderers
 from tiny_model import OPTIONS, write_tiny

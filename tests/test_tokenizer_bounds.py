@@ -150,9 +150,9 @@ def test_its_process_is_replaced_when_it_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_normal_form_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.text import confined
+    from quire.text import tokenizer_process
 
-    monkeypatch.setattr(confined, "NORMAL_BYTES", 1 << 14)
+    monkeypatch.setattr(tokenizer_process, "NORMAL_BYTES", 1 << 14)
     grows = sequence("normalizers", [DOUBLES] * 5)
     made = Tokenizer.from_folder(folder_with(tmp_path, normalizer=grows))
     assert len(made.encode("b" * 2000)) == 2000  # it might grow, and does not

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from quire.engine.client import EngineInfo, EngineKilled, StepReport
-from quire.engine.life.supervised import SupervisedEngine
-from quire.engine.statistic import Adding, PrometheusMetric, annotated, over_replicas
+from quire.engine.processes.supervisor import SupervisedEngine
+from quire.engine.stat_field import Adding, PrometheusMetric, annotated, over_replicas
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from test_supervised import FOREVER, LIMITS, Engine, request
 

@@ -25,9 +25,9 @@ from quire.compress.train.seen import SeenNet, matrices
 from quire.compress.train.text import Row, batch_of
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
-from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.build import load_model
 from quire.quant.codebook import NF4_NUMBERS
+from quire.training.loop import LearningSchedule, TrainingRun
 from test_learn import Plan
 from test_lora import merged as merged_by_hand
 from test_lora import run as run_adapted

@@ -23,7 +23,7 @@ from quire.compress.train.seen import SeenNet
 from quire.compress.train.student import fewer_layers, from_scratch, spread_layers
 from quire.compress.train.text import Row, batch_of
 from quire.core.errors import ConfigError
-from quire.learn.loop import LearningSchedule, TrainingRun
+from quire.training.loop import LearningSchedule, TrainingRun
 from test_learn import Plan
 from test_model import TOLERANCE, prompt
 from test_train_adapt import logits_of

@@ -17,7 +17,7 @@ from quire.cli.app import app
 from quire.cli.train_heads import METHODS
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.speculate.train import methods
 from quire.speculate.train.eagle3 import Eagle3Layer
 from quire.speculate.train.loop import HeadTraining, HeadTrainingRun

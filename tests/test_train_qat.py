@@ -21,9 +21,9 @@ from quire.compress.write import write_folder
 from quire.core.config import flat_config
 from quire.core.dtypes import F8, I8
 from quire.core.errors import ConfigError
-from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.build import load_model
 from quire.quant.registry import QUANTIZERS
+from quire.training.loop import LearningSchedule, TrainingRun
 from test_learn import Plan
 from test_model import Paged, prompt
 from test_train_adapt import logits_of

@@ -27,10 +27,10 @@ from quire.ops.layout import KVCache
 from quire.ops.reference.caches import allocate
 from quire.ops.reference.caches import write as write_cache
 from quire.run.builder import ancestors
-from quire.sample.rows import LogitRow
+from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.sched.growth import moves
-from quire.speculate.cost import _chances
+from quire.speculate.draft_length import _chances
 from quire.speculate.ngram import NGram
 from quire.speculate.tree import Candidates, Tree, grow_trees
 from test_bit_equality import engine_of

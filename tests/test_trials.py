@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from quire.core.errors import EngineFailure
-from quire.engine.life.supervised import RestartPolicy
-from quire.engine.life.trial import TRIED
-from quire.engine.life.watchdog import LARGE, SLOW, Watchdog
+from quire.engine.processes.supervisor import RestartPolicy
+from quire.engine.processes.suspects import TRIED
+from quire.engine.processes.watchdog import LARGE, SLOW, Watchdog
 from quire.engine.stats import Stats
 from test_supervised import Edge, request
 from turns import turns
@@ -45,7 +45,7 @@ def test_a_hang_is_longer_than_any_step_may_be(
     steps: list[tuple[float, int]], most: int, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
-    monkeypatch.setattr("quire.engine.life.watchdog.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("quire.engine.processes.watchdog.time", SimpleNamespace(monotonic=lambda: now))
     watchdog, killed = Watchdog(0.1, most), list[bool]()
 
     def check() -> None:

@@ -15,7 +15,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.ops.native import load_native
 from quire.ops.tuning import FILE, NEVER, Tuning, keep, parse, recall
-from quire.run import tune
+from quire.run import kernel_tuning
 
 FORMATS = (("int8", 32), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128), ("bf16", 0))
 needs_native = pytest.mark.skipif(load_native() is None, reason="the native extension is not built")
@@ -71,8 +71,8 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kept: list[Tuning] = []
-        keep = tune.keep
-        monkeypatch.setattr(tune, "keep", lambda key, tuning: (self.kept.append(tuning), keep(key, tuning)))
+        keep = kernel_tuning.keep
+        monkeypatch.setattr(kernel_tuning, "keep", lambda key, tuning: (self.kept.append(tuning), keep(key, tuning)))
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """A machine on which nothing was measured, and no model is too small to."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tune, "SMALLEST", 0)
-    monkeypatch.setattr(tune, "BUDGET", 0.05)
+    monkeypatch.setattr(kernel_tuning, "SMALLEST", 0)
+    monkeypatch.setattr(kernel_tuning, "BUDGET", 0.05)
     return Counted(monkeypatch)
 
 
@@ -96,7 +96,7 @@ def text(tokens: int, seqs: int = 64, **options: str) -> str:
 def test_the_first_tokens_are_measured_and_the_next_start_remembers(tmp_path: Path, fresh: Counted) -> None:
     if select(DeviceConfig(device="cpu")).isa == "amx":
         pytest.skip("made-up steps are measured there")
-    plain, few = text(50, tune="off"), len(tune.STREAMING) * tune.TURNS + 1
+    plain, few = text(50, tune="off"), len(kernel_tuning.STREAMING) * kernel_tuning.TURNS + 1
     assert text(few, tune="auto") == text(few, tune="off") and not fresh.kept, "a token comes from the prompt's step"
     assert text(50, tune="auto") == plain and len(fresh.kept) == 1
     assert (tmp_path / ".cache" / "quire" / FILE).exists()
@@ -109,8 +109,11 @@ def test_made_up_steps_choose_where_batches_matter(fresh: Counted, seqs: int) ->
     """As with tile registers; elsewhere their number of rows does nothing."""
     with LLM(device="cpu", tune="off", num_blocks=64, max_num_seqs=seqs) as llm:
         step = llm.engine.engine.runner.step  # type: ignore[attr-defined]
-        chosen = tune._measure(step)
-        assert chosen.ahead in {ahead for ahead, _ in tune.STREAMING} and chosen.tile_rows in {*tune.BATCHES, NEVER}
+        chosen = kernel_tuning._measure(step)
+        assert chosen.ahead in {ahead for ahead, _ in kernel_tuning.STREAMING} and chosen.tile_rows in {
+            *kernel_tuning.BATCHES,
+            NEVER,
+        }
         params = SamplingParams(max_tokens=8, temperature=0.0)
         said = llm.generate(["import os"], params)[0].outputs[0].text
     assert said == text(8, seqs, tune="off"), "nothing of the made-up steps is left"

@@ -13,7 +13,7 @@ from quire.cli.flags import to_engine
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.tune import measure, session
 from quire.tune.report import MARK
 from quire.tune.space import allowed_axes, check_cores, check_quality, make_space, read_space, usual_axes, varied

@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.plan.load import Slo
+from quire.plan.planned_load import Slo
 from quire.tune.learned import FLOOR, START, Learned, Observation
 from quire.tune.objective import Objective
 from quire.tune.search import CandidateTrial, Search, SearchBudget

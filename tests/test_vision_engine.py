@@ -18,14 +18,14 @@ from oracle import BACKENDS
 from peft_layouts import Layout
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.life.channel import LocalChannel
-from quire.engine.life.process import ProcessEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+from quire.engine.components.memory_plan import picture_bytes
 from quire.engine.local import LocalEngine
-from quire.engine.loop.planning import picture_bytes
+from quire.engine.processes.channel import LocalChannel
+from quire.engine.processes.process import ProcessEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.engine.requests import with_grammar
 from quire.plan.predict import Machine, Planner
 from test_bit_equality import Answer, run

@@ -24,12 +24,12 @@ from quire.core.config import flat_config
 from quire.core.errors import ModelError
 from quire.model.build import load_model
 from quire.model.describe import describe, open_model
-from quire.model.families.pictured import REFUSED
+from quire.model.families.multimodal import REFUSED
 from quire.model.load.adapter_files import read_adapter
 from quire.model.load.roles import DISK_ROLES, Share
 from quire.model.vision.reading import HALF, Pixels, read_pixels
 from quire.ops.choice import choose
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.parallel.topology import Topology
 from quire.plan.weights import weight_parts
 from vision_models import FAMILIES, write_files

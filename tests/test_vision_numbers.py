@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from oracle import BACKENDS
 from quire.model.families.rope import Plain, Rope
 from quire.model.spec import Patches
-from quire.model.vision.places import LEARNED, borders_of, cut, turns
-from quire.model.vision.stretching import Floats, bicubic, bilinear
+from quire.model.vision.interpolation import Floats, bicubic, bilinear
+from quire.model.vision.patch_positions import LEARNED, borders_of, cut, turns
 from quire.model.vision.tower import averages
 from vision_models import make_vision_model
 from vision_oracle import patches
@@ -93,7 +93,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from quire.core.config import DeviceConfig, flat_config
-from quire.core.pictures import Picture
+from quire.core.images import Picture
 from quire.model.build import load_model
 from quire.ops.backend import open_backend
 vision = load_model(flat_config(model=sys.argv[1]), open_backend(DeviceConfig(device="cpu", threads=1))).vision

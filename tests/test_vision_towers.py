@@ -12,7 +12,7 @@ from oracle import BACKENDS, logits, relative_error
 from quire.core.config import DeviceConfig, flat_config
 from quire.model.build import load_model
 from quire.model.describe import describe
-from quire.model.families.pictured import PICTURED
+from quire.model.families.multimodal import PICTURED
 from quire.model.spec import Sight
 from quire.ops.backend import Ops, open_backend
 from test_model import Paged
@@ -68,7 +68,7 @@ def test_pieces_and_blocks_change_no_bit(
         monkeypatch.setattr("quire.model.vision.tower.PIECE", 7)
         monkeypatch.setattr("quire.model.vision.attention.BLOCK", 16)
         monkeypatch.setattr("quire.model.vision.attention.PIECE", 5)
-        monkeypatch.setattr("quire.model.vision.whole_attention.PIECE", 5)
+        monkeypatch.setattr("quire.model.vision.torch_attention.PIECE", 5)
         got = see(model, shown)
         assert torch.equal(got, want) if device == "cpu" else relative_error(got, want) < 1e-6
         monkeypatch.undo()

@@ -21,7 +21,7 @@ from quire.core.request import Request
 from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
-from quire.run.budget import shape_kv
+from quire.run.kv_budget import shape_kv
 from test_bit_equality import engine_of, make_requests, replace_id, run
 from test_mixtures import EIGHT
 from test_speculation import write_words
@@ -72,7 +72,7 @@ def test_freeing_changes_no_bit(folder: str, monkeypatch: pytest.MonkeyPatch) ->
     requests = make_requests(16, 99)
     requests += [replace(requests[i], id=f"grows{i}", prompt=(i + 3,) * 16, params=growing) for i in range(8)]
     with monkeypatch.context() as patched:
-        patched.setattr("quire.run.budget.group_layers", whole)
+        patched.setattr("quire.run.kv_budget.group_layers", whole)
         kept = engine_of(model=folder)
         assert kept.engine.kv.sizes.windows == (0,)
         want = {name: answer.bits() for name, answer in run(kept, requests).items()}

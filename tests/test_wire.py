@@ -17,7 +17,7 @@ import pytest
 from quire.core.errors import ConfigError, EngineFailure
 from quire.parallel import wire
 from quire.parallel.digest import ReceivedDigests, SentDigests, digest
-from quire.parallel.mail import Hub, Spoke
+from quire.parallel.host_messages import Hub, Spoke
 from quire.parallel.wire import HEAD, HELLO, TAG, ConnectionDropped, Peer, call, greet, listen, read_secret
 
 SECRET = b"s" * 32

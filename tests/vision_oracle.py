@@ -13,7 +13,7 @@ from transformers.image_processing_utils import select_best_resolution
 
 from oracle import backend
 from quire.core.config import flat_config
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.model.build import Model, load_model
 from quire.ops.arrays import to_torch
 from vision_models import CONFIGS, PREPROCESSORS, make_vision_model

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.pictures.prompt import open_pictures
+from quire.images.prompt import open_pictures
 from quire.text.tokenizer import Tokenizer
 from vision_models import VOCABULARY, make_vision_model
 

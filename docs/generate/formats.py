@@ -16,7 +16,7 @@ from quire.model.disk.gguf import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.quant.gguf import TYPES
 from quire.quant.registry import QUANTIZERS, READERS
-from quire.text.messages.table import TOOLS
+from quire.text.messages.formats import TOOLS
 from words import escaped, kind, table
 
 KV_MEANINGS = {

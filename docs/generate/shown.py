@@ -8,10 +8,10 @@ import msgspec
 from prometheus_client import CollectorRegistry, Metric
 
 from quire.engine.client import EngineInfo
-from quire.engine.edge.metrics import EngineMetrics
+from quire.engine.frontend.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
-from quire.figures.rows import fields
+from quire.figures.schema import fields
 from quire.server.http.seen import HttpMetrics
 from quire.server.several.routes import _States
 from words import escaped, table

@@ -17,8 +17,8 @@ import msgspec
 from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import longest_prompt
-from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
+from quire.engine.processes.progress import counting_bar
 
 MISSES_SHOWN = 3
 TEXT = Path(__file__).resolve().parents[1] / "assets" / "text"

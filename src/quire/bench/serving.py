@@ -27,10 +27,10 @@ from quire.bench.records import (
 from quire.bench.sending import Sender
 from quire.bench.sessions import Workload, workload_of
 from quire.core.errors import ConfigError
-from quire.engine.life.progress import counting_bar
+from quire.engine.processes.progress import counting_bar
 from quire.figures.machine import now, this_machine
 from quire.figures.metrics import PERCENTILES
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 ALIASES = {"e2el": "e2e"}
 """vLLM's names of targets."""

@@ -8,7 +8,7 @@ import os
 import sys
 
 from quire.core.errors import QuireError
-from quire.parallel.ahead import drop_waiting, start_ahead
+from quire.parallel.prestart import drop_waiting, start_ahead
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     _read_and_write_utf8()
     try:
         if sys.argv[1:2] == ["serve"] and not {"-h", "--help"}.intersection(sys.argv):
-            start_ahead("quire.engine.life.worker")  # which imports the engine while we import the server
+            start_ahead("quire.engine.processes.worker")  # which imports the engine while we import the server
         from quire.cli.app import app
 
         try:

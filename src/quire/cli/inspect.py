@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
     from quire.ops.choice import Choice
-    from quire.run.budget import KVPlan
+    from quire.run.kv_budget import KVPlan
 
 
 @command("inspect")
@@ -54,7 +54,7 @@ def inspect(options: dict[str, Any]) -> None:
 
 
 def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
-    from quire.run.shapes import graph_sizes
+    from quire.run.step_sizes import graph_sizes
 
     rows = [("backend", choice.backend), ("instruction set", choice.isa), ("threads", str(choice.threads))]
     if choice.backend == "triton":
@@ -66,7 +66,7 @@ def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:
 
 def _stage_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     """Who has what; layers of stages are those asked for, or what would be chosen if nothing were measured."""
-    from quire.model.load.stages import numbers_of, stages_of
+    from quire.model.load.pipeline_stages import numbers_of, stages_of
     from quire.plan.needs import weights_of
 
     parallel, spec = config.parallel, found.spec
@@ -85,7 +85,7 @@ def _stage_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows
 
 def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
     from quire.ops.tuning import parse, recall
-    from quire.run.tune import tuning_key
+    from quire.run.kernel_tuning import tuning_key
 
     if choice.backend != "cpu":
         return []
@@ -214,7 +214,7 @@ def _draft_memory(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | 
 def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: ModelFacts | None) -> Rows:
     from quire.core.machine import available_memory
     from quire.plan.needs import drafting_layers, kv_shape, weights_of
-    from quire.run.budget import check_asked, plan_kv
+    from quire.run.kv_budget import check_asked, plan_kv
 
     shape, per_token = kv_shape(config, found, choice, drafts)
     drafting = bool(drafting_layers(config, found, drafts))

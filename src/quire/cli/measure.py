@@ -105,8 +105,8 @@ def _offline(
 ) -> None:
     """Measure an engine that is loaded for it, in this process."""
     from quire.bench.report import report
-    from quire.engine.life.progress import loading_bar
     from quire.engine.local import LocalEngine
+    from quire.engine.processes.progress import loading_bar
 
     config = to_engine(options)
     with loading_bar() as progress:

@@ -92,7 +92,7 @@ def _planned(models: list[_Named], budget_gb: float) -> list[Listed]:
 def _listed(model: _Named, room: int | None) -> Listed:
     """`room`: bytes that its weights and KV cache may take; None where there is no bound."""
     from quire.plan.needs import needs
-    from quire.run.budget import plan_kv
+    from quire.run.kv_budget import plan_kv
     from quire.server.several.pool import Listed
     from quire.text.files import read_json
 

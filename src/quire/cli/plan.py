@@ -18,10 +18,10 @@ from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
-    from quire.figures.rows import FigureRow
+    from quire.figures.schema import FigureRow
     from quire.plan.advice import OptionChange
     from quire.plan.file import Plan
-    from quire.plan.load import PlannedLoad
+    from quire.plan.planned_load import PlannedLoad
     from quire.plan.predict import Planner
     from quire.plan.sizing import Cost, Sizing
 
@@ -57,7 +57,7 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
     from quire.figures.files import Appending
     from quire.plan.advice import advice
     from quire.plan.file import plan_of, write_plan
-    from quire.plan.load import Slo, parse_load, parse_slo
+    from quire.plan.planned_load import Slo, parse_load, parse_slo
     from quire.plan.sizing import cost_of, fitted, size
 
     place, config = _place(wanted.device, options)
@@ -84,8 +84,8 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
 
 def _usual_load(engine: EngineConfig) -> PlannedLoad:
     """One request, short enough for the model."""
-    from quire.plan.load import PlannedLoad
     from quire.plan.memory import facts_of
+    from quire.plan.planned_load import PlannedLoad
 
     longest = engine.model.max_model_len or facts_of(engine)[0].spec.max_position
     return PlannedLoad(input=max(1, min(512, longest // 2)), output=max(1, min(128, longest // 4)))
@@ -189,7 +189,7 @@ def _device_rows(planner: Planner, sizing: Sizing, cost: Cost | None) -> Rows:
 def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None) -> FigureRow:
     """The prediction as figures are kept: medians are means here, which `dialect` says."""
     from quire.figures.machine import now, this_engine, this_machine
-    from quire.figures.rows import FigureRow, RowLoad, RowMachine, RowModel
+    from quire.figures.schema import FigureRow, RowLoad, RowMachine, RowModel
 
     found, load, device = made.prediction, made.load, planner.machine.device
     machine = this_machine()

@@ -29,7 +29,7 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
         raise ConfigError(f"--output-file {output_file}: there is no folder {output_file.parent}", param="output_file")
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from quire.cli.serve import start_engines
-    from quire.engine.life.progress import counting_bar
+    from quire.engine.processes.progress import counting_bar
     from quire.server.batch import answered, lines_of, run
     from quire.server.draining import make_app
     from quire.server.options import ServerOptions

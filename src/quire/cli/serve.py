@@ -17,7 +17,7 @@ from quire.cli.flags import ENGINE, SERVER, to_engine, to_server, with_flags
 from quire.cli.models import listed_models
 from quire.cli.params import PATH, command, option
 from quire.core.errors import ConfigError
-from quire.parallel.ahead import drop_waiting
+from quire.parallel.prestart import drop_waiting
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -96,7 +96,7 @@ def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -
 def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig) -> EngineClient:
     """Engines that are started again, with the same limits, when they die; `until`: the server's end."""
     from quire.engine.hosts.placing import Placing
-    from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
+    from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 
     placing = until.enter_context(closing(Placing(config)))
     patience = RestartPolicy(
@@ -106,7 +106,7 @@ def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig)
     if count == 1:
         engine: EngineClient = SupervisedEngine(partial(placing.start, 0), patience, config.scheduler)
     else:
-        from quire.engine.life.replicas import ReplicatedEngine  # and its router
+        from quire.engine.processes.replicas import ReplicatedEngine  # and its router
 
         engine = ReplicatedEngine(
             count,

@@ -16,8 +16,8 @@ from quire.simulate.options import ClusterOptions, SimulatedLoad
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.simulate.design import TimedDesign
-    from quire.simulate.load import RequestStream
     from quire.simulate.outcome import SimulationResult
+    from quire.simulate.requests import RequestStream
 
 PANELS = ("Model", "KV cache", "Scheduler", "Device", "Ranks")
 OWN: dict[str, type[Struct]] = {"Cluster": ClusterOptions, "Load": SimulatedLoad}
@@ -47,7 +47,7 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
     words = ["quire", "simulate", *([trace] if trace else []), *to_arguments(options)]
 
     from quire.simulate.design import design_of
-    from quire.simulate.load import RequestStream
+    from quire.simulate.requests import RequestStream
 
     asked = RequestStream(load, trace)
     made = design_of(config, cluster, load.seed)
@@ -60,7 +60,7 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
 
 def _run(made: TimedDesign, asked: RequestStream, cluster: ClusterOptions, replicas: int = 0) -> SimulationResult:
     from quire.bench.serving import targets_of
-    from quire.engine.life.progress import counting_bar
+    from quire.engine.processes.progress import counting_bar
     from quire.simulate.outcome import simulate
 
     if made.cells > 1:  # processes are forked, which threads of a bar would not survive

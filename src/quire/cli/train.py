@@ -63,7 +63,7 @@ def _bar() -> Progress:
     """Progress on standard error, with the time that is left."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from quire.engine.life.progress import LongProgress
+    from quire.engine.processes.progress import LongProgress
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),

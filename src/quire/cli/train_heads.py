@@ -98,7 +98,7 @@ def _run(
 def _go(run: HeadTrainingRun) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from quire.engine.life.progress import LongProgress
+    from quire.engine.processes.progress import LongProgress
 
     columns = (
         TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"),

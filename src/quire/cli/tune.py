@@ -11,7 +11,7 @@ import click
 
 from quire.cli.flags import ENGINE, pick, to_engine, with_flags
 from quire.cli.params import command
-from quire.core.whole import write_whole
+from quire.core.atomic_files import write_whole
 from quire.engine.options import KNOWN
 from quire.tune.options import TuneOptions
 
@@ -70,7 +70,7 @@ def _bar(candidates: int) -> Iterator[Callable[[CandidateTrial], None]]:
     """Progress on standard error: how many runs, and the last one's figures."""
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from quire.engine.life.progress import LongProgress
+    from quire.engine.processes.progress import LongProgress
     from quire.tune.report import difference
 
     runs = 0

@@ -29,12 +29,12 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.files import sampled_digest
 from quire.core.machine import cache_folder, processor
 from quire.core.version import VERSION
-from quire.engine.life.progress import counting_bar
 from quire.engine.llm import LLM
+from quire.engine.processes.progress import counting_bar
 from quire.model.describe import ModelFacts, describe
 from quire.model.disk.hub import hub_of
 from quire.model.disk.tokenizer import tokenizer_folder
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.speculate.train.target import Target
 from quire.text.tokenizer import Tokenizer
 

@@ -19,7 +19,6 @@ from quire.compress.tensors import Current, Tensors
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.model.batch import Batch
-from quire.model.borrowed.found import find_borrowed
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.families.rope import shared_tables, short_reach
@@ -31,9 +30,10 @@ from quire.model.mixers.table import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
+from quire.model.transformers_backend.detect import find_borrowed
 from quire.ops.arrays import AnyArray, to_torch
+from quire.ops.autograd_cache import AutogradCache
 from quire.ops.differentiable import Differentiable, MatrixSite, Observer, differentiable
-from quire.ops.held import AutogradCache
 from quire.quant.base import QWeight
 
 IGNORED = -100

@@ -16,9 +16,9 @@ from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, TensorInfo, TensorSource
 from quire.model.disk.claim import RolePlace, claim, disk_shape, drop_layers_beyond, slots
 from quire.model.disk.gguf import GgufModel
+from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.opened import ModelHeaders
-from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.model.disk.checkpoint import TensorInfo, TensorSource
-from quire.model.disk.rewrite import Rewrite, Rewritten
+from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.ops.arrays import to_torch
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.compress.net import Net
-from quire.learn.loop import unnamed
 from quire.model.net.decoder import Layer
+from quire.training.loop import unnamed
 
 TOKENS = 2048
 """That go through a layer together, or a row where that is longer: products are at full speed, and what a layer of

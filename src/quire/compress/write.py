@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.compress.tensors import Described
+from quire.core.atomic_files import sync, sync_tree
 from quire.core.errors import ConfigError
-from quire.core.whole import sync, sync_tree
 from quire.text.gguf import read_tokenizer
 
 SHARD_BYTES = 4 << 30

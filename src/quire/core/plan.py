@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.core.errors import QuireError
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
 

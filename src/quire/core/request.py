@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from quire.core.errors import QuireError
+from quire.core.images import PromptImage
 from quire.core.params import SamplingParams
-from quire.core.pictures import PromptImage
 from quire.core.pooling import PoolingKind
 
 FinishReason = Literal["stop", "length", "abort", "error"]

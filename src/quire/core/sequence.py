@@ -15,7 +15,7 @@ STORED = -2
 
 
 class Status(IntEnum):
-    """Where a sequence stands; `sched.waiting_room` moves it.
+    """Where a sequence stands; `sched.queues` moves it.
 
     PENDING: before its sibling's prompt is computed (n > 1). WAITING: in the queue. WAITING_FOR_GRAMMAR,
     WAITING_FOR_STORE: beside it, until its grammar is ready, or its blocks are recalled. RUNNING: in the batch.

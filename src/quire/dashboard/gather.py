@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 
 SUFFIXES = (".jsonl", ".parquet")
 MAX_ROWS = 200_000

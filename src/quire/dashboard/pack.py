@@ -11,7 +11,7 @@ import msgspec
 
 from quire.dashboard.gather import File
 from quire.figures.metrics import LIMITS, METRICS, Metric
-from quire.figures.rows import FigureRow, fields
+from quire.figures.schema import FigureRow, fields
 
 DISTINCT = ("kind", "benchmark", "suite", "time", "command", "machine", "engine", "model", "load", "technique", "on",
             "improves", "claim", "options", "dialect", "notes")  # fmt: skip

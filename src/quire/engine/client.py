@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.core.errors import EngineFailure
-from quire.core.pictures import ImageLimits
+from quire.core.images import ImageLimits
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart, Output, Request
 from quire.engine.stats import Stats

@@ -17,17 +17,17 @@ from quire.core.plan import StepPlan
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart, Output, Request
 from quire.engine.client import EngineInfo
-from quire.engine.loop.adapting import AdapterChanger
-from quire.engine.loop.experts import ExpertCounts
-from quire.engine.loop.facts import engine_info
-from quire.engine.loop.intake import check_kind, check_pictures, classify
-from quire.engine.loop.planning import MemoryPlan
-from quire.engine.loop.tiering import LeavingRequests, StoreWriter
+from quire.engine.components.adapter_changes import AdapterChanger
+from quire.engine.components.engine_info import engine_info
+from quire.engine.components.expert_counts import ExpertCounts
+from quire.engine.components.memory_plan import MemoryPlan
+from quire.engine.components.request_checks import check_kind, check_pictures, classify
+from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.stats import Stats
 from quire.model.build import Model
 from quire.ops.backend import Ops
-from quire.run.budget import KVPlan
 from quire.run.executor import Executor
+from quire.run.kv_budget import KVPlan
 from quire.run.runner import LaunchedStep, Runner
 from quire.sched.growth import adapters_of
 from quire.sched.scheduler import Scheduler

@@ -16,11 +16,12 @@ from quire.core.params import SamplingParams
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
-from quire.engine.life.progress import counting_bar, loading_bar
+from quire.engine.embedding import PoolingCalls
+from quire.engine.image_sources import ImageSource, images_of, without_pictures
 from quire.engine.local import LocalEngine
 from quire.engine.options import engine_config
 from quire.engine.outputs import RequestBuilder, RequestOutput
-from quire.engine.pooled import PoolingCalls
+from quire.engine.processes.progress import counting_bar, loading_bar
 from quire.engine.requests import (
     EncodedPrompt,
     Message,
@@ -37,16 +38,15 @@ from quire.engine.requests import (
     text_or_ids,
     with_grammar,
 )
-from quire.engine.sources import ImageSource, images_of, without_pictures
 from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.text.detokenizer import continuation
-from quire.text.structured.checks import checks_of
+from quire.text.structured.answer_checks import checks_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine.pictures import Preparer
-    from quire.pictures.prompt import Prepared
+    from quire.engine.images import Preparer
+    from quire.images.prompt import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class PromptReader:
     @cached_property
     def preparer(self) -> Preparer:
         """Reads pictures."""
-        from quire.engine.pictures import Preparer
+        from quire.engine.images import Preparer
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 

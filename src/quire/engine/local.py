@@ -21,7 +21,7 @@ from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
 from quire.engine.start import build_engine, start_engine, with_options
 from quire.run.executor import Executor
-from quire.text.structured.refused import REFUSED
+from quire.text.structured.refused_grammars import REFUSED
 
 P = ParamSpec("P")
 T = TypeVar("T")

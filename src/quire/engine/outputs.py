@@ -9,8 +9,8 @@ from functools import partial
 
 from quire.core.request import Output, Request, SequenceReport, TokenLogprob, span
 from quire.text.detokenizer import Growth, OutputText
-from quire.text.structured.checker import SchemaError
-from quire.text.structured.checks import AnswerChecks
+from quire.text.structured.answer_checks import AnswerChecks
+from quire.text.structured.schema_checker import SchemaError
 from quire.text.tokenizer import Tokenizer
 
 

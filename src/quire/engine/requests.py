@@ -12,12 +12,12 @@ import msgspec
 
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ContextTooLong
+from quire.core.images import PromptImage, placeholders
 from quire.core.params import SamplingParams
-from quire.core.pictures import PromptImage, placeholders
 from quire.core.request import Request, longest_prompt
 from quire.engine.client import EngineInfo
-from quire.text.structured.reader import READER, CompiledGrammar
-from quire.text.structured.refused import REFUSED
+from quire.text.structured.grammar_reader import READER, CompiledGrammar
+from quire.text.structured.refused_grammars import REFUSED
 from quire.text.structured.vocabulary import vocabulary_of
 from quire.text.tokenizer import Tokenizer
 

@@ -15,28 +15,28 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
 from quire.core.progress import LoadProgress
 from quire.core.request import DecoderStart
+from quire.engine.components.adapter_changes import AdapterChanger
+from quire.engine.components.block_store import BlockStore
+from quire.engine.components.engine_info import pooling_of
+from quire.engine.components.expert_counts import expert_counts
+from quire.engine.components.grammar_compiler import GrammarCompiler
+from quire.engine.components.memory_plan import make_memory_plan, same_weights
+from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.engine import Engine, StepQueue
-from quire.engine.loop.adapting import AdapterChanger
-from quire.engine.loop.block_store import BlockStore
-from quire.engine.loop.experts import expert_counts
-from quire.engine.loop.facts import pooling_of
-from quire.engine.loop.guiding import GrammarCompiler
-from quire.engine.loop.planning import make_memory_plan, same_weights
-from quire.engine.loop.tiering import LeavingRequests, StoreWriter
 from quire.model.build import Model, check_start, load_model
-from quire.model.offload.shards import Shards
-from quire.model.timing import with_stages
+from quire.model.layer_timing import with_stages
+from quire.model.offload.shared_host import Shards
 from quire.ops.backend import open_backend
-from quire.parallel.place import ALONE
-from quire.run.budget import KVPlan
+from quire.parallel.rank_place import ALONE
 from quire.run.executor import Allocated, Executor, LocalExecutor
-from quire.run.led import MultiRankExecutor
+from quire.run.kv_budget import KVPlan
+from quire.run.multi_rank import MultiRankExecutor
 from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.sched.features.images import EncoderLimits, EncoderScheduler
 from quire.sched.scheduler import Scheduler
 from quire.sched.shares import MicroBatches
-from quire.speculate.load import Drafting, load_drafting
+from quire.speculate.load_drafts import Drafting, load_drafting
 from quire.speculate.speculator import Speculator
 
 NO_MEMORY = "can't allocate memory"

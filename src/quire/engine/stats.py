@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.engine.statistic import (
+from quire.engine.stat_field import (
     COUNTER,
     GAUGE,
     Adding,

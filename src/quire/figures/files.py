@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from quire.core.atomic_files import becoming, write_whole
 from quire.core.errors import ConfigError
-from quire.core.whole import becoming, write_whole
-from quire.figures.rows import SCHEMA, FigureRow
+from quire.figures.schema import SCHEMA, FigureRow
 
 MAX_BYTES = 1 << 30
 STRUCTURED = ("machine", "engine", "model", "load")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import quire
 from quire.core.machine import cores, processor
-from quire.figures.rows import RowEngine, RowMachine
+from quire.figures.schema import RowEngine, RowMachine
 
 STANDS_ON = ("torch", "numpy", "tokenizers", "triton")
 

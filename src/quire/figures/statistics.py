@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.figures.rows import Interval
+from quire.figures.schema import Interval
 
 LEVEL = 0.95
 

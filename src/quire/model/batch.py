@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache

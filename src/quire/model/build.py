@@ -18,36 +18,36 @@ from quire.core.exclusions.table import check_known
 from quire.core.pooling import NO_VECTORS, Pooling
 from quire.core.progress import LoadProgress
 from quire.model.batch import Forward, Vision
-from quire.model.borrowed.found import TransformersModel, find_borrowed
 from quire.model.describe import compute_dtype, describe, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
+from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hub import hub_of
-from quire.model.disk.opened import ModelHeaders
 from quire.model.families.rope import Rope, shared_tables, short_reach
 from quire.model.known import known_of, known_of_device
+from quire.model.load.adapter_extension import Base
 from quire.model.load.adapters import Adapters, parse_modules
 from quire.model.load.builders import load_decoder
 from quire.model.load.classifier import load_classifier
 from quire.model.load.encoder import load_encoder
-from quire.model.load.extension import Base
-from quire.model.load.joined_shares import parallel_decoder, parallel_encoder, share_of, step_of
 from quire.model.load.packed_cache import packed_cache
 from quire.model.load.packed_writing import Writing
+from quire.model.load.parallel_decoder import parallel_decoder, parallel_encoder, share_of, step_of
+from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
-from quire.model.load.stages import stages_of
 from quire.model.mixers.table import layouts_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
-from quire.model.offload.shards import Shards
+from quire.model.offload.shared_host import Shards
 from quire.model.spec import ModelSpec
+from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout
 from quire.ops.lazy import require_torch, torch_dtype
-from quire.parallel.place import ALONE, RankPlace
+from quire.parallel.rank_place import ALONE, RankPlace
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
 
@@ -237,7 +237,7 @@ def _load_borrowed(
     known = Known(frozenset({BORROWED}), {"model": name, "family": found.spec.family}) | device
     check_known(config.features, known)
     require_torch(f"{found.spec.family!r}, which runs by the code of transformers,", "transformers")
-    from quire.model.borrowed.load import load_borrowed
+    from quire.model.transformers_backend.load import load_borrowed
 
     dtype, notes = compute_dtype(options.dtype, found.dtype)
     length = max_model_len(options.max_model_len, found.spec)

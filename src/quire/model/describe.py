@@ -12,24 +12,24 @@ from typing import Any
 
 from quire.core.dtypes import BF16, F16, F32, F64, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.model.borrowed.found import TransformersModel, find_borrowed
 from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, resolve
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf import GgufModel
+from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
-from quire.model.disk.opened import ModelHeaders, VisionHeaders
 from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
-from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.mixer import WIDE
 from quire.model.mixers.table import kv_bytes_per_token
 from quire.model.spec import ModelSpec
-from quire.model.vision.opened import open_vision, part
+from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
+from quire.model.vision.headers import open_vision, part
 from quire.quant.cache_scales import cache_scales
 from quire.quant.registry import detect, matrix_scheme
 

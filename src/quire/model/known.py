@@ -19,7 +19,7 @@ from quire.core.exclusions.features import (
     found,
 )
 from quire.model.describe import ModelFacts
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 from quire.model.mixers.table import features_of
 from quire.ops.choice import READ_WEIGHTS
 from quire.quant.registry import quantizer

@@ -20,7 +20,7 @@ import numpy as np
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F16, F32, Dtype
 from quire.core.machine import available_memory
-from quire.core.rebuilt import rebuilt
+from quire.core.tree_map import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, is_tensor, to_numpy
 from quire.ops.choice import OPS, READ_WEIGHTS, backend_of, devices
 from quire.ops.experts import Grouped, group

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.autograd_cache import attend, held, spans
 from quire.ops.choice import READ_WEIGHTS
 from quire.ops.experts import Grouped
-from quire.ops.held import attend, held, spans
 from quire.ops.latents import LatentHeads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import REGISTRY

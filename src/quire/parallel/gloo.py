@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from quire.core.errors import ConfigError
 from quire.ops.arrays import Array, is_tensor, to_torch
 from quire.ops.backend import Ops
-from quire.parallel.store import PATIENCE_S
+from quire.parallel.rendezvous_store import PATIENCE_S
 
 ROOM = 4 << 20
 """Bytes that may be on their way to other ranks before `send` waits."""

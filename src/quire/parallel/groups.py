@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import AXES, Topology
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from quire.parallel.ahead import started
 from quire.parallel.link import Link
+from quire.parallel.prestart import started
 from quire.parallel.wire import ConnectionDropped
 
 END_SECONDS = 3.0

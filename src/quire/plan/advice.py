@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from quire.core.config import SECTIONS, EngineConfig
 from quire.core.errors import QuireError
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.predict import Planner, Prediction
 
 LEAST = 1.03

@@ -24,7 +24,7 @@ from quire.ops.sampling import DRAW
 from quire.ops.weights import Packed, Weight
 from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates
 from quire.quant.registry import QUANTIZERS
-from quire.run.tune import measured_tuning
+from quire.run.kernel_tuning import measured_tuning
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 WIDTH, INNER = 1536, 4096

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
+from quire.core.atomic_files import write_whole
 from quire.core.config import SECTIONS, EngineConfig, flat_config
 from quire.core.errors import ConfigError
 from quire.core.files import read_bounded
 from quire.core.machine import available_memory, processor
 from quire.core.version import VERSION
-from quire.core.whole import write_whole
 from quire.model.describe import ModelFacts
-from quire.plan.load import PlannedLoad, Slo
 from quire.plan.memory import choice_of, facts_of
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.predict import Planner, Prediction, memory_of
 
 SCHEMA = 1

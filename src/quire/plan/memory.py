@@ -1,6 +1,6 @@
 """The account of a rank's memory: weights, drafts, KV cache, a step's intermediates, graphs and the process itself.
 
-Each term is what the engine allocates by: weights as packed (`weights.py`), blocks by `run.budget`, the arena by
+Each term is what the engine allocates by: weights as packed (`weights.py`), blocks by `run.kv_budget`, the arena by
 `run.activations`, arrays by `run.arrays`. Only `PROCESS` is a constant that was measured.
 """
 
@@ -17,8 +17,8 @@ from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import Hub, hub_of
+from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.roles import Share, local_spec
-from quire.model.load.stages import stages_of
 from quire.model.mixers.table import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
@@ -27,15 +27,15 @@ from quire.plan.devices import GpuSheet
 from quire.plan.needs import drafting_model, drafting_weights, kv_shape, rank_share
 from quire.plan.weights import WeightPart, weight_parts
 from quire.run.activations import activations, feature_bytes
-from quire.run.budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
-from quire.run.shapes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
+from quire.run.kv_budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
+from quire.run.step_sizes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
 
 PROCESS = 255 << 20
 """Bytes of an engine's process that holds no model: interpreter, torch, tokenizer. Measured: `planner.py memory`."""
 CONTEXT = 600 << 20
 """Bytes that CUDA's context and libraries take of a GPU: assumed, not measured."""
 RECORDING = 6500
-"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MAX_RECORDINGS`)."""
+"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.step_sizes.MAX_RECORDINGS`)."""
 KEPT = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3fn": F8}
 """Formats of numbers by name."""
 

@@ -27,7 +27,7 @@ from quire.ops.choice import Choice, choose
 from quire.ops.layout import CacheLayout
 from quire.parallel.experts import Division, expert_plan
 from quire.plan.weights import weight_parts
-from quire.run.budget import KVPlan, shape_kv
+from quire.run.kv_budget import KVPlan, shape_kv
 
 
 class Needs(NamedTuple):

@@ -19,9 +19,9 @@ from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
 from quire.plan.devices import GpuSheet
-from quire.plan.flow import Flow, StepBounds, batch_flow, stream_flow
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.latency import Flow, StepBounds, batch_flow, stream_flow
 from quire.plan.memory import PROCESS, MemoryAccount, account, choice_of, facts_of, kv_format, rank_needs
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.rates import Calibration, DatasheetRates, MeasuredRates, Rates
 from quire.plan.roofline import Roofline, critical_batch
 

@@ -14,7 +14,7 @@ from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
 from quire.plan.rates import Attended, PlannedChunk, PlannedProduct, Rates
 from quire.plan.weights import WeightPart
-from quire.run.shapes import MAX_REPLAYED_ROWS
+from quire.run.step_sizes import MAX_REPLAYED_ROWS
 
 FULL = 256
 """Rows of a step whose arithmetic hides the reading of weights."""

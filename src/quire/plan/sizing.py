@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.parallel import MOST_RANKS
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.predict import Machine, Planner, devices_for
 from quire.plan.weights import weight_parts
 

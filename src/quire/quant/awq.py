@@ -17,7 +17,7 @@ from quire.core.dtypes import I32, Dtype
 from quire.ops.arrays import Host
 from quire.quant.base import Fields, QuantScheme, QWeight
 from quire.quant.packed import SCALES, expect, group_count, grouped, loaded_bits, signed
-from quire.quant.rows import over_rows
+from quire.quant.parallel_rows import over_rows
 from quire.quant.rules import by_rules, matrices_with
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -18,7 +18,7 @@ from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
 from quire.quant.packed import fewest_bytes
-from quire.quant.rows import inverse, over_rows
+from quire.quant.parallel_rows import inverse, over_rows
 from quire.quant.rtn import INT8, RoundToNearest
 
 

@@ -9,7 +9,7 @@ from quire.core.errors import ModelError
 from quire.ops.arrays import Array, cast_to, is_tensor
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight, float_kind
-from quire.quant.rows import in_dtype
+from quire.quant.parallel_rows import in_dtype
 
 
 class Dense:

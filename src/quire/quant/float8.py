@@ -15,7 +15,7 @@ from quire.core.errors import ModelError
 from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import E4M3_MOST, Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import inverse, over_rows
+from quire.quant.parallel_rows import inverse, over_rows
 from quire.quant.rtn import INT8
 
 

@@ -18,7 +18,7 @@ from quire.ops.arrays import Host, as_f32
 from quire.ops.weights import Weight
 from quire.quant.base import Fields, QWeight, float_kind
 from quire.quant.packed import SCALES, powers_of_two
-from quire.quant.rows import over_rows
+from quire.quant.parallel_rows import over_rows
 
 GROUPS = (256, 128, 64, 32)
 """Columns of a group of the CPU's kernels, longest first: a longer scale is repeated for each (1.6 % of the codes)."""

@@ -22,7 +22,7 @@ from quire.quant.base import QWeight
 from quire.quant.gguf_blocks import FORMS as PLAIN_FORMS
 from quire.quant.gguf_blocks import Form
 from quire.quant.gguf_grids import GRID_FORMS
-from quire.quant.rows import over_rows
+from quire.quant.parallel_rows import over_rows
 from quire.quant.stored import StoredWeight
 
 KINDS = {4: "int4", 8: "int8"}

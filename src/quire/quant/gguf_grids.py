@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.ops.arrays import Host
 from quire.quant.gguf_blocks import Form, SuperBlock, flat, half, single
-from quire.quant.grids import WORDS
+from quire.quant.iq_grids import WORDS
 
 NEGATIVE = {2: 4, 3: 8}
 """What a sign adds to the code of a magnitude, by the digit in the format's name."""

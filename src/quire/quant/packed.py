@@ -15,7 +15,7 @@ from quire.core.errors import ModelError
 from quire.ops.arrays import Host
 from quire.ops.weights import Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import over_rows
+from quire.quant.parallel_rows import over_rows
 
 KINDS = {bits: "int4" if bits <= 4 else "int8" for bits in range(2, 9)}
 """Bits of a code in a file -> the kind that holds it: codes of 2 and 3 bits take 4, those of 5 to 7 take 8."""

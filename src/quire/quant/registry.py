@@ -10,7 +10,7 @@ import numpy as np
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.ops.arrays import Array, Host, to_numpy
-from quire.quant import awq, bitsandbytes, compressed, fp4, fp8, gptq
+from quire.quant import awq, bitsandbytes, compressed_tensors, fp4, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
@@ -24,7 +24,7 @@ DENSE = Dense()
 READERS: dict[str, Callable[[Fields, Mapping[str, str]], QuantScheme]] = {
     "gptq": gptq.read,
     "awq": awq.read,
-    "compressed-tensors": compressed.read,
+    "compressed-tensors": compressed_tensors.read,
     "mxfp4": fp4.read,
     "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read,

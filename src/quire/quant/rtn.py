@@ -20,7 +20,7 @@ from quire.ops.descriptors import RoundingDescriptor
 from quire.ops.native import best_ops, require_native
 from quire.ops.weights import CANNOT_ROUND, RoundForm, RowSelection, StoredMatrix, Weight
 from quire.quant.base import QWeight
-from quire.quant.rows import in_dtype, over_rows
+from quire.quant.parallel_rows import in_dtype, over_rows
 from quire.quant.stored import StoredWeight
 
 

@@ -15,7 +15,7 @@ from quire.model.batch import Batch
 from quire.ops.arrays import Array, view_as
 from quire.ops.backend import Ops
 from quire.ops.sampling import Found
-from quire.run.shapes import WIDE, Sizes
+from quire.run.step_sizes import WIDE, Sizes
 
 NO_ARRAYS: Mapping[str, Array] = {}
 

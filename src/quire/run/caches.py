@@ -13,7 +13,7 @@ from quire.model.mixers.mixer import LayerCacheSpec
 from quire.model.mixers.table import kept_by_layer
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved
-from quire.run.budget import KVPlan
+from quire.run.kv_budget import KVPlan
 
 
 def kept_by(models: Iterable[Model]) -> dict[int, LayerCacheSpec]:

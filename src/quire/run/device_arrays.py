@@ -17,7 +17,7 @@ from quire.ops.backend import Ops
 from quire.ops.runtime import QueueEvent, take_drawn
 from quire.ops.sampling import Found
 from quire.run.arrays import Arrays, cut
-from quire.run.shapes import Sizes
+from quire.run.step_sizes import Sizes
 
 
 class _Buffer:

@@ -9,15 +9,15 @@ from typing import Protocol
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.speculation import Speculation
 from quire.model.build import Model
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.ops.backend import Ops
 from quire.run.blocks import BlockBytes, Blocks, OwnBytes, SharedBytes
-from quire.run.budget import KVPlan, gpu_cache_bytes
 from quire.run.caches import Caches
-from quire.run.host_step import CpuStep
-from quire.run.shapes import graph_bytes
+from quire.run.cpu_step import CpuStep
+from quire.run.kernel_tuning import tune
+from quire.run.kv_budget import KVPlan, gpu_cache_bytes
 from quire.run.step import LocalStep, ModelStep
-from quire.run.tune import tune
+from quire.run.step_sizes import graph_bytes
 
 
 class DraftingFacts(Protocol):
@@ -125,7 +125,7 @@ class LocalExecutor:
 
     def profile(self, shape: KVPlan, limits: SchedulerConfig, kept: int = 0) -> int:
         """As of `Executor`."""
-        from quire.run.device_step import GpuStep
+        from quire.run.gpu_step import GpuStep
 
         runtime, model, caches = self.ops.runtime, self.model, Caches(self.models, self.ops, shape)
         step = GpuStep(model, self.ops, shape, limits, caches.part(0), self._record_steps)
@@ -209,6 +209,6 @@ def local_step(ops: Ops) -> type[LocalStep]:
     """The kind of steps of a backend."""
     if not ops.pads:
         return CpuStep
-    from quire.run.device_step import GpuStep
+    from quire.run.gpu_step import GpuStep
 
     return GpuStep

@@ -22,12 +22,12 @@ from quire.core.machine import cores
 from quire.ops.backend import Ops
 from quire.parallel.digest import ReceivedDigests
 from quire.parallel.launch import LOST, Launched
-from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
 from quire.run.gpu_ranks import of_a_gpu, on_gpus
-from quire.run.meeting import host_is_gone
+from quire.run.kv_budget import KVPlan
 from quire.run.messages import Allocate, Message, Profile
-from quire.run.reach import reach
+from quire.run.rank_connections import host_is_gone
+from quire.run.rank_startup import reach
 from quire.run.replies import Replies, ReplyForm
 
 SAID = 12

@@ -10,15 +10,15 @@ import numpy as np
 from quire.core.blame import Failed
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
+from quire.model.net.hidden_taps import picked
 from quire.model.net.multimodal import EmbeddedRows
-from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
-from quire.run.picture_features import ImageFeatures
-from quire.sample.constrained import MaskBuilder
-from quire.sample.rows import LogitRow
+from quire.run.image_features import ImageFeatures
+from quire.sample.grammar_masks import MaskBuilder
+from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 

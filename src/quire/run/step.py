@@ -15,19 +15,19 @@ from quire.core.config import SchedulerConfig
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
+from quire.model.net.hidden_taps import TappedDecoder, Taps, picked, tapped
 from quire.model.net.multimodal import EmbeddedRows, with_pictures
 from quire.model.net.parts import GatedMlp, PlainMlp
-from quire.model.net.tapped import TappedDecoder, Taps, picked, tapped
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.run.activations import activations
+from quire.run.adapter_step import AdapterStep
 from quire.run.arrays import NO_ARRAYS, Arrays
-from quire.run.budget import KVPlan
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches
-from quire.run.extended import AdapterStep
-from quire.run.shapes import LOGITS_AT_ONCE, Sizes
-from quire.run.spread import ContextSplitter
+from quire.run.context_batch import ContextSplitter
+from quire.run.kv_budget import KVPlan
+from quire.run.step_sizes import LOGITS_AT_ONCE, Sizes
 
 
 class HeadRows(NamedTuple):

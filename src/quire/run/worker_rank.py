@@ -28,18 +28,18 @@ from quire.core.plan import BlockWork, Save
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, open_backend
-from quire.parallel.busy import BusyTimes
+from quire.parallel.busy_times import BusyTimes
 from quire.parallel.digest import SentDigests
-from quire.parallel.place import RankPlace
+from quire.parallel.rank_place import RankPlace
 from quire.run.blocks import say_size
-from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import StepSizes
 from quire.run.caches import kept_by
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
-from quire.run.meeting import CommandReceiver
+from quire.run.image_features import heard_rows
+from quire.run.kv_budget import plan_kv, shape_kv
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
-from quire.run.picture_features import heard_rows
-from quire.run.reach import joined
+from quire.run.rank_connections import CommandReceiver
+from quire.run.rank_startup import joined
 from quire.run.replies import give_back
 
 POLL_MS = 1000

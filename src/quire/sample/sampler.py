@@ -28,9 +28,9 @@ from quire.ops.sampling import (
     Records,
     RowEdits,
 )
-from quire.sample.constrained import MaskBuilder, settle
-from quire.sample.edits import LogitEdits
-from quire.sample.rows import LogitRow
+from quire.sample.grammar_masks import MaskBuilder, settle
+from quire.sample.logit_edits import LogitEdits
+from quire.sample.logit_row import LogitRow
 
 NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"

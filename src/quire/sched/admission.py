@@ -8,8 +8,8 @@ from quire.core.errors import ContextTooLong
 from quire.core.request import longest_prompt
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
+from quire.sched.queues import SequenceQueues
 from quire.sched.shares import decodes, rows_of
-from quire.sched.waiting_room import SequenceQueues
 
 
 def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = False) -> None:

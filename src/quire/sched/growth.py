@@ -9,8 +9,8 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
+from quire.sched.features.feature import SchedulerFeature
 from quire.sched.features.pooling import finish
-from quire.sched.features.protocol import SchedulerFeature
 
 
 class PromptLogprobs(SchedulerFeature):

@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.api.admin import load_lora_adapter, reset_prefix_cache, unload_lora_adapter
 from quire.server.api.chat import create_chat_completion
 from quire.server.api.completions import create_completion

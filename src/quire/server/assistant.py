@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from quire.core.request import TokenLogprob
 from quire.server.generation import Piece
 from quire.server.speech import Speech
-from quire.text.messages.source import MessageDelta
+from quire.text.messages.text_source import MessageDelta
 
 
 @dataclass(slots=True)

@@ -10,15 +10,15 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS, SamplingParams
 from quire.core.request import Miss, Output, Request, random_id
 from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
-from quire.engine.edge.account import Moments, Timings, moments, timings
-from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.edge.streams import OutputStream
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Moments, Timings, moments, timings
+from quire.engine.frontend.streams import OutputStream
 from quire.engine.requests import room
 from quire.server.api.protocol import SamplingFields
 from quire.server.api.replies import CacheReport, Usage, details
 from quire.server.generation import Piece
 from quire.text.detokenizer import continuation
-from quire.text.structured.checks import NO_CHECKS
+from quire.text.structured.answer_checks import NO_CHECKS
 from quire.text.tokenizer import Tokenizer
 
 

@@ -20,15 +20,15 @@ from quire.core.config import EngineConfig
 from quire.core.errors import Unavailable
 from quire.core.machine import trim_heap
 from quire.engine.client import EngineClient, EngineInfo
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.server.app import create_app
 from quire.server.http.address import BACKLOG
 from quire.server.http.connection import LimitedProtocol
 from quire.server.http.middleware import Door
 from quire.server.options import ServerOptions
-from quire.text.render import RENDERER
 from quire.text.template import ChatTemplate
+from quire.text.template_renderer import RENDERER
 from quire.text.tokenizer import Tokenizer
 
 SEARCH_SHARE = 0.01

@@ -13,14 +13,14 @@ import msgspec
 from msgspec import UNSET
 
 from quire.core.request import Miss, Output, Request, TokenLogprob
-from quire.engine.edge.account import Moments, Timings, moments, timings
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Moments, Timings, moments, timings
 from quire.engine.outputs import Continuation
 from quire.engine.requests import continued
 from quire.server.api.replies import CacheReport, CompletionTokens, Usage, details
 from quire.server.http.body import TURN
 from quire.text.detokenizer import OutputText
-from quire.text.structured.checks import NO_CHECKS, AnswerChecks
+from quire.text.structured.answer_checks import NO_CHECKS, AnswerChecks
 from quire.text.tokenizer import Tokenizer
 
 Receive = Callable[[], Awaitable[Any]]

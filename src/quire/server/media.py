@@ -11,11 +11,11 @@ from functools import partial
 from quire.core.config import EngineConfig
 from quire.core.errors import Overloaded
 from quire.core.request import Request, longest_prompt
-from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.pictures import Preparer
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.image_sources import ImageSource, scheme_of
+from quire.engine.images import Preparer
 from quire.engine.requests import EncodedPrompt, too_long
-from quire.engine.sources import ImageSource, scheme_of
-from quire.pictures.prompt import Prepared
+from quire.images.prompt import Prepared
 from quire.server.fetching import Rules, Wanted, fetch, read_hosts
 from quire.server.options import ServerOptions
 from quire.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import quire
 from quire.core.config import EngineConfig
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange, Watcher

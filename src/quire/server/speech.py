@@ -8,11 +8,11 @@ from typing import Any
 
 from quire.core.errors import ConfigError
 from quire.server.options import ServerOptions
+from quire.text.messages.formats import GENERIC, ToolFormat, reasoning_format, tool_format
 from quire.text.messages.ids import call_id
 from quire.text.messages.parser import Parser
 from quire.text.messages.reasoning import ReasoningFormat
-from quire.text.messages.source import ParserRequest
-from quire.text.messages.table import GENERIC, ToolFormat, reasoning_format, tool_format
+from quire.text.messages.text_source import ParserRequest
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

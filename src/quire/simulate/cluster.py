@@ -11,15 +11,15 @@ import numpy as np
 
 from quire.core.errors import ContextTooLong, Overloaded
 from quire.core.request import Output, Request
-from quire.engine.edge.admission import AdmissionControl
-from quire.engine.edge.async_engine import MAX_PROMPT_TOKENS_IN_FLIGHT
-from quire.engine.life.kept import UnfinishedRequest
-from quire.engine.life.router import Ready, suited
+from quire.engine.frontend.admission import AdmissionControl
+from quire.engine.frontend.async_engine import MAX_PROMPT_TOKENS_IN_FLIGHT
+from quire.engine.processes.router import Ready, suited
+from quire.engine.processes.unfinished import UnfinishedRequest
 from quire.sched.admission import check_length
 from quire.simulate.fleet import in_flight
-from quire.simulate.load import SimulatedRequest
 from quire.simulate.measures import AnsweredRequest, ClusterPoint, Measures
 from quire.simulate.replica import MigratedRequest
+from quire.simulate.requests import SimulatedRequest
 from quire.simulate.routers import router_of
 from quire.simulate.scaling import Scaler
 from quire.simulate.timeline import Design, Event, Timeline

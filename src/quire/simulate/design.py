@@ -18,9 +18,9 @@ from quire.plan.rates import PlannedChunk, StepTimes, machine_key, recall
 from quire.simulate.options import ClusterOptions
 from quire.simulate.replica import Setup
 from quire.simulate.scaling import Autoscale
+from quire.simulate.step_times import InterpolatedTimes, read_table
 from quire.simulate.store import SimulatedLink
 from quire.simulate.timeline import Design
-from quire.simulate.times import InterpolatedTimes, read_table
 
 MOST_BLOCKS = 1 << 26
 """Of all replicas together: each takes some 100 bytes of this machine's memory."""

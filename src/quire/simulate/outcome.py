@@ -9,11 +9,11 @@ from typing import Any
 from quire.core.config import EngineConfig
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import PERCENTILES
-from quire.figures.rows import FigureRow, RowMachine, RowModel
-from quire.figures.rows import RowLoad as AskedLoad
-from quire.simulate.cells import CellResult, run_cells
+from quire.figures.schema import FigureRow, RowMachine, RowModel
+from quire.figures.schema import RowLoad as AskedLoad
 from quire.simulate.design import TimedDesign
-from quire.simulate.load import RequestStream
+from quire.simulate.parallel_cells import CellResult, run_cells
+from quire.simulate.requests import RequestStream
 from quire.simulate.timeline import Design
 
 

@@ -23,7 +23,7 @@ from quire.plan.rates import PlannedChunk, StepTimes
 from quire.sched.policy import Policy
 from quire.sched.scheduler import Scheduler
 from quire.simulate.steady import advance, next_decodes, serve
-from quire.simulate.times import decode_times
+from quire.simulate.step_times import decode_times
 
 SECRET = bytes(32)
 """Of the chains of prefix caches: the same in every run."""

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.request import Request
-from quire.engine.life.router import Ready, Router
+from quire.engine.processes.router import Ready, Router
 
 
 class Routes(Protocol):
-    """What `quire.engine.life.router.Router` does, which is one of them."""
+    """What `quire.engine.processes.router.Router` does, which is one of them."""
 
     def place(self, request: Request, ready: Ready) -> int:
         """The replica for a request, of those that are ready."""

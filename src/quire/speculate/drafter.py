@@ -19,7 +19,7 @@ from quire.core.speculation import TreeForm
 from quire.ops.arrays import Array
 from quire.run.builder import BatchBuilder
 from quire.run.step import ModelStep
-from quire.sample.rows import LogitRow
+from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.tree import Candidates, grow_trees
 

@@ -22,8 +22,8 @@ from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
+from quire.model.net.hidden_taps import Taps
 from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
-from quire.model.net.tapped import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec

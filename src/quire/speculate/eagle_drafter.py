@@ -12,12 +12,12 @@ import numpy as np
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
+from quire.model.net.hidden_taps import picked
 from quire.model.net.parts import Linear
-from quire.model.net.tapped import picked
 from quire.ops.arrays import Array, concat
 from quire.run.builder import StepSizes, ancestors
 from quire.run.step import ModelStep
-from quire.sample.rows import LogitRow
+from quire.sample.logit_row import LogitRow
 from quire.speculate.drafter import ModelDrafter
 from quire.speculate.eagle_decoder import EagleDecoder
 from quire.speculate.head_file import spread

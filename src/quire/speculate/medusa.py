@@ -24,13 +24,13 @@ from quire.core.speculation import TreeForm
 from quire.model.build import Model
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, ToLogits
+from quire.model.net.hidden_taps import Taps, picked
 from quire.model.net.parts import Linear
-from quire.model.net.tapped import Taps, picked
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.builder import wanted_rows
 from quire.run.step import ModelStep
-from quire.sample.rows import LogitRow
+from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
 from quire.speculate.tree import Candidates, grow_trees

@@ -1,6 +1,6 @@
 """Prompt look-up: what followed the last tokens when they came before is guessed to follow again.
 
-Saxena 2023, "Prompt lookup decoding"; Yang et al. 2023, "Inference with reference". `runs.py`
+Saxena 2023, "Prompt lookup decoding"; Yang et al. 2023, "Inference with reference". `ngram_index.py`
 finds it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence as GenericSequence
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
-from quire.speculate.runs import NGramIndex, NGramMatch, TokenRow
+from quire.speculate.ngram_index import NGramIndex, NGramMatch, TokenRow
 
 
 def repeated(follows: list[int], count: int) -> list[int]:

@@ -12,8 +12,8 @@ from quire.core.plan import BlockWork, ChunkResult, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
 from quire.sched.scheduler import Scheduler
-from quire.speculate.cost import CostModel
-from quire.speculate.limits import cut, forced, room_for_drafts, undrafted
+from quire.speculate.draft_length import CostModel
+from quire.speculate.draft_limits import cut, forced, room_for_drafts, undrafted
 from quire.speculate.proposer import Proposer
 
 MoveBlocks = Callable[[BlockWork], None]

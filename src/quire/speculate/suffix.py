@@ -17,7 +17,7 @@ from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.core.speculation import Speculation
 from quire.speculate.ngram import OwnNGrams, graft
-from quire.speculate.runs import NGramIndex, NGramMatch, TokenRow
+from quire.speculate.ngram_index import NGramIndex, NGramMatch, TokenRow
 
 MOST_HELD = 1 << 19
 """Tokens of outputs that are remembered in all."""

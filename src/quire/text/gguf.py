@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
 from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, chat_templates, read_vocab
-from quire.text.around import put_around
+from quire.text.special_tokens import put_around
 
 SPACE = "\u2581"
 MAX_SPLIT_WORK = 1 << 30

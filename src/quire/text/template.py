@@ -1,7 +1,7 @@
 """Chat templates: messages to the text a model was trained on.
 
-Templates run in processes of their own (`quire.text.render`). What messages contain is escaped before the template sees
-it, so that only the template itself writes special tokens.
+Templates run in processes of their own (`quire.text.template_renderer`). What messages contain is escaped before the
+template sees it, so that only the template itself writes special tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest, ModelError
 from quire.text.files import read_json, read_text
-from quire.text.render import RENDERER, RenderError
+from quire.text.template_renderer import RENDERER, RenderError
 from quire.text.tokenizer import CUT, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

@@ -3,7 +3,7 @@
 A tokenizer.json is a program: normalizers that write more than they read, one after the other, expressions that match
 by backtracking. So before a text is given to one, each of its parts is looked at. What lets texts grow without measure
 is refused by name. What cannot be seen to take time in proportion to a text is named too, and texts are then encoded in
-a process that the kernel bounds (`quire.text.confined`).
+a process that the kernel bounds (`quire.text.tokenizer_process`).
 """
 
 from __future__ import annotations

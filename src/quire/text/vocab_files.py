@@ -19,7 +19,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
 from quire.gguf.vocab import Vocab
-from quire.text.alphabet import CHARACTER_OF
+from quire.text.byte_alphabet import CHARACTER_OF
 from quire.text.files import MAX_FILE_BYTES
 from quire.text.gguf import PRE, SPACE, build
 from quire.text.word_files import VOCAB, WORDS, find_word_file, read_word_file

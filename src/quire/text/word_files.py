@@ -14,8 +14,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
-from quire.text.around import Token, put_around
 from quire.text.files import read_json, read_text
+from quire.text.special_tokens import Token, put_around
 
 VOCAB, MERGES, WORDS = "vocab.json", "merges.txt", "vocab.txt"
 _SPACE = "\u0120"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from quire.core.config import EngineConfig
 from quire.core.machine import available_memory
 from quire.engine.client import EngineClient
+from quire.engine.components.memory_plan import same_weights
 from quire.engine.hosts.placing import Placing
-from quire.engine.life.replicas import ReplicatedEngine
-from quire.engine.life.supervised import RestartPolicy, SupervisedEngine
 from quire.engine.local import LocalEngine
-from quire.engine.loop.planning import same_weights
+from quire.engine.processes.replicas import ReplicatedEngine
+from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 
 MOST = 3
 """Engines that wait for their next turn: more would only take memory from the one that is measured."""

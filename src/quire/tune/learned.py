@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.plan.load import PlannedLoad
+from quire.plan.planned_load import PlannedLoad
 from quire.plan.predict import Prediction
 from quire.tune.objective import Found, Objective
 from quire.tune.space import Candidate, Space, Value

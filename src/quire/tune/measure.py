@@ -16,7 +16,7 @@ from quire.core.request import Request
 from quire.engine.client import EngineClient
 from quire.figures.metrics import PERCENTILES
 from quire.figures.statistics import median
-from quire.plan.load import PlannedLoad
+from quire.plan.planned_load import PlannedLoad
 from quire.text.tokenizer import Tokenizer
 from quire.tune.engines import EnginePool
 from quire.tune.objective import Objective

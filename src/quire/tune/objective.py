@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire.plan.load import Slo
+from quire.plan.planned_load import Slo
 
 Found = Mapping[str, float]
 """Figures by names of METRICS."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 from quire.core.errors import ConfigError
 from quire.core.option import about, one_of
 from quire.figures.metrics import PERCENTILES
-from quire.plan.load import PlannedLoad, Slo, parse_load, parse_slo
+from quire.plan.planned_load import PlannedLoad, Slo, parse_load, parse_slo
 
 OBJECTIVES = ("auto", "throughput", "goodput", "itl", "ttft", "e2e")
 

@@ -10,9 +10,9 @@ from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import METRICS
-from quire.figures.rows import FigureRow, RowLoad, RowModel
+from quire.figures.schema import FigureRow, RowLoad, RowModel
 from quire.figures.statistics import interval, median
-from quire.plan.load import PlannedLoad
+from quire.plan.planned_load import PlannedLoad
 from quire.tune.search import CandidateTrial
 from quire.tune.space import Candidate, Value
 

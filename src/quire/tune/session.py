@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from quire.bench.calibration import machine_of
 from quire.core.config import CacheConfig, EngineConfig, SpeculationConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.engine.loop.planning import check_limits
-from quire.figures.rows import RowModel
+from quire.engine.components.memory_plan import check_limits
+from quire.figures.schema import RowModel
 from quire.plan.advice import advice
-from quire.plan.load import PlannedLoad
+from quire.plan.planned_load import PlannedLoad
 from quire.plan.predict import Machine, Planner
 from quire.tune.engines import EnginePool
 from quire.tune.learned import expected

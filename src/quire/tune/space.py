@@ -17,7 +17,7 @@ from quire.core.config import KV_ALIASES, KV_DTYPES, QUANTIZATIONS, SECTIONS, En
 from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
 from quire.core.speculation import LOOK_UPS
-from quire.plan.load import PlannedLoad, Slo
+from quire.plan.planned_load import PlannedLoad, Slo
 
 Value = str | int | float | bool | None
 Axes = dict[str, tuple[Value, ...]]

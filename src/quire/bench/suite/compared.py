@@ -9,7 +9,7 @@ import msgspec
 
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.figures.metrics import METRICS
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 from quire.figures.statistics import Comparison, compare
 
 THROUGHPUT = "output_tokens_per_s"

@@ -11,7 +11,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.errors import QuireError
 from quire.engine.options import engine_config
-from quire.figures.rows import RowModel
+from quire.figures.schema import RowModel
 from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.mixers.table import format_of, layouts_of
 from quire.ops.choice import backend_of

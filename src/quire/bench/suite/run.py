@@ -22,7 +22,7 @@ from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import EngineFailure, QuireError
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.rows import FigureRow, RowEngine, RowLoad
+from quire.figures.schema import FigureRow, RowEngine, RowLoad
 from quire.figures.statistics import interval, median
 
 WARM_OUTPUT = 8

@@ -23,7 +23,7 @@ from quire.bench.suite.run import Bench
 from quire.bench.suite.spec import Suite
 from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 
 
 def run_suite(

@@ -32,7 +32,7 @@ from quire.model.disk.gguf import (
     Architecture,
     GgufModel,
 )
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec

@@ -10,7 +10,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import TensorInfo
 from quire.model.disk.claim import Claim, claim
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.rewrite import Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec

@@ -15,10 +15,10 @@ from quire.compress.net import Net
 from quire.compress.train.nf4 import Nf4
 from quire.compress.train.seen import Matrix, SeenNet, matrices
 from quire.core.errors import ConfigError, ModelError
-from quire.learn.loop import write_whole
 from quire.model.load.adapter_files import LowRank, TableChange, module_of, read_adapter
 from quire.model.load.roles import ADAPTED, FUSED
 from quire.ops.arrays import to_torch
+from quire.training.loop import write_whole
 
 MOST_RANK = 1 << 16
 

@@ -23,7 +23,7 @@ from quire.compress.train.objective import learned, of_text, weighted
 from quire.compress.train.seen import SeenNet
 from quire.compress.train.text import Batch, Row, batch_of
 from quire.core.errors import ConfigError
-from quire.learn.loop import write_whole
+from quire.training.loop import write_whole
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

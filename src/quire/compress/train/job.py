@@ -34,13 +34,13 @@ from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
-from quire.learn.loop import LearningSchedule, TrainingRun
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
 from quire.ops.lazy import torch_dtype
 from quire.quant.registry import QUANTIZERS
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+from quire.training.loop import LearningSchedule, TrainingRun
 
 SAME_RESULT = ("paged", "checkpointing")
 """Options that change no number, so that a run may go on with others."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.compress.train.objective import Objective
 from quire.compress.train.seen import SeenNet
 from quire.compress.train.text import Row, batch_of
-from quire.learn.rows import Shuffled
+from quire.training.data_order import Shuffled
 
 
 class NetLearner:

@@ -20,9 +20,9 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.table import scaled
 from quire.ops.arrays import to_numpy, to_torch
+from quire.ops.autograd_cache import AutogradCache, held
 from quire.ops.differentiable import Differentiable, MatrixSite
 from quire.ops.experts import Grouped
-from quire.ops.held import AutogradCache, held
 from quire.ops.layout import KVCache
 from quire.ops.reference.layers import rope_and_cache
 from quire.ops.weights import Packed

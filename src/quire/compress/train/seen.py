@@ -19,7 +19,7 @@ from quire.compress.plain import Plain, as_plain
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import TensorSource
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 from quire.model.load.adapter_files import module_of
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.decoder import Decoder

@@ -16,7 +16,7 @@ from quire.compress.prune.structured import BY_LAYER, drop_layers
 from quire.compress.write import write_folder
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import open_model
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 
 SPREAD = 0.02
 """Of a new model's matrices, where its config has no `initializer_range`."""

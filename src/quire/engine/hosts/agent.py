@@ -20,11 +20,11 @@ from quire.core.errors import ConfigError, EngineFailure, QuireError
 from quire.core.machine import memory_file
 from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.hosts.nodes import NodeAnswer, NodeHello
-from quire.engine.life.channel import LocalChannel, ended
+from quire.engine.processes.channel import LocalChannel, ended
 from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, END_SECONDS, Kill, Launch, Order, ProcessExited, order
 from quire.parallel.link import Address, Link, Listener, dial
-from quire.parallel.shares import ASK, serve
+from quire.parallel.weight_shares import ASK, serve
 from quire.parallel.wire import ConnectionDropped, read_secret
 
 logger = logging.getLogger("quire.cluster")
@@ -75,10 +75,10 @@ class Agent:
     def _ranks(self, link: Link, line: bytes) -> None:
         """Run ranks of one engine until one of them, or the link, ends."""
         # Who only passes messages on has no use for these.
-        from quire.parallel.place import SharedFiles
+        from quire.parallel.rank_place import SharedFiles
         from quire.parallel.topology import topology_of
-        from quire.run.meeting import start_all
         from quire.run.messages import Start
+        from quire.run.rank_connections import start_all
 
         starts = [replace(each, config=self._own(each.config)) for each in msgspec.json.decode(line, type=list[Start])]
         memory = SharedFiles(topology_of(starts[0].config.parallel))

@@ -20,8 +20,8 @@ from quire.core.progress import LoadProgress
 from quire.engine.client import EngineInfo
 from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.ray_nodes import RayNodes
-from quire.engine.life.channel import Channel, LocalChannel, RemoteChannel
-from quire.engine.life.process import ProcessEngine
+from quire.engine.processes.channel import Channel, LocalChannel, RemoteChannel
+from quire.engine.processes.process import ProcessEngine
 from quire.parallel.interface import address_of
 from quire.parallel.link import Address, Link, dial
 from quire.parallel.wire import ConnectionDropped, read_secret
@@ -69,7 +69,7 @@ def _progress() -> AbstractContextManager[LoadProgress | None]:
     """A bar on a terminal; nothing elsewhere, as for a server that has none."""
     if sys.stderr is None or not sys.stderr.isatty():
         return nullcontext()
-    from quire.engine.life.progress import loading_bar  # and rich, of which a start waits for 30 ms
+    from quire.engine.processes.progress import loading_bar  # and rich, of which a start waits for 30 ms
 
     return loading_bar()
 

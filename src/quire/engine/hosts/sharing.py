@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.core.config import EngineConfig
-from quire.model.offload.shards import Shards
-from quire.parallel.shares import RemoteShare
+from quire.model.offload.shared_host import Shards
+from quire.parallel.weight_shares import RemoteShare
 from quire.parallel.wire import read_secret
 
 

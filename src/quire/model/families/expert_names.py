@@ -6,7 +6,7 @@ release's form; other tools write the modules' own, or take experts apart and ke
 
 from __future__ import annotations
 
-from quire.model.disk.rewrite import Rewrite
+from quire.model.disk.renamed_tensors import Rewrite
 
 GATE_UP = ("gate_proj", "up_proj")
 STACKED = (

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.rewrite import Rewrite
+from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.rope import read_rope
 from quire.model.load.roles import FUSED, ROLES
 

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
+from quire.model.families.multimodal import HEADS, NESTED, PICTURED, text_config
 from quire.model.families.names import (
     BIAS_FLAGS,
     BLOOM,
@@ -26,7 +28,6 @@ from quire.model.families.names import (
     QKV_BIAS,
     without,
 )
-from quire.model.families.pictured import HEADS, NESTED, PICTURED, text_config
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -44,7 +45,6 @@ from quire.model.families.readers import (
     query_scale,
     smollm3_rope,
 )
-from quire.model.families.relatives import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.spec import ModelSpec

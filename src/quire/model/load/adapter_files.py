@@ -11,8 +11,8 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.adapter_config import AdapterConfig, read_adapter_config
 from quire.model.disk.adapter_tensors import Parts, adapter_parts, is_module
 from quire.model.disk.checkpoint import Checkpoint
+from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.disk.opened import ModelHeaders
 from quire.model.load.roles import DISK_ROLES
 from quire.ops.arrays import Host, equal, to_numpy
 

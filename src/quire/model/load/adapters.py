@@ -14,10 +14,10 @@ from quire.core.dtypes import I32
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import ADAPTER_TABLES, STAGES
 from quire.core.exclusions.table import row_of
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
+from quire.model.load.adapter_extension import Where
+from quire.model.load.adapter_extensions import AdapterExtensions
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
-from quire.model.load.extension import Where
-from quire.model.load.extensions import AdapterExtensions
 from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.mixers.attention import KEY_VALUE
 from quire.model.mixers.table import mixer_of

@@ -12,7 +12,7 @@ from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.latent import load_latent
 from quire.model.load.moe import load_moe
 from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
-from quire.model.load.place import Unplaced, held_bytes
+from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
 from quire.model.mixers.attention import Attention

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from quire.core.dtypes import F32
 from quire.model.load.parts import in_runs, load_mlp, load_norm, load_o
-from quire.model.load.place import Unplaced
+from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.net.decoder import CrossAttention
 from quire.model.net.encoder import Encoder, EncoderLayer

@@ -20,7 +20,7 @@ from quire.core.dtypes import F32, Dtype
 from quire.core.machine import foreign
 from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 from quire.model.load.packed_file import DamagedCache, Entry, read_data, read_index
 from quire.model.load.packed_folder import (
     NoRoom,

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread, get_native_id
 
 from quire.model.load.packed_file import Entry, Writer
-from quire.model.load.place import Unplaced
+from quire.model.load.placement import Unplaced
 from quire.ops.arrays import AnyArray
 from quire.ops.weights import Packed, PackedForm, labelled
 

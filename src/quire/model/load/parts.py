@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError
-from quire.model.load.place import Unplaced
+from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES, ROLES, Share
 from quire.model.net.parts import (

@@ -17,10 +17,10 @@ from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
 from quire.core.machine import trim_heap
 from quire.core.progress import LoadProgress
-from quire.model.disk.opened import ModelHeaders
+from quire.model.disk.headers import ModelHeaders
 from quire.model.load.adapters import Adapters
 from quire.model.load.packed_cache import PackedCache
-from quire.model.load.place import InMemory, LayerKeeper, Unplaced
+from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
 from quire.model.role import ROWS

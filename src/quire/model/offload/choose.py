@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.model.disk.opened import ModelHeaders
-from quire.model.load.place import InMemory, LayerKeeper
+from quire.model.disk.headers import ModelHeaders
+from quire.model.load.placement import InMemory, LayerKeeper
 from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
 from quire.model.offload.experts import ExpertKeeper
-from quire.model.offload.gathered import GatheredKeeper
-from quire.model.offload.shards import Shards, SharedKeeper
+from quire.model.offload.shared_host import Shards, SharedKeeper
+from quire.model.offload.shared_hosts import GatheredKeeper
 from quire.ops.backend import Ops
 
 

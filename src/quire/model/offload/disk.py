@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.model.load.place import PlacedLayers
+from quire.model.load.placement import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import OffloadedLayer, returned
 from quire.model.offload.budget import Budget, OffloadAccount
 from quire.model.offload.file import SpillFile
+from quire.model.offload.offloaded import OffloadedLayer, returned
 from quire.model.offload.stream import Segment
 from quire.model.offload.streamed import SLOTS, Streamed
 from quire.ops.backend import Ops

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.core.rebuilt import parts_of, rebuilt
-from quire.model.load.place import PlacedLayers, held_bytes
+from quire.core.tree_map import parts_of, rebuilt
+from quire.model.load.placement import PlacedLayers, held_bytes
 from quire.model.net.decoder import Layer, Resident
 from quire.model.net.moe import CutExperts, Experts, FusedExperts
-from quire.model.offload.away import PAGE, pages
 from quire.model.offload.budget import Budget, OffloadAccount
 from quire.model.offload.file import SpillFile
+from quire.model.offload.offloaded import PAGE, pages
 from quire.model.offload.stream import Stream, StreamCounts
 from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops

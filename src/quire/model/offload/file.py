@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.errors import ConfigError
-from quire.model.offload.away import PAGE, pages
+from quire.model.offload.offloaded import PAGE, pages
 from quire.model.offload.stream import Segment, turns
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from quire.core.dtypes import U8
 from quire.core.errors import ConfigError
-from quire.model.load.place import PlacedLayers
+from quire.model.load.placement import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
-from quire.model.offload.away import OffloadedLayer, returned
+from quire.model.offload.offloaded import OffloadedLayer, returned
 from quire.ops.backend import Ops
 from quire.ops.runtime import QueueEvent
 

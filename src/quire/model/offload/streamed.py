@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.model.offload.away import pages
+from quire.model.offload.offloaded import pages
 from quire.model.offload.stream import Segment, Stream, StreamCounts, turns
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops

@@ -10,7 +10,7 @@ import numpy as np
 from quire.core.dtypes import F32, Dtype
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
-from quire.model.vision.places import Groups, Places
+from quire.model.vision.patch_positions import Groups, Places
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
@@ -96,6 +96,6 @@ def attention_of(ops: Ops, spec: ModelSpec, groups: Groups, table: Host, dtype: 
     if ops.attends_whole(spec.head_dim):
         return PagedAttention(ops, spec, groups, table, dtype)
     require_torch(f"a tower of pictures with heads of {spec.head_dim}, which 8 does not divide,", "train")
-    from quire.model.vision.whole_attention import WholeAttention
+    from quire.model.vision.torch_attention import WholeAttention
 
     return WholeAttention(ops, spec, groups, table, dtype)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 
 from quire.core.dtypes import Dtype
-from quire.model.disk.opened import VisionHeaders
+from quire.model.disk.headers import VisionHeaders
 from quire.model.load.parts import load_mlp, load_norm
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share

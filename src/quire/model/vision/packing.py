@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
+from quire.model.vision.interpolation import bilinear
 from quire.model.vision.reading import Reading
-from quire.model.vision.stretching import bilinear
 from quire.ops.arrays import Array, concat, is_tensor
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.images.processor_config import image_settings
 from quire.model.disk.hf_config import HfConfig
-from quire.pictures.settings import image_settings
 
 Three = tuple[float, float, float]
 CLIP_MEAN: Three = (0.48145466, 0.4578275, 0.40821073)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.dtypes import F32
-from quire.core.pictures import PromptImage
+from quire.core.images import PromptImage
 from quire.model.vision.account import scratch_bytes
 from quire.model.vision.packing import PACKINGS
 from quire.model.vision.reading import Reading

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import F32, Dtype
-from quire.core.rebuilt import rebuilt
+from quire.core.tree_map import rebuilt
 from quire.ops.arrays import Array, Fetched, Host, address, is_tensor, to_numpy, to_torch
 from quire.ops.backend import Ops
 from quire.ops.cpu import layers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host, address
-from quire.ops.cpu.described import address_or_none, between_descriptor, experts_descriptor, routing_descriptor
+from quire.ops.cpu.descriptor_cache import address_or_none, between_descriptor, experts_descriptor, routing_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import PairsDescriptor
 from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing

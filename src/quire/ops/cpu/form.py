@@ -10,7 +10,7 @@ from quire.core.dtypes import I32
 from quire.ops.arrays import Host
 from quire.ops.cpu.matrix import Numbers, assemble, part_sizes, take_apart
 from quire.ops.cpu.pack_sparse import SPARSE, TWO_OF_FOUR, holds_blocks
-from quire.ops.cpu.samples import layout_digest, numbers
+from quire.ops.cpu.packing_samples import layout_digest, numbers
 from quire.ops.cpu.state import Cpu
 from quire.ops.facts import LANES
 from quire.ops.kinds import KINDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host
-from quire.ops.cpu.described import batch_descriptor, latent_cache_descriptor, rope_descriptor
+from quire.ops.cpu.descriptor_cache import batch_descriptor, latent_cache_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor
 from quire.ops.latents import EPS, LatentHeads, rank_of

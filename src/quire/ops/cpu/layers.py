@@ -7,7 +7,7 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.described import (
+from quire.ops.cpu.descriptor_cache import (
     Paged,
     attention_descriptor,
     batch_descriptor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host, address
-from quire.ops.cpu.described import rope_descriptor
+from quire.ops.cpu.descriptor_cache import rope_descriptor
 from quire.ops.cpu.state import TABLE_NUMBERS, Cpu
 from quire.ops.descriptors import SpansDescriptor
 from quire.ops.native import check

@@ -7,7 +7,7 @@ import numpy as np
 from quire.core.dtypes import F32, I32, I64
 from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.cpu.described import batch_descriptor, cache_descriptor
+from quire.ops.cpu.descriptor_cache import batch_descriptor, cache_descriptor
 from quire.ops.cpu.layers import run_attention
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor

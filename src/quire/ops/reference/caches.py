@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.core.dtypes import I8, Dtype
-from quire.ops.held import AutogradCache
+from quire.ops.autograd_cache import AutogradCache
 from quire.ops.layout import LARGEST, KVCache, KVLayout
 from quire.ops.lazy import torch_dtype
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.core.errors import PartFailure, QuireError
-from quire.core.pictures import ImageLimits, PromptImage, pieces
+from quire.core.images import ImageLimits, PromptImage, pieces
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.features.protocol import SchedulerFeature
+from quire.sched.features.feature import SchedulerFeature
 from quire.sched.policy import Rank
 from quire.sched.shares import decodes
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence
-from quire.sched.features.protocol import SchedulerFeature
+from quire.sched.features.feature import SchedulerFeature
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from quire.server.generation import Generated, Piece, cancel_on_disconnect
 from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.http.sse import EventStream, PartsResponse
 from quire.server.service import Service
-from quire.text.structured.checker import PROCESSES, SchemaError
+from quire.text.structured.schema_checker import PROCESSES, SchemaError
 
 _CHECKING = ThreadPoolExecutor(PROCESSES, "quire-check")
 

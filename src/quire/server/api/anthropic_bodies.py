@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import Base64, ImageSource
+from quire.engine.image_sources import Base64, ImageSource
 from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief

@@ -40,7 +40,7 @@ from quire.server.http.body import LARGE, off_loop, off_read
 from quire.server.keys import Tenant
 from quire.server.service import Service
 from quire.server.speech import Speech, inside_reasoning
-from quire.text.messages.source import MessageDelta
+from quire.text.messages.text_source import MessageDelta
 
 _WALKED = LARGE + 1
 """Schemas of tools, which are walked through, may have any size."""

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
+from quire.engine.image_sources import ImageSource
 from quire.engine.requests import EncodedPrompt, check_size, continued
-from quire.engine.sources import ImageSource
 from quire.server.api.answer import respond
 from quire.server.api.convert import (
     COMPLETION_MAX_TOKENS,
@@ -37,7 +37,7 @@ from quire.server.media import Held
 from quire.server.service import Service
 from quire.text.detokenizer import Offsets, detokenizer, prompt_text
 from quire.text.infill import ends_of, format_of, infill
-from quire.text.structured.checks import checks_of
+from quire.text.structured.answer_checks import checks_of
 
 
 async def create_completion(service: Service, request: Request) -> Response:

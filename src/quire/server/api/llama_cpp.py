@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.request import TokenLogprob, random_id
-from quire.engine.sources import Base64, ImageSource
+from quire.engine.image_sources import Base64, ImageSource
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import Base64, ImageSource
+from quire.engine.image_sources import Base64, ImageSource
 from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, CompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.api.tools import EFFORTS

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.pooled import PoolingParams, embedding, vector_of
+from quire.engine.embedding import PoolingParams, embedding, vector_of
 from quire.server.api.fields import without_effect
 from quire.server.api.ollama_bodies import EmbeddingsRequest, EmbedRequest
 from quire.server.api.prompts import Prompts, encode_first, listed

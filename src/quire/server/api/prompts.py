@@ -13,8 +13,8 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.request import longest_prompt
+from quire.engine.image_sources import ImageSource, forget, source_of
 from quire.engine.requests import EncodedPrompt, check_size, check_tokens
-from quire.engine.sources import ImageSource, forget, source_of
 from quire.server.api.fields import refuse_unbuilt
 from quire.server.api.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.api.tools import effort_kwargs, history_calls
@@ -23,8 +23,8 @@ from quire.server.http.errors import brief
 from quire.server.media import Held
 from quire.server.service import Service
 from quire.text.messages.ids import shorten
-from quire.text.render import PROCESSES
 from quire.text.template import PICTURE, RESERVED
+from quire.text.template_renderer import PROCESSES
 
 OF_REQUEST = RESERVED | {"continue_final_message", "picture", "documents", "self"}
 """What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request import Miss, Request
-from quire.engine.edge.account import Moments, Timings
+from quire.engine.frontend.request_times import Moments, Timings
 from quire.server.http.pieces import Parts
-from quire.text.structured.checker import SchemaError
+from quire.text.structured.schema_checker import SchemaError
 
 PromptLogprobs = Iterator[dict[str, Any] | None]
 

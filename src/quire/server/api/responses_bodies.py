@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import BadRequest
-from quire.engine.sources import DETAILS, ImageSource
+from quire.engine.image_sources import DETAILS, ImageSource
 from quire.server.api.fields import refuse_unbuilt, without_effect
 from quire.server.api.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.http.errors import brief

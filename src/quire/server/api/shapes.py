@@ -16,8 +16,8 @@ from quire.engine.requests import add_grammar, ask_grammar
 from quire.server.api.protocol import SamplingFields
 from quire.server.http.errors import brief
 from quire.server.service import Service
-from quire.text.structured.checks import NO_CHECKS, AnswerChecks
-from quire.text.structured.reader import PATIENCE, SECONDS
+from quire.text.structured.answer_checks import NO_CHECKS, AnswerChecks
+from quire.text.structured.grammar_reader import PATIENCE, SECONDS
 
 _GUIDED = ("json", "regex", "choice", "grammar")
 _BACKENDS = ("auto", "guidance")

@@ -16,7 +16,7 @@ from quire.server.generation import Generated, Piece
 from quire.server.http.body import off_loop
 from quire.server.service import Service
 from quire.server.speech import Speech
-from quire.text.messages.source import MessageDelta
+from quire.text.messages.text_source import MessageDelta
 
 
 @dataclass(slots=True)

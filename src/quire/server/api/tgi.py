@@ -14,7 +14,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.params import MAX_STOP_STRINGS
 from quire.core.request import TokenLogprob, longest_prompt
-from quire.engine.sources import ImageSource
+from quire.engine.image_sources import ImageSource
 from quire.server.api.answer import Answer, respond
 from quire.server.api.completions import submit_completion
 from quire.server.api.convert import check_body, renamed

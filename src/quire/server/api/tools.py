@@ -15,8 +15,8 @@ from quire.server.api.protocol import ChatCompletionRequest, Message
 from quire.server.api.shapes import Asked, shape_of
 from quire.server.service import Service
 from quire.server.speech import Speech
-from quire.text.messages.written import MessageGrammar
-from quire.text.structured.checks import AnswerChecks, checks_of
+from quire.text.messages.message_grammar import MessageGrammar
+from quire.text.structured.answer_checks import AnswerChecks, checks_of
 
 Schemas = dict[str, Mapping[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")

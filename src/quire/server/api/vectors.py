@@ -16,9 +16,7 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
-from quire.engine.edge.account import Timings, timings
-from quire.engine.edge.async_engine import AsyncEngine
-from quire.engine.pooled import (
+from quire.engine.embedding import (
     PoolingParams,
     Vector,
     check_scores,
@@ -28,6 +26,8 @@ from quire.engine.pooled import (
     relevance,
     vector_of,
 )
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Timings, timings
 from quire.server.api.prompts import Prompts, encode_prompts, listed, truncate
 from quire.server.api.protocol import Prompt
 from quire.server.api.replies import CachedTokens, Usage, details

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.errors import ConfigError
-from quire.engine.edge.account import Timings
+from quire.engine.frontend.request_times import Timings
 from quire.server.http.exchange import Exchange, Watcher
 from quire.server.options import ServerOptions
 

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from quire.core.errors import Overloaded
 from quire.core.request import Request
-from quire.engine.edge.account import Timings
+from quire.engine.frontend.request_times import Timings
 from quire.server.api.replies import Usage
 from quire.server.keys import NOBODY, Tenant
 

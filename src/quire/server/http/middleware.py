@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
-from quire.engine.edge.streams import CallQueue
+from quire.engine.frontend.streams import CallQueue
 from quire.server.api.fields import warning
 from quire.server.generation import ClientGone
 from quire.server.http.dialects import dialect_of, route_path, with_one_root

@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import uncollected
 from quire.engine.client import EngineClient
-from quire.engine.edge.async_engine import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.draining import DrainingServer, text_tools, uvicorn_config
 from quire.server.http.address import bind, leave, listen, where
 from quire.server.options import ServerOptions

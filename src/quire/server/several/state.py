@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from quire.core.errors import BadRequest, QuireError
-from quire.engine.edge.streams import CallQueue
+from quire.engine.frontend.streams import CallQueue
 from quire.server.http.access import watchers
 from quire.server.http.errors import ModelNotFound
 from quire.server.http.exchange import Exchange

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.model.spec import ModelSpec
 from quire.speculate.train.target import Target
 from quire.speculate.train.targets import divergence

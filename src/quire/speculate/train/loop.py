@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from quire.learn import loop
-from quire.learn.rows import Shuffled
 from quire.speculate.train.target import Target
+from quire.training import loop
+from quire.training.data_order import Shuffled
 
 STATE = "training.safetensors"
 """Under `state/` of the folder that is written, where nothing looks for weights."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.model.spec import ModelSpec
 from quire.speculate.train.eagle3 import Eagle3Layer, frequent, taps_of
 from quire.speculate.train.medusa import MedusaHeads

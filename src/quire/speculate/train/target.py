@@ -20,14 +20,14 @@ from quire.model.disk.hub import hub_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
-from quire.model.net.tapped import Taps
+from quire.model.net.hidden_taps import Taps
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
 from quire.ops.backend import open_backend
-from quire.run.budget import plan_kv, shape_kv
 from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches, kept_by
 from quire.run.executor import local_step
+from quire.run.kv_budget import plan_kv, shape_kv
 
 
 class Target:

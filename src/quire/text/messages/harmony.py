@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from quire.text.messages.json_calls import arguments
-from quire.text.messages.source import Malformed, Sink, Steps, TextSource
+from quire.text.messages.text_source import Malformed, Sink, Steps, TextSource
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from quire.text.messages import values
-from quire.text.messages.source import MAX_NAME, Malformed, Steps, TextSource
+from quire.text.messages.text_source import MAX_NAME, Malformed, Steps, TextSource
 
 ARGUMENTS = ("arguments", "parameters")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from quire.text.messages.formats import HARMONY, ToolFormat
 from quire.text.messages.harmony import harmony
 from quire.text.messages.reasoning import ReasoningFormat, read_reasoning
-from quire.text.messages.source import Malformed, MessageDelta, ParserRequest, Steps, TextSource, attempt
-from quire.text.messages.table import HARMONY, ToolFormat
+from quire.text.messages.text_source import Malformed, MessageDelta, ParserRequest, Steps, TextSource, attempt
 
 
 class Parser:

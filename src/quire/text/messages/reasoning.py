@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.text.messages.source import Malformed, Steps, TextSource
+from quire.text.messages.text_source import Malformed, Steps, TextSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import re
 from typing import NoReturn
 
-from quire.text.messages.source import Malformed, Sink, Steps, TextSource
+from quire.text.messages.text_source import Malformed, Sink, Steps, TextSource
 
 MAX_DEPTH = 64
 MAX_ATOM = 512

@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest, GrammarTooComplex
-from quire.text.structured.search import LATER, LIMITS, byte_tokenizer, hints_of, shortest
+from quire.text.structured.completion_search import LATER, LIMITS, byte_tokenizer, hints_of, shortest
 from quire.text.structured.vocabulary import Vocabulary
 
 Mask = NDArray[np.int32]

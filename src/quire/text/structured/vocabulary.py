@@ -10,7 +10,7 @@ from threading import Lock
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from quire.text.structured.search import ByteTokens, token_name
+from quire.text.structured.completion_search import ByteTokens, token_name
 from quire.text.tokenizer import Tokenizer
 
 LONGEST = 32

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.bench.suite.imports.common import PARTS, count, made, number, numbers, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowModel
 
 LATENCIES = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "e2e"}
 RATES = {

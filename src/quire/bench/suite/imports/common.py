@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 UNKNOWN = "unknown"
 PARTS = ("mean", "p50", "p90", "p95", "p99")

@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.bench.suite.imports.common import count, made, number, numbers, read_csv, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 DIALECT = {
     "prefill_tokens_per_s": "tokens of one prompt / time to compute it, no token sampled",

@@ -12,7 +12,7 @@ import re
 
 from quire.bench.suite.imports.common import count, made, number, read_csv
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 NEEDED = ("Hardware", "Framework", "Model", "Batch Size")
 MILLIWATTS = 5000.0

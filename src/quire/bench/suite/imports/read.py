@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.bench.suite.imports import aiperf, guidellm, llama_bench, llm_inference_bench, vllm
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow
+from quire.figures.schema import FigureRow
 
 MAX_BYTES = 256 << 20
 KNOWN = (

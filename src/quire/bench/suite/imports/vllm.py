@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.bench.suite.imports.common import count, made, number, numbers, read_json, table, told
 from quire.core.errors import ConfigError
-from quire.figures.rows import FigureRow, RowEngine, RowLoad, RowModel
+from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowModel
 
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}
 RATES = {

@@ -1,0 +1,79 @@
+"""What the edge is told of a loaded engine."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
+from quire.core.exclusions.of_models import OF_VECTORS
+from quire.core.files import sampled_digest
+from quire.core.images import ImageLimits
+from quire.core.pooling import Pooling
+from quire.core.request import DecoderStart
+from quire.engine.client import EngineInfo
+from quire.model.build import Model
+from quire.model.mixers.table import format_of
+from quire.ops.backend import Ops
+from quire.run.kv_budget import KVPlan
+from quire.sched.features.images import EncoderScheduler
+
+
+def pooling_of(config: EngineConfig, model: Model) -> Pooling:
+    """What the model gives for pooled requests, or why this engine takes none.
+
+    `ModelError` for a model that can do nothing else then.
+    """
+    made = model.pooling
+    there = config.features | model.known.features
+    row = next((row for row in OF_VECTORS if row.b in there), None)
+    if row is not None and not made.refused:
+        made = replace(made, refused=row.told({})[0])
+    if made.refused and not made.generates:
+        raise ModelError(f"{model.folder}: the model only makes vectors, and cannot: {made.refused}")
+    return made
+
+
+def engine_info(
+    config: EngineConfig,
+    model: Model,
+    ops: Ops,
+    places: tuple[KVPlan, int],
+    load_seconds: float,
+    adapters: tuple[str, ...],
+    decoder_start: DecoderStart | None,
+    encoding: EncoderScheduler | None,
+) -> EngineInfo:
+    """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
+    `encoding`: who plans what is encoded of pictures, where any are taken."""
+    kv, bytes_per_token = places
+    return EngineInfo(
+        model=model.name,
+        served_name=next(iter(config.model.served_model_name), model.name),
+        folder=str(model.folder),
+        vocab_size=model.spec.vocab_size,
+        max_model_len=kv.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        block_size=config.cache.block_size,
+        num_blocks=kv.blocks,
+        kv_bytes_per_token=bytes_per_token,
+        weight_bytes=model.weight_bytes,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        load_seconds=load_seconds,
+        backend=ops.name,
+        isa=ops.isa,
+        threads=ops.threads,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=str(format_of(model.layouts)).removeprefix("torch."),
+        generation_defaults=model.generation_defaults,
+        adapters=adapters,
+        max_loras=model.adapters.slots if model.adapters is not None else 0,
+        decoder_start=decoder_start,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        implementations=dict(ops.chosen),
+        pooling=pooling_of(config, model),
+        pictures=encoding is not None,
+        picture_limits=ImageLimits() if encoding is None else encoding.limits.picture,
+        weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
+    )

@@ -1,0 +1,202 @@
+"""A decoder of one rank's share, joined with those of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from quire.core.dtypes import F32
+from quire.core.parallel import ParallelConfig
+from quire.model.batch import Forward
+from quire.model.disk.headers import ModelHeaders
+from quire.model.load.roles import Share
+from quire.model.net.context_parallel import context_parallel
+from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.encoder import Encoder
+from quire.model.net.expert_parallel import ExpertParallel
+from quire.model.net.moe import MoeMlp
+from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
+from quire.model.net.pipeline_parallel import PipelineStage
+from quire.model.net.sequence_parallel import (
+    SequenceParallelAttention,
+    SequenceParallelLinear,
+    SequenceParallelMlp,
+    SequenceParallelNorm,
+)
+from quire.model.net.tensor_parallel import (
+    RowParallelLinear,
+    TensorParallelAttention,
+    TensorParallelMlp,
+    TensorParallelNorm,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
+from quire.model.spec import ModelSpec
+from quire.ops.arrays import cast_to
+from quire.ops.backend import Ops
+from quire.parallel.comm import Comm
+from quire.parallel.experts import Division
+from quire.parallel.pairs import PairDivider
+from quire.parallel.rank_place import RankPlace
+from quire.parallel.tree_sum import TreeComm
+from quire.quant.base import Quantizer
+from quire.quant.registry import DENSE
+
+LARGEST_GROUP = 256
+"""Columns of a super-block; the groups that the kernels take are no longer."""
+
+
+def share_of(place: RankPlace, stages: Sequence[range], step: int = 1) -> Share:
+    """What a rank at `place` has of each matrix, and which of the layers, those of all `stages`; `step` as of `Share`.
+
+    The first and the last stage share the head (Yeung et al. 2024): layers could not make up for it, as a prompt needs
+    it once and an answer at every token. Ranks that share matrices have the head of the last stage.
+    """
+    if place.topology.pipeline == 1:
+        return Share(place.along("tensor"), place.topology.tensor, place.division, step=step)
+    number = place.along("pipeline")
+    ends = {0: (0, 2), place.topology.pipeline - 1: (1, 2)} if place.topology.tensor == 1 else {}
+    return Share(place.along("tensor"), place.topology.tensor, place.division, stages[number], ends.get(number), step)
+
+
+def step_of(opened: ModelHeaders, target: Quantizer | None, group: int) -> int:
+    """Columns that a scale may be of: those that are asked for, or as many as a file may have."""
+    if target is not None:
+        return group
+    return 1 if opened.scheme is DENSE else LARGEST_GROUP
+
+
+def parallel_decoder(
+    decoder: Decoder, spec: ModelSpec, place: RankPlace, share: Share, options: ParallelConfig
+) -> Decoder:
+    """`decoder` of a rank's share, joined with those of the others along each axis.
+
+    `spec`: the whole model's. With rows split between the joins its layers are walked all at once.
+    """
+    if (comm := place.comm("context")) is not None:
+        decoder = context_parallel(decoder, comm)
+    comm, stages, division = _comm(place, options), place.comm("pipeline"), place.division
+    if division is not None and (among := place.comm(division.plan.axis)) is not None:
+        decoder = _expert_parallel(decoder, spec.moe.routing.experts, division, among)
+    if comm is not None:
+        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel)
+    return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
+
+
+def _comm(place: RankPlace, options: ParallelConfig) -> Comm | None:
+    """What joins shares. Two parts make one sum, in whatever order."""
+    comm: Comm | None = place.comm("tensor")
+    if comm is not None and options.rank_invariant and comm.world > 2:
+        comm = TreeComm(comm)
+    return comm
+
+
+def parallel_encoder(encoder: Encoder | None, place: RankPlace, options: ParallelConfig) -> Encoder | None:
+    """`encoder` of a rank's share, if any, which has the joined decoder's `embed`, joined with those of the others."""
+    comm = _comm(place, options)
+    if encoder is None or comm is None:
+        return encoder
+    layers = tuple(
+        replace(layer, o=RowParallelLinear(layer.o, comm), mlp=TensorParallelMlp(layer.mlp, comm))
+        for layer in encoder.layers
+    )
+    return replace(encoder, layers=layers)
+
+
+def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> PipelineStage:
+    """With the ways in from the stage before and out to the next.
+
+    In a post-LN model the norm that ends the layer before is what comes in.
+    """
+    parts = {f.name: getattr(decoder, f.name) for f in fields(decoder)}
+    first, *others = decoder.layers
+    if comm.rank and isinstance(first.attn_norm, ReplacingNorm):
+        parts["embed_changes"] = (Normed(first.attn_norm.norm),)
+        parts["layers"] = (replace(first, attn_norm=NoNorm()), *others)
+    return PipelineStage(**parts, comm=comm, hidden=spec.hidden, shared=share.head is not None)
+
+
+def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
+    """With experts whose pairs are computed by who holds them."""
+    counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
+    counted, layers = counts, list[Layer]()
+    for i, layer in enumerate(decoder.layers):
+        mlp = layer.mlp
+        if isinstance(mlp, MoeMlp):
+            divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
+            mlp = replace(mlp, holders=ExpertParallel(divide, comm, counted))
+        layers.append(replace(layer, mlp=mlp))
+    return replace(decoder, layers=tuple(layers))
+
+
+def counted_pairs(decoder: Forward) -> Any:
+    """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
+    for layer in decoder.layers if isinstance(decoder, Decoder) else ():
+        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ExpertParallel):
+            return layer.mlp.holders.counted
+    return None
+
+
+def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
+    """With the sums over ranks that a block needs, and all columns of the logits."""
+    assert isinstance(decoder.embed, Embedding), "as it was loaded"
+    bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
+    widths = tuple(stop - first for first, stop in bounds)
+    normed = [replace(layer, qkv_changes=_qkv_changes(layer, decoder.ops, comm)) for layer in decoder.layers]
+    *before, last = normed
+    if scatter and before:
+        layers = [_sequence_parallel_layer(layer, comm, first=i == 0) for i, layer in enumerate(before)]
+        layers.append(
+            _tensor_parallel_layer(
+                replace(last, attn_norm=SequenceParallelNorm(last.attn_norm, comm, whole=True)), comm
+            )
+        )
+    else:
+        layers = [_tensor_parallel_layer(layer, comm) for layer in normed]
+    embed, head = VocabParallelEmbedding(decoder.embed, comm), VocabParallelHead(decoder.head, comm, widths)
+    return replace(decoder, embed=embed, layers=tuple(layers), head=head)
+
+
+def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:
+    attention, mlp = TensorParallelAttention(layer.attention, comm), _summed(layer.mlp, comm)
+    cross = None if layer.cross is None else replace(layer.cross, o=RowParallelLinear(layer.cross.o, comm))
+    return replace(layer, attention=attention, mlp=mlp, cross=cross)
+
+
+def _summed(mlp: Mlp, comm: Comm) -> Mlp:
+    """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ExpertParallel) or mlp.holders.comm is not comm:
+        return TensorParallelMlp(mlp, comm)
+    return replace(mlp, shared=None if mlp.shared is None else TensorParallelMlp(mlp.shared, comm))
+
+
+def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
+    """The same with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
+    cross = layer.cross
+    if cross is not None:
+        cross = replace(cross, norm=SequenceParallelNorm(cross.norm, comm), o=SequenceParallelLinear(cross.o, comm))
+    return replace(
+        layer,
+        attn_norm=layer.attn_norm if first else SequenceParallelNorm(layer.attn_norm, comm),
+        attention=SequenceParallelAttention(layer.attention, comm),
+        cross=cross,
+        mlp_norm=SequenceParallelNorm(layer.mlp_norm, comm),
+        mlp=SequenceParallelMlp(layer.mlp, comm),
+    )
+
+
+def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
+    return tuple(_gathered_norm(change, ops, comm) for change in layer.qkv_changes)
+
+
+def _gathered_norm(change: RowChange, ops: Ops, comm: Comm) -> RowChange:
+    """A norm of all heads of a row needs those of all ranks, and its weight of all."""
+    if not isinstance(change, RowNorm):
+        return change
+    widths = (change.span,) * comm.world
+    ops.begin_step()
+    weight = cast_to(comm.gather_columns(ops, change.weight[None], widths)[0], F32, copy=True)
+    return TensorParallelNorm(weight, change.start, widths, change.centered, change.eps, comm)

@@ -1,0 +1,174 @@
+"""Models without a row in the table of families, by the modelling code of the installed transformers: what they are.
+
+The slow path: torch runs what is between the matrices, eagerly, and no step is recorded. Keys and values, scheduling
+and sampling are quire's own. Only code of the installed package runs, never code from a model folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.core.dtypes import Dtype
+from quire.core.errors import ModelError
+from quire.model.disk.checkpoint import Checkpoint, float_dtype
+from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.families.multimodal import PICTURED, REFUSED
+from quire.model.families.rope import NO_ROPE
+from quire.model.families.table import FAMILIES
+from quire.model.spec import ModelSpec
+
+SLOW = (
+    "model_type {!r} is not in the table of families: it runs by the code of the installed transformers, which is the "
+    "slow path (several times slower than a family of the table)"
+)
+OWN_CODE = "auto_map in config.json is ignored: code from a model folder is never run"
+LAYER_KINDS = ("full_attention", "sliding_attention")
+CHANGING_ROPES = ("dynamic", "longrope")
+"""Kinds whose frequencies change with the longest sequence of a batch: cached keys would no longer fit."""
+
+
+@dataclass(frozen=True)
+class TransformersModel:
+    """A folder whose model transformers has code for. `code` is the class, `config` its configuration.
+
+    `spec` holds what config.json says; the attention of each layer is known when the model was loaded.
+    """
+
+    folder: Path
+    code: Any
+    config: Any
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    notes: tuple[str, ...]
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of most numbers on disk."""
+        return float_dtype(self.checkpoint.infos)
+
+
+def known_to_transformers(model_type: str) -> bool:
+    """Whether the installed transformers has a causal language model of that type; False when it is not installed."""
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+    except ImportError:
+        return False
+    return model_type in names
+
+
+def find_borrowed(folder: Path) -> TransformersModel | None:
+    """The model in `folder` when no row of the table reads it and transformers has code for it, else None.
+
+    Headers and config only. `ModelError` with the reason when that code cannot run over a paged cache.
+    """
+    if folder.is_file():
+        return None
+    path = folder / "config.json"
+    raw = HfConfig(read_json(path), str(path))
+    model_type = raw.raw.get("model_type")
+    own = (*FAMILIES, *PICTURED, *REFUSED)
+    if not isinstance(model_type, str) or model_type in own or not known_to_transformers(model_type):
+        return None
+    config = _read_config(folder, raw)
+    code = _class_of(config, raw)
+    ignored = [OWN_CODE] if raw.has("auto_map") else []
+    for reason in _reasons(code, config, raw):
+        why = "; ".join([f"{model_type!r} cannot run by the code of transformers: {reason}", *ignored])
+        raise raw.fail("model_type", why)
+    notes = [SLOW.format(model_type), *ignored]
+    return TransformersModel(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
+
+
+def _read_config(folder: Path, raw: HfConfig) -> Any:
+    """transformers' own reading, with its defaults; whatever it finds wrong is the file's fault."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"{raw.where}: transformers cannot read it: {type(error).__name__}: {error}") from None
+
+
+def _class_of(config: Any, raw: HfConfig) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    found = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if found is None or isinstance(found, (list, tuple)):
+        raise raw.fail("model_type", "transformers names no single causal model for it")
+    return found
+
+
+def _reasons(code: Any, config: Any, raw: HfConfig) -> Iterator[str]:
+    """Why the model cannot run over a paged cache of keys and values."""
+    if raw.has("quantization_config"):
+        yield "the checkpoint is quantized; use the unquantized one and --quantization"
+    if config.get_text_config() is not config:
+        yield "it reads more than text"
+    if getattr(config, "is_encoder_decoder", False):
+        yield "it is an encoder and a decoder"
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_KINDS))
+    if kinds or getattr(code, "_is_stateful", False):
+        what = f"layers of kind {', '.join(kinds)}" if kinds else "layers"
+        yield f"it has {what} whose state is not keys and values per token"
+    if not getattr(code, "_supports_attention_backend", False):
+        yield "its attention does not go through transformers' attention interface"
+    changing = sorted({kind for kind in _rope_types(config) if kind in CHANGING_ROPES})
+    if changing:
+        yield f"its rope ({', '.join(changing)}) changes with the longest sequence of a batch"
+
+
+def _rope_types(config: Any) -> Iterator[str]:
+    """The kinds of rope of all layers: one, or one per kind of layer."""
+    rope = getattr(config, "rope_parameters", None)
+    for part in (rope, *rope.values()) if isinstance(rope, Mapping) else ():
+        if isinstance(part, Mapping) and isinstance(part.get("rope_type"), str):
+            yield part["rope_type"]
+
+
+def _spec(model_type: str, config: Any, raw: HfConfig) -> ModelSpec:
+    """What the engine must know before loading; `config` knows its fields by their usual names too."""
+    names = (
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "intermediate_size", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
+    )  # fmt: skip
+    found = HfConfig({name: _field(config, name) for name in names}, raw.where)
+    layers, heads = found.integer("num_hidden_layers", high=1024), found.integer("num_attention_heads", high=1 << 12)
+    hidden, vocabulary = found.integer("hidden_size", high=1 << 20), found.integer("vocab_size", high=1 << 24)
+    kv_heads = found.raw["num_key_value_heads"]
+    width = found.raw["intermediate_size"]
+    bos = found.token_ids("bos_token_id", vocabulary)
+    return ModelSpec(
+        family=model_type,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads if isinstance(kv_heads, int) and kv_heads > 0 else heads,
+        head_dim=padded(found.integer("head_dim", max(hidden // heads, 1), high=1 << 12)),
+        intermediate=width if isinstance(width, int) else 0,
+        vocab_size=vocabulary,
+        norm_eps=0.0,
+        activation=str(getattr(config, "hidden_act", "")),
+        rope=(NO_ROPE,) * layers,
+        windows=(0,) * layers,
+        attention_scale=1.0,
+        tied_head=bool(getattr(config, "tie_word_embeddings", False)),
+        max_position=found.integer("max_position_embeddings", 2048, high=1 << 27),
+        eos_token_ids=found.token_ids("eos_token_id", vocabulary),
+        bos_token_id=bos[0] if bos else None,
+    )
+
+
+def _field(config: Any, name: str) -> Any:
+    """A field of the configuration; None where it is missing, or differs by layer and is refused for that."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
+
+
+def padded(head_dim: int) -> int:
+    """Numbers of a head in the cache: attention kernels read multiples of 8."""
+    return -(-head_dim // 8) * 8

@@ -1,0 +1,221 @@
+"""Loading what drafts: a model beside the target, or the target at fewer bits or with fewer layers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
+from quire.core.errors import ConfigError, ModelError
+from quire.core.offload import OffloadConfig
+from quire.core.parallel import ParallelConfig
+from quire.core.progress import LoadProgress
+from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
+from quire.model.build import Model, load_model
+from quire.model.disk.checkpoint import resolve
+from quire.model.disk.hub import hub_beside
+from quire.model.disk.tokenizer import tokenizer_folder
+from quire.model.net.decoder import Decoder
+from quire.model.net.hidden_taps import Taps
+from quire.ops.backend import Ops
+from quire.parallel.experts import NOT_DIVIDED
+from quire.parallel.rank_place import ALONE, RankPlace
+from quire.run.caches import Caches
+from quire.run.step import ModelStep
+from quire.speculate.drafter import Drafter, ModelDrafter
+from quire.speculate.eagle import load_eagle
+from quire.speculate.medusa import load_medusa
+from quire.speculate.ngram import NGram
+from quire.speculate.proposer import Proposer
+from quire.speculate.suffix import SuffixDecoding
+from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class DraftHeads(Protocol):
+    """What drafts from hidden rows of the target, which it says in `taps`."""
+
+    @property
+    def taps(self) -> Taps:
+        """The rows."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        ...
+
+    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> Proposer:
+        """Who drafts with them; `step` runs them where they have layers of their own, `form` is of trees."""
+        ...
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own.
+
+    `heads` that draft from the target's hidden rows. `everywhere`: every rank computes it, not the first alone.
+    """
+
+    asked: Speculation
+    model: Model | None = None
+    keeps: bool = False
+    heads: DraftHeads | None = None
+    everywhere: bool = False
+
+    @property
+    def taps(self) -> Taps | None:
+        """The hidden rows that each step of the target must leave."""
+        return None if self.heads is None else self.heads.taps
+
+    @property
+    def beside(self) -> tuple[Model, ...]:
+        """The model, where it needs room in the blocks."""
+        return (self.model,) if self.model is not None and self.keeps else ()
+
+    @property
+    def first_rank_only(self) -> bool:
+        """Whether a part of the blocks is the first rank's alone."""
+        return self.keeps and not self.everywhere
+
+    def part(self, caches: Caches) -> Caches:
+        """The model's caches among all there are."""
+        return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
+
+    def proposer(self, step: ModelStep | None, target: ModelStep) -> Proposer:
+        """`step` runs the model, `target` the target."""
+        if self.heads is not None:
+            return self.heads.proposer(target, step, self.asked.tree)
+        if step is None or self.model is None:
+            if self.asked.method == "suffix":
+                return SuffixDecoding(self.asked)
+            return NGram(self.asked.prompt_lookup_min, self.asked.prompt_lookup_max, self.asked.tree)
+        kind = ModelDrafter if self.keeps else Drafter
+        weights = 0 if self.asked.layers else self.model.weight_bytes
+        return kind(step, target.model.spec.vocab_size, weights, self.asked.tree)
+
+
+def load_everywhere(config: EngineConfig, target: Model, ops: Ops, place: RankPlace) -> Drafting | None:
+    """What a rank that is not the first has of `load_drafting`: all of it, or nothing where the first drafts alone."""
+    asked = config.speculation.asked
+    if asked is None or not config.parallel.drafts_everywhere(asked):
+        return None
+    return load_drafting(config, target, ops, None, place)
+
+
+def load_drafting(
+    config: EngineConfig, target: Model, ops: Ops, progress: LoadProgress | None, place: RankPlace = ALONE
+) -> Drafting | None:
+    """Load what `config.speculation` asks for, beside the loaded `target`; `ConfigError` where they do not fit.
+
+    `place`: this rank's, which has a share of a model that all ranks compute.
+    """
+    asked = config.speculation.asked
+    if asked is None:
+        return None
+    everywhere = config.parallel.drafts_everywhere(asked)
+    return changed(_drafting(config, asked, target, ops, progress, place), everywhere=everywhere)
+
+
+def _drafting(
+    config: EngineConfig,
+    asked: Speculation,
+    target: Model,
+    ops: Ops,
+    progress: LoadProgress | None,
+    place: RankPlace,
+) -> Drafting:
+    if asked.method in LOOK_UPS:
+        return Drafting(asked)
+    if asked.method in HEADS:
+        return _load_heads(config, asked, target, ops)
+    if asked.layers:
+        return Drafting(asked, _first_layers(target, asked.layers))
+    if asked.method == "self":
+        return Drafting(asked, _load(config, config.model.model, asked.quantization, ops, progress, place))
+    assert asked.model is not None
+    check_tokens(config, target, asked.model)
+    its = changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
+    return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress, its), keeps=True)
+
+
+def _load(
+    config: EngineConfig,
+    model: str,
+    quantization: str | None,
+    ops: Ops,
+    progress: LoadProgress | None,
+    place: RankPlace,
+) -> Model:
+    """The drafting model, without adapters, of which a guess need not know, and in memory, as it is to be fast."""
+    revision = config.model.revision if model == config.model.model else None
+    options = replace(
+        config.model,
+        model=model,
+        revision=revision,
+        quantization=quantization,
+        max_model_len=0,
+        language_model_only=True,
+    )
+    parallel = config.parallel if place.comms else ParallelConfig()
+    own = replace(
+        config,
+        model=options,
+        lora=LoraConfig(),
+        speculation=SpeculationConfig(),
+        offload=OffloadConfig(),
+        parallel=parallel,
+    )
+    try:
+        return load_model(own, ops, progress, place)
+    except (ConfigError, ModelError) as error:
+        alone = "; --speculative-draft-tensor-parallel-size 1 leaves it to one rank" if place.comms else ""
+        raise _error(f"the drafting model: {error.message}{alone}") from None
+
+
+def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:
+    """Heads, and as many tokens a draft as they give at most."""
+    assert asked.model is not None
+    try:
+        folder = str(resolve(asked.model, hub_beside(config.model)))
+        if asked.method != "medusa":
+            eagle = load_eagle(config, folder, asked.method, target, ops)
+            return Drafting(asked, eagle.model, keeps=True, heads=eagle)
+        heads = load_medusa(folder, target, ops)
+    except ModelError as error:
+        raise _error(f"the heads: {error.message}") from None
+    most = len(heads.heads)
+    if asked.tokens > most:
+        raise _error(f"num_speculative_tokens {asked.tokens}: {asked.model} has {most} heads")
+    return Drafting(replace(asked, num_speculative_tokens=asked.num_speculative_tokens or most), heads=heads)
+
+
+def _first_layers(target: Model, layers: int) -> Model:
+    decoder = target.decoder
+    assert isinstance(decoder, Decoder), "the table of exclusions says so"
+    if layers >= len(decoder.layers):
+        raise _error(f"layers {layers} must be fewer than the model's {len(decoder.layers)}")
+    return changed(target, decoder=changed(decoder, layers=decoder.layers[:layers]))
+
+
+def check_tokens(config: EngineConfig, target: Model, draft: str) -> None:
+    """Refuse a draft model whose ids stand for other tokens: every id that both have is compared."""
+    folders = tokenizer_folder(config.model, target.folder), resolve(draft, hub_beside(config.model))
+    try:
+        ours, theirs = (Tokenizer.from_folder(folder).table for folder in folders)
+    except ModelError as error:
+        raise _error(f"the tokens of both models cannot be compared: {error.message}") from None
+    other = next((token for token, i in theirs.items() if ours.get(token, i) != i), None)
+    if other is None and len(ours.keys() & theirs.keys()) < min(len(ours), len(theirs)):
+        other = next(iter(sorted(theirs.keys() - ours.keys())))
+    if other is not None:
+        raise _error(f"{draft}: its tokens are not those of {target.name}: {other!r} is another id in one of them")
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {message}", param="speculative_config")
