@@ -1,4 +1,5 @@
 """Ownership of KV cache blocks: reference counts and an O(1) free list (PagedAttention, Kwon et al. 2023).
+See docs/design/kv-cache.md.
 
 A block is in exactly one state: used (reference count > 0), cached (free, but its content is published under a key and
 can be taken back), or free. Cached and free blocks form one list; allocation takes its head, so unpublished blocks are

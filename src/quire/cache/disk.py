@@ -1,4 +1,5 @@
 """A store on disk: one file a block, read whole and checked, written behind the running engine.
+See docs/design/kv-store.md.
 
 A file gets its name when it is whole, so that whoever is killed leaves nothing that is found. Nothing waits for the
 disk: what a machine that lost its power did not write, the checksum finds.

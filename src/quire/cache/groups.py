@@ -1,4 +1,5 @@
 """Groups of layers that share a block table, so that layers with a window can free what slid out of it.
+See docs/design/kv-cache.md.
 
 Models interleave layers of local and global attention (Beltagy et al. 2020). One pool of blocks of equal bytes serves
 all groups, as in vLLM's hybrid KV cache manager: a block holds what one group's layers keep of `block_size` tokens,

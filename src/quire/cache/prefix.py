@@ -1,4 +1,5 @@
 """The prefix cache: full blocks are found again by a hash chain over the tokens that led to them.
+See docs/design/kv-cache.md.
 
 The hash is keyed with a secret of this process and salted per tenant, so that no client can craft a
 collision or probe another tenant's prompts; the tokens are compared after every match all the same.

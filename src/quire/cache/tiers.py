@@ -1,4 +1,5 @@
 """Tiers behind the KV cache: what was evicted is kept in a store, and comes back by the same hash.
+See docs/design/kv-store.md.
 
 A store may be slower than computing the tokens again. Which it is, is measured: seconds to read a block, seconds to
 compute a token (as in Mooncake, Qin et al. 2024, and CachedAttention, Gao et al. 2024).

@@ -1,4 +1,5 @@
 """A checkpoint as a function of its tensors: the decoder of its family, differentiable in what lies on disk.
+See docs/design/workbench.md.
 
 Cutting, un-fusing, the order of rope's rows and stacking are torch functions of the reader that serves the model, so
 gradients flow to the tensors as they are named on disk, and a model is written back as the same names with new values.

@@ -1,4 +1,5 @@
 """Whose an error is that the engine's loop meets: a client's, a request's, a rank's or the engine's own.
+See docs/design/determinism.md.
 
 Only the last one ends an engine for its own sake. What is done in a step is shared, or it is a part of one request's
 work, for which `of_request` stands around it:

@@ -1,4 +1,5 @@
 """Pictures of a prompt: rows of the prompt whose embeddings a vision tower makes, under ids beyond the vocabulary.
+See docs/design/images.md.
 
 The ids are made from a digest of the pixels and of all that decides what the tower makes of them, so that whoever
 compares tokens (prefix cache, stores of blocks, replays, routers) tells pictures apart and needs no rule of its own.

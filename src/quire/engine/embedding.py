@@ -1,4 +1,5 @@
-"""Vectors: what is asked of an engine, and what becomes of what it gives. For `LLM` and for the server."""
+"""Vectors: what is asked of an engine, and what becomes of what it gives. For `LLM` and for the server.
+See docs/design/embeddings.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The one start of an engine, in this process or another: models are loaded, memory is planned, and parts are made."""
+"""The one start of an engine, in this process or another: models are loaded, memory is planned, and parts are made.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 

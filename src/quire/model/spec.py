@@ -1,4 +1,4 @@
-"""Everything that differs between models, as one frozen value read from config.json."""
+"""Everything that differs between models, as one frozen value read from config.json. See docs/design/models.md."""
 
 from __future__ import annotations
 

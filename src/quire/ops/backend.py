@@ -1,4 +1,4 @@
-"""The backend: what runs ops, and what it asks of whoever calls them.
+"""The backend: what runs ops, and what it asks of whoever calls them. See docs/design/ops.md.
 
 A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
 records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops`

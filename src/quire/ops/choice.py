@@ -1,4 +1,5 @@
 """Which backend runs and which implementation each op gets, decided from names alone: `quire inspect` needs no torch.
+See docs/design/ops.md.
 
 `quire.ops.backend.open_backend` gives the implementations themselves.
 """

@@ -1,4 +1,5 @@
 """The op registry: one definition per op, any number of implementations, one choice made at load.
+See docs/design/ops.md.
 
 An implementation receives exactly the arguments of the definition. `implementations` builds the table of chosen
 callables once; a missing implementation is an error, never a silent fall-back, unless the caller names the reference

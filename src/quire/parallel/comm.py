@@ -1,4 +1,4 @@
-"""What ranks exchange while they compute."""
+"""What ranks exchange while they compute. See docs/design/ranks.md."""
 
 from __future__ import annotations
 

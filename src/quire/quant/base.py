@@ -1,4 +1,5 @@
-"""What a weight format must offer, and the one weight class that all row-major formats share."""
+"""What a weight format must offer, and the one weight class that all row-major formats share.
+See docs/design/weight-formats.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that have a row whose adapter holds more than low-rank matrices of layers."""
+"""Steps that have a row whose adapter holds more than low-rank matrices of layers. See docs/design/adapters.md."""
 
 from __future__ import annotations
 

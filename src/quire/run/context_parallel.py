@@ -1,4 +1,5 @@
 """Which rank computes which rows of a step, where their keys lie, and what passes (`net/context_parallel.py`).
+See docs/design/context-parallel.md.
 
 All of it follows from the step's arrays, which every rank has, so nobody has to be told.
 """

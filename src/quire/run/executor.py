@@ -1,4 +1,5 @@
-"""What computes steps on one device: a loaded share of a model, the memory of its cache, and the steps over it."""
+"""What computes steps on one device: a loaded share of a model, the memory of its cache, and the steps over it.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing the native kernels' numbers by timing decode steps of the model itself.
+"""Choosing the native kernels' numbers by timing decode steps of the model itself. See docs/design/cpu-kernels.md.
 
 The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
 take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice

@@ -1,4 +1,5 @@
 """Rank 0's executor where others compute with it: they are told what it does itself, and what they answer is joined.
+See docs/design/ranks.md.
 
 Every rank has the same `LocalExecutor`; the others' is called by `worker_rank.Rank`, as messages say.
 """

@@ -1,4 +1,5 @@
-"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own."""
+"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 

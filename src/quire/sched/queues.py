@@ -1,4 +1,5 @@
-"""Where each sequence of a scheduler stands, and the one way from each place to the next."""
+"""Where each sequence of a scheduler stands, and the one way from each place to the next.
+See docs/design/scheduler.md."""
 
 from __future__ import annotations
 

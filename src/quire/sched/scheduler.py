@@ -1,4 +1,5 @@
 """Continuous batching with one rule: every step moves `computed` toward `target`, decodes first, under a token budget.
+See docs/design/scheduler.md.
 
 There is no phase flag (as in vLLM's v1 scheduler): `shares.decodes` derives it from `computed` and `target`. Chunked
 prefill beside decodes is SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022). No tensors.

@@ -1,4 +1,5 @@
 """How many tokens to draft: as many as give most expected tokens a second, as steps and drafts were timed.
+See docs/design/speculation.md.
 
 Of n drafted tokens, each kept with probability p, a step gives 1 + p + ... + p^n tokens (Leviathan et al. 2023, eq. 1).
 Memory-bound steps take hardly longer for more rows; once they do, drafts stop paying and none are made.

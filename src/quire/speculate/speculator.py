@@ -1,4 +1,4 @@
-"""Between steps: who is drafted for, how many tokens, and what became of them."""
+"""Between steps: who is drafted for, how many tokens, and what became of them. See docs/design/speculation.md."""
 
 from __future__ import annotations
 

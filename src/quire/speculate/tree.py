@@ -1,4 +1,5 @@
 """Drafts that branch: trees of guesses, of which one pass of the target verifies all (SpecInfer, Miao et al. 2023).
+See docs/design/speculation.md.
 
 A tree is one of a given form (Medusa, Cai et al. 2024), or grows where the drafting model is sure: after each of the
 likeliest tokens of a depth its likeliest continuations are tried, and of all that were tried the likeliest are

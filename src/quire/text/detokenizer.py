@@ -1,4 +1,5 @@
-"""Tokens to text as they come: never half a character, never a part of a stop string that may still complete."""
+"""Tokens to text as they come: never half a character, never a part of a stop string that may still complete.
+See docs/design/text.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A suite put out: groups of variants that take turns, each with the load that is put on all of them."""
+"""A suite put out: groups of variants that take turns, each with the load that is put on all of them.
+See docs/design/bench-suite.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Several engines of one model behind one edge (data parallel). Each is supervised, and has a thread that polls it.
+See docs/design/replicas.md.
 
 When one dies, or is started anew because somebody asked for that, the others go on with its requests bit for bit;
 what may have killed it stays with it, to be tried alone.

@@ -1,4 +1,5 @@
 """What a row of the family table holds, and how config.json is read through one. The rows are in families.
+See docs/design/models.md.
 
 A row is a Family, or a function of config.json that gives one (where tensors or joins depend on it):
 - names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` of an encoder's layer.

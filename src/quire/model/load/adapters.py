@@ -1,4 +1,4 @@
-"""Room for LoRA adapters in a model's linears, and the folders that are read into it."""
+"""Room for LoRA adapters in a model's linears, and the folders that are read into it. See docs/design/adapters.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Keeps a model's packed matrices on disk, so that the next start neither converts nor quantizes (`--cache-packed`).
+See docs/design/loading.md.
 
 The file is never trusted: it must come from the same model files, options and code, its checksums must be right, and
 each matrix must have the shape that the model's config asks for. Otherwise the weights are made anew and the file is

@@ -1,4 +1,5 @@
-"""Reads claimed tensors, brings matrices into canonical form, and packs them; `builders` say what they are for."""
+"""Reads claimed tensors, brings matrices into canonical form, and packs them; `builders` say what they are for.
+See docs/design/loading.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """A sequence's keys and values over several ranks, by whole splits: how rows come to what others have of their keys.
+See docs/design/context-parallel.md.
 
 What a rank finds of a row in the splits that it has are states, and these are folded in the order of splits wherever
 they come from, so a row has the bits of one rank. Three ways, by what passes between ranks: states alone, where all

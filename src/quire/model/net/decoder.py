@@ -1,4 +1,5 @@
-"""The decoder: a residual stream that every block reads, and adds to. No family, no format and no parallel word."""
+"""The decoder: a residual stream that every block reads, and adds to. No family, no format and no parallel word.
+See docs/design/models.md."""
 
 from __future__ import annotations
 

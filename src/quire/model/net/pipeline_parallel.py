@@ -1,4 +1,5 @@
 """A decoder that has some of the layers: what comes in is the stream, and what goes out to the next stage.
+See docs/design/pipeline-parallel.md.
 
 Pipeline parallelism: Huang et al. 2019 (GPipe), Narayanan et al. 2021.
 """

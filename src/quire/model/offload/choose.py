@@ -1,4 +1,4 @@
-"""Who keeps the layers that are loaded, as the options ask."""
+"""Who keeps the layers that are loaded, as the options ask. See docs/design/offload.md."""
 
 from __future__ import annotations
 

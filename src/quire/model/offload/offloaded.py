@@ -1,4 +1,5 @@
-"""Layers without the numbers of their matrices, and matrices whose numbers are wherever they were put."""
+"""Layers without the numbers of their matrices, and matrices whose numbers are wherever they were put.
+See docs/design/offload.md."""
 
 from __future__ import annotations
 

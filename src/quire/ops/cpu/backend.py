@@ -1,4 +1,5 @@
-"""The CPU backend: numpy arrays, outputs in an arena, steps recorded as one list of native calls."""
+"""The CPU backend: numpy arrays, outputs in an arena, steps recorded as one list of native calls.
+See docs/design/cpu-kernels.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU backend: Triton's kernels over torch tensors, steps recorded as CUDA graphs."""
+"""The GPU backend: Triton's kernels over torch tensors, steps recorded as CUDA graphs. See docs/design/gpu.md."""
 
 from __future__ import annotations
 

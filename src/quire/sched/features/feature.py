@@ -1,4 +1,5 @@
-"""What features plan: the hooks that a scheduler calls, of those features alone that any of its requests uses."""
+"""What features plan: the hooks that a scheduler calls, of those features alone that any of its requests uses.
+See docs/design/scheduler.md."""
 
 from __future__ import annotations
 

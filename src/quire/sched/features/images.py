@@ -1,4 +1,5 @@
 """When pictures are encoded, and how far chunks go without: rows of a picture are given, once its features are there.
+See docs/design/images.md.
 
 Encoding has a budget of its own beside that of tokens, and features are kept for prompts that bring the same picture
 (the encoder cache of vLLM's v1 scheduler). Who has features is known here, the runner has the numbers and does what

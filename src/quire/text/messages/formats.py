@@ -1,4 +1,5 @@
-"""The formats: rows by the names of vLLM's parsers, and the marks by which a chat template shows which it speaks."""
+"""The formats: rows by the names of vLLM's parsers, and the marks by which a chat template shows which it speaks.
+See docs/design/messages.md."""
 
 from __future__ import annotations
 

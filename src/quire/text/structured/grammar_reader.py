@@ -1,4 +1,5 @@
-"""What requests ask for is read by processes that the kernel bounds (`helper`), once for each thing asked."""
+"""What requests ask for is read by processes that the kernel bounds (`helper`), once for each thing asked.
+See docs/design/structured-output.md."""
 
 from __future__ import annotations
 

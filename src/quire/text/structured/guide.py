@@ -1,4 +1,5 @@
 """What a sequence may say next so that it follows its grammar, and so that it comes to an end in time.
+See docs/design/structured-output.md.
 
 Each guide keeps a *completion*: tokens with which what was said so far would be complete, never more than there are
 tokens left. A token that was drawn is taken if there is again such a completion behind it; if not it is refused and
