@@ -63,7 +63,7 @@ class Server:
 
     @property
     def machine(self) -> RowMachine:
-        """This one, or one of which no more is known than that it is another."""
+        """The machine of the server: this one, or one of which only that it is another is known."""
         return this_machine() if self.local else RowMachine(name="another machine")
 
 
@@ -118,7 +118,7 @@ class ServingResult:
         return join(self.records)
 
     def results(self) -> dict[str, Any]:
-        """For `bench.report`."""
+        """Results for `bench.report`."""
         good: dict[str, float] = {}
         if self.targets:
             good["goodput_requests_per_s"] = goodput(self.records, self.targets, self.seconds)
@@ -137,7 +137,7 @@ class ServingResult:
         }
 
     def metrics(self) -> dict[str, float]:
-        """By the names of `figures.metrics.METRICS`; what nobody could know is absent."""
+        """Metrics by the names of `figures.metrics.METRICS`; what nobody could know is absent."""
         spreads = latencies(self.records) | others(self.records)
         spreads |= {f"{name}_due": found for name, found in from_intended(self.records).items()}
         spreads["client"] = milliseconds(r.client for r in self.records if r.sent)
@@ -155,7 +155,7 @@ class ServingResult:
         return found
 
     def row(self, command: str = "", suite: str = "") -> FigureRow:
-        """As a measured row of the benchmark "serve"; `command` makes it again."""
+        """A measured row of the benchmark "serve"; `command` makes it again."""
         load, good = self.load, [r for r in self.records if r.ok]
         rate = 0.0 if math.isinf(load.request_rate) else load.request_rate
         if self.workload.arrivals == "ramp":

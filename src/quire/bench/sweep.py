@@ -62,7 +62,7 @@ class Sweep:
     bounded: bool
 
     def results(self) -> dict[str, Any]:
-        """For the report: the knee's figures, and a line for each point."""
+        """Results for the report: the knee's figures, and a line for each point."""
         shown = self.knee or self.points[0]
         lines = [
             {
@@ -126,7 +126,7 @@ async def _measured(load: ServeLoad, warm: bool) -> ServingResult:
 
 
 async def search(load: ServeLoad, one: Measure, on_point: Callable[[SweepPoint], None]) -> Sweep:
-    """The same, where `one` measures a load."""
+    """Search the knee where `one` measures a load."""
     check(load)
     return await _Search(load, one, on_point).go()
 

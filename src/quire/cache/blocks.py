@@ -29,11 +29,11 @@ class BlockListener(Protocol):
     """Is told what becomes of published content."""
 
     def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """It can be found from now on."""
+        """Note that a block can be found from now on."""
         ...
 
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """Its block is about to be written anew."""
+        """Note that the block is about to be written anew."""
         ...
 
     def forgotten(self) -> None:

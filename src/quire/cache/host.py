@@ -21,7 +21,7 @@ class HostStore:
 
     @property
     def counts(self) -> StoreCounts:
-        """Of all tiers together."""
+        """Counts of all tiers together."""
         below = StoreCounts() if self._below is None else self._below.counts
         held = len(self._blocks)
         return below._replace(
@@ -75,7 +75,7 @@ class HostStore:
             self._below.forget_all()
 
     def settle(self) -> None:
-        """It is never full."""
+        """Do nothing: a host store is never full."""
 
     def close(self, seconds: float) -> None:
         """What is here goes below, as far as it is taken: the least recently used last."""

@@ -184,7 +184,7 @@ def _of_group(key: bytes, group: int) -> bytes:
 
 
 def _run_starts(table: list[int]) -> list[int]:
-    """For each entry, where the unbroken run of blocks that ends with it begins; past it where it has no block."""
+    """Find for each entry where the unbroken run of blocks that ends with it begins; past it where it has no block."""
     starts, start = [], 0
     for i, block in enumerate(table):
         start = i + 1 if block == SLID_OUT else start

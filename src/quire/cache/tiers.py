@@ -38,8 +38,8 @@ class StoreKey(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """Of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want of
-    time or room."""
+    """Counts of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want
+    of time or room."""
 
     blocks: int = 0
     bytes: int = 0
@@ -53,7 +53,7 @@ class Store(Protocol):
 
     @property
     def counts(self) -> StoreCounts:
-        """What it holds and did."""
+        """What the store holds and did."""
         ...
 
     def has(self, key: bytes) -> bool:
@@ -108,7 +108,7 @@ class StoreRates:
         return True
 
     def read(self, blocks: int, seconds: float) -> None:
-        """So many blocks were read and put in place."""
+        """Note that so many blocks were read and put in place."""
         self.block = _toward(self.block, seconds / blocks)
 
     def computed(self, prompts: int, rows: int, seconds: float) -> None:
@@ -214,7 +214,7 @@ class Tiers:
         self.fills.append((block, data))
 
     def ended(self, reading: StoreRead) -> None:
-        """What it found was used."""
+        """Note that what a read found was used."""
         self._room.release()
         self.hits += len(reading.found)
         self.misses += len(reading.wanted) - len(reading.found)

@@ -84,7 +84,7 @@ class PromptReader:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """That of the model or of the `chat_template` option; `BadRequest` when there is none."""
+        """Template of the model or of the `chat_template` option; `BadRequest` when there is none."""
         info = self._info
         found = model_template(self._config.model, info.folder, self.tokenizer, info.max_model_len)
         if found is None:
@@ -212,7 +212,7 @@ class LLM(PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
-        """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
+        """Work as `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
         return self._run(self._builders(prompts, sampling_params))
 
     def chat(

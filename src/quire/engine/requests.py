@@ -1,4 +1,5 @@
-"""From what callers give, as prompts and as sampling parameters, to a `Request` that the engine can take unseen."""
+"""Make requests from what callers give, as prompts and as sampling parameters, to a `Request` that the engine can take
+unseen."""
 
 from __future__ import annotations
 

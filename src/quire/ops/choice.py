@@ -121,7 +121,7 @@ def _say_that_native_is_missing() -> None:
 
 
 def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
-    """For each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
+    """Choose for each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
     known = devices()
     wanted = dict(o.partition("=")[::2] for o in overrides)
     for name, which in wanted.items():

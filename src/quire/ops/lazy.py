@@ -43,7 +43,7 @@ else:
 
 
 def array_dtype(dtype: torch.dtype) -> Dtype:
-    """That of an array for torch's `dtype`."""
+    """Dtype of an array for torch's `dtype`."""
     return DTYPES[str(dtype).removeprefix("torch.")]
 
 

@@ -97,7 +97,7 @@ def load_definitions() -> None:
 def implementations(
     backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]
 ) -> dict[str, tuple[str, Callable[..., Any]]]:
-    """For each op its (implementation name, callable), as `choose_ops` has it.
+    """Give for each op its (implementation name, callable), as `choose_ops` has it.
 
     `own`: the backend's by the op's name, and others by "op:implementation".
     """

@@ -28,7 +28,7 @@ REPLY_SECONDS = 30.0
 
 
 def length(file: int) -> int:
-    """Of a share that is whole; 0 before."""
+    """Bytes of a share that is whole; 0 before."""
     return int(HEADER.unpack(os.pread(file, HEADER.size, 0).ljust(HEADER.size, b"\0"))[0])
 
 

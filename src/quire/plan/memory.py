@@ -70,7 +70,7 @@ class MemoryAccount:
 
     @property
     def total(self) -> int:
-        """Of everything."""
+        """Total of everything."""
         return self.fixed + self.kv
 
     @property
@@ -112,7 +112,7 @@ def choice_of(config: EngineConfig, device: GpuSheet | None) -> Choice:
 
 
 def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple[RankNeeds, ...]:
-    """Of a rank of each stage. `ConfigError` where the model cannot be split so."""
+    """Needs of a rank of each stage. `ConfigError` where the model cannot be split so."""
     share, stages = rank_share(config), stages_of(config.parallel, found.spec)
     if len(stages) == 1:
         return (RankNeeds(found, share, tuple(weight_parts(config, found, choice, share))),)
@@ -121,7 +121,7 @@ def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple
 
 
 def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
-    """Of keys and values in the cache."""
+    """KV format of keys and values in the cache."""
     dtype, _ = compute_dtype(config.model.dtype, found.dtype)
     return format_of(layouts_of(found.spec, config.cache.kv_cache_dtype, dtype, choice.backend))
 

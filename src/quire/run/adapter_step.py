@@ -30,7 +30,7 @@ class AdapterStep:
         self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
     def forward(self, shape: StepSizes, record: bool, given: EmbeddedRows | None = None) -> Array:
-        """As `ModelStep.forward`; `record`: small steps are recorded."""
+        """Implement `ModelStep.forward`; `record`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
             self._recorded.clear()

@@ -23,7 +23,7 @@ TRIES = 4
 
 
 def guide_of(row: LogitRow) -> GrammarGuide | None:
-    """That of the row's sequence, where a token is to be drawn."""
+    """Guide of the row's sequence, where a token is to be drawn."""
     guide = row.seq.guide
     if row.target is not None or row.seq.status is Status.FINISHED or not isinstance(guide, GrammarGuide):
         return None

@@ -148,7 +148,7 @@ def _scored(query: LogprobQuery, score: tuple[Any, ...], best: list[int], values
 
 
 def _logsumexp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of each row."""
+    """Log of the sum of exponentials of each row."""
     most = logits.max(1, keepdims=True)
     total: NDArray[np.float64] = most[:, 0] + np.log(np.exp(logits - most).sum(1, dtype=np.float64))
     return total

@@ -100,7 +100,7 @@ class MicroBatches:
         return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
 
     def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
-        """Those that the next step may have a part of."""
+        """Sequences that the next step may have a part of."""
         if not self.staged:
             return unfinished
         chosen = set(self._decodes(unfinished, self._under_way(unfinished)))
@@ -118,7 +118,7 @@ class MicroBatches:
         return [step for step in self._decoding if not live.isdisjoint(step)]
 
     def _decodes(self, unfinished: list[Sequence], under_way: list[list[Sequence]]) -> list[Sequence]:
-        """Those of the next step."""
+        """Decodes of the next step."""
         most = min(self._stages, self._steps)
         share = -(-sum(map(decodes, unfinished)) // most)
         few = [seq for seq in unfinished if not seq.in_flight and decodes(seq)][:share]

@@ -70,7 +70,7 @@ class TokenMeter:
         self.asked += rows * len(prompt)
 
     def saved(self) -> Saved:
-        """So far."""
+        """Tokens that were saved so far."""
         return Saved(self.asked, self.llm.engine.engine.prompt_tokens - self._before)
 
 

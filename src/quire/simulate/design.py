@@ -1,4 +1,5 @@
-"""From options to a cluster: what each replica holds and how long its steps take, from headers or from a file."""
+"""The way from options to a cluster: what each replica holds and how long its steps take, from headers or from a
+file."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class _Scaled:
         self._times, self._factor = times, factor
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return self._times.seconds(chunks) * self._factor
 
 

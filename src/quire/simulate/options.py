@@ -52,7 +52,7 @@ class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(description="Seed of lengths, arrivals, failures and routers.")] = 0
 
     def served(self, trace: str) -> ServeLoad:
-        """The same arrivals as `quire bench serve` has them; `ConfigError` for what it does not know."""
+        """Arrivals as `quire bench serve` has them; `ConfigError` for what it does not know."""
         if self.arrivals == "closed":
             raise ConfigError("--arrivals closed: whom a simulation would wait for is not said; name another")
         names = set(ServeLoad.__struct_fields__) & set(self.__struct_fields__)

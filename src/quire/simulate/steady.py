@@ -66,7 +66,7 @@ def _nobody_joins(scheduler: Scheduler, refused: bool) -> bool:
 
 
 def _with_blocks(running: GenericSequence[Sequence], size: int, free: int, steps: int) -> int:
-    """As many of `steps` as there are blocks for."""
+    """Take as many of `steps` as there are blocks for."""
     need = sum((seq.computed + steps - 1) // size - (seq.computed - 1) // size for seq in running)
     while steps and need > free:
         steps //= 2

@@ -176,7 +176,7 @@ class CostModel:
         return not self._resting
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """Of `drafted` tokens `accepted` were kept."""
+        """Note that of `drafted` tokens `accepted` were kept."""
         tried = accepted + (accepted < drafted)
         kept, before = seq.draft.acceptance
         seq.draft.acceptance = (MEMORY * kept + accepted, MEMORY * before + tried)

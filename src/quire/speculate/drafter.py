@@ -152,7 +152,8 @@ class ModelDrafter(Drafter):
         return chunk.start + (1 if chunk.seq.draft.tokens and chunk.seq.draft.parents else len(chunk.seq.draft.tokens))
 
     def _catch_up(self, seqs: GenericSequence[Sequence], plan: StepPlan | None = None) -> None:
-        """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""
+        """Catch up in pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins
+        with."""
         ends = {} if plan is None else {c.seq: c.start + c.count for c in plan.chunks}
         lacking = [(seq, self._first(seq), ends.get(seq, len(seq.tokens) - 1)) for seq in seqs]
         lacking = [(seq, first, end) for seq, first, end in lacking if end - first > (plan is None)]

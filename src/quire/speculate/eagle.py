@@ -59,7 +59,7 @@ class Eagle:
         return self.model.weight_bytes
 
     def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> EagleDrafter:
-        """Who drafts with it for `target`; `step` runs `model`."""
+        """The proposer that drafts with it for `target`; `step` runs `model`."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
         return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
 

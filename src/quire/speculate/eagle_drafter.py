@@ -45,7 +45,7 @@ class PendingHidden:
 
     @property
     def rows(self) -> Array:
-        """All of them [end - start, width]."""
+        """All hidden rows [end - start, width]."""
         return concat([rows[first:stop] for rows, first, stop in self.pieces])
 
 
@@ -90,7 +90,7 @@ class EagleDrafter(ModelDrafter):
         return end - min(end, int(self._through[blocks].sum()))
 
     def _stale(self, chunk: Chunk) -> int:
-        """All of it: what a draft wrote came of the layer's own rows."""
+        """Number of stale rows, all of the draft: what a draft wrote came of the layer's own rows."""
         return chunk.start
 
     def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
@@ -127,7 +127,7 @@ class EagleDrafter(ModelDrafter):
         return [(seq, start, done)]
 
     def _standing(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult]) -> list[list[int]]:
-        """Of each chunk the rows of the step that are kept."""
+        """Find of each chunk the rows of the step that are kept."""
         at, found = 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
             wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
@@ -237,7 +237,7 @@ class _Branches:
         self._rows: dict[Sequence, Array] = {}
 
     def __call__(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
-        """As `grow_trees` wants it."""
+        """Propose candidates as `grow_trees` wants it."""
         drafter, first = self._drafter, not self._roots
         if not first:
             self._work = [(seq, len(seq.tokens) - 1, self._before(seq)) for seq in seqs]

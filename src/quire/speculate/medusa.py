@@ -64,7 +64,7 @@ class Medusa:
         return Taps()
 
     def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> MedusaDrafter:
-        """Who drafts with them for `target`."""
+        """The proposer that drafts with them for `target`."""
         return MedusaDrafter(self, target, form)
 
 
@@ -205,6 +205,6 @@ class MedusaDrafter:
         return [Candidates(np.tile(tokens, (n, 1)), np.tile(chances, (n, 1))) for n, tokens, chances in best]
 
     def _logits(self, head: Head, x: Array) -> Array:
-        """Of all tokens of the target, [n, V]."""
+        """Logits of all tokens of the target, [n, V]."""
         logits = self._ops.compute(lambda: head(self._ops, x), together=False)
         return spread(self._ops, logits, self._medusa.ids, self._vocab_size)

@@ -64,7 +64,7 @@ class RecentOutputs:
         return [] if row is None else self._tenants[seq.request.cache_salt].matches(row, within=False)
 
     def _read(self, seq: Sequence) -> TokenRow | None:
-        """Its row with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
+        """Row of a sequence with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
         row = self._live.get(seq)
         if row is None or row not in self._rows:
             return None

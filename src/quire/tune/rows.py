@@ -44,7 +44,7 @@ class Journal:
         self._runs = {row.key: _runs(row) for row in rows if row.engine.version == self._engine.version}
 
     def known(self, candidate: Candidate) -> list[dict[str, float]]:
-        """Its runs of an earlier search."""
+        """Runs of a candidate in of an earlier search."""
         return self._runs.get(self._row(candidate, []).key, [])
 
     def add(self, trial: CandidateTrial) -> None:
@@ -95,7 +95,7 @@ class Journal:
 
 
 def _runs(row: FigureRow) -> list[dict[str, float]]:
-    """Its samples, run by run."""
+    """Samples of a row, run by run."""
     count = min(map(len, row.samples.values()), default=0)
     return [{name: found[i] for name, found in row.samples.items()} for i in range(count)]
 

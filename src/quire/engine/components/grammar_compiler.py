@@ -61,7 +61,7 @@ class GrammarCompiler:
         return guide
 
     def _grammar(self, text: str) -> Grammar:
-        """That of `text`, made anew where nobody has it who may be joined."""
+        """Grammar of `text`, made anew where nobody has it who may be joined."""
         found = self._kept.pop(text, None) or self._alive.get(text)
         if found is None or found.spent:
             found = self._alive[text] = Grammar(text, self._vocabulary)

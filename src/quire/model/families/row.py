@@ -94,7 +94,8 @@ class Family:
         return HfConfig(raw, config.where)
 
     def named_as(self, tensors: Collection[str]) -> Family:
-        """This family with names as these tensors have them: with or without the prefix, or under another name."""
+        """Return this family with names as these tensors have them: with or without the prefix, or under another
+        name."""
         names, bases = dict(self.names), {name.rpartition(".")[0] for name in tensors}
         prefix = self.prefix or "model."  # which files of the stack alone leave out
         inside = next((nest for nest in self.nested if any(name.startswith(nest) for name in tensors)), prefix)

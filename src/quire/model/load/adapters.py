@@ -126,7 +126,7 @@ class Adapters:
                         yield role, layer
 
     def _has_room(self, role: str, layer: int) -> bool:
-        """Here, or where another stage has the layer: all of them refuse the same adapters."""
+        """Whether there is room here, or where another stage has the layer: all of them refuse the same adapters."""
         spec = self._opened.spec
         if layer in self._share.span(spec):
             return (role, layer) in self._pieces

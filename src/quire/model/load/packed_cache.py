@@ -100,7 +100,7 @@ class PackedCache:
         return kept
 
     def find(self, name: str, shape: tuple[int, int]) -> WrittenMatrix | None:
-        """Like `get`, of a matrix whose bias has a number per row."""
+        """Work like `get`, of a matrix whose bias has a number per row."""
         kept = self.get(name, *shape)
         return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
 

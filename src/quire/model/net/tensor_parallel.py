@@ -26,7 +26,7 @@ class TensorParallelAttention:
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-        """As `own_attention`."""
+        """Implement `own_attention`."""
         return self.comm.all_reduce(ops, self.own(ops, layer, h, batch, cache, wanted))
 
 

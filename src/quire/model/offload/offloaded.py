@@ -28,7 +28,7 @@ class ArrayOffset:
     shape: tuple[int, ...]
 
     def of(self, data: Any) -> Any:
-        """It as a view of `data` (uint8)."""
+        """The array as a view of `data` (uint8)."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return view_as(data[self.offset : self.offset + size], self.dtype).reshape(self.shape)
 

@@ -16,7 +16,7 @@ from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.attention import INTERFACE, Bridge, paged_attention
 from quire.model.transformers_backend.detect import TransformersModel
 from quire.model.transformers_backend.matrices import Packer, SameInEveryBatch, expert_counts
-from quire.model.transformers_backend.trial import check_windows, forward, try_out
+from quire.model.transformers_backend.trial_run import check_windows, forward, try_out
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, KVLayout, LayerCache

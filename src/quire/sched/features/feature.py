@@ -105,7 +105,7 @@ class SideQueue(Protocol):
         ...
 
     def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
-        """Those that have what they waited for, and the others that wait no more, each with what is wrong."""
+        """Sequences that have what they waited for, and the others that wait no more, each with what is wrong."""
         ...
 
     def drop(self, seq: Sequence) -> None:

@@ -36,7 +36,7 @@ class EncoderLimits(NamedTuple):
 
     @property
     def picture(self) -> ImageLimits:
-        """Of one picture."""
+        """Limits of one image."""
         return ImageLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
 
 
@@ -144,7 +144,7 @@ class EncoderScheduler(SchedulerFeature):
 
     @property
     def rows(self) -> int:
-        """Of features that are kept."""
+        """Rows of features that are kept."""
         return sum(self._kept.values())
 
     def check(self, pictures: Iterable[PromptImage]) -> None:

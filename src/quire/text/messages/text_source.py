@@ -106,7 +106,7 @@ class TextSource:
         return False
 
     def expect(self, *literals: str) -> Steps[None]:
-        """One of `literals` must come next."""
+        """Read one of `literals` must come next."""
         if not (yield from self.accept(*literals)):
             raise Malformed
 

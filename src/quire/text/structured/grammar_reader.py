@@ -255,7 +255,7 @@ class GrammarReader:
             process.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        """Start anew in the child of a fork: start anew, and hold no end of what belongs to the parent."""
         for process in self._processes:
             process.forget()
         self.__init__(self._most)  # type: ignore[misc]

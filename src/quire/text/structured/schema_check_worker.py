@@ -134,7 +134,7 @@ def _unique(validator: Any, unique: Any, value: Any, schema: Any) -> Errors:
 
 
 def _plain(value: Any) -> Any:
-    """With whole numbers as integers, as JSON Schema calls those equal."""
+    """Convert a value, with whole numbers as integers, as JSON Schema calls those equal."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
