@@ -116,3 +116,16 @@ def test_docstrings_can_be_read_alone() -> None:
 )
 def test_the_lint_of_docstrings(docstring: str, wrong: bool) -> None:
     assert leans(docstring) is wrong
+
+
+def test_every_page_of_design_is_named_by_a_module() -> None:
+    named = {
+        page
+        for tree in sources().values()
+        for page in re.findall(r"See docs/design/([\w-]+)\.md", ast.get_docstring(tree) or "")
+    }
+    assert named == {path.stem for path in (ROOT / "docs" / "design").glob("*.md")}
+
+
+def test_the_map_is_two_pages() -> None:
+    assert (ROOT / "ARCHITECTURE.md").stat().st_size <= 10_000

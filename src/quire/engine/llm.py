@@ -212,7 +212,7 @@ class LLM(PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
-        """Work as `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
+        """Yield texts as they grow, with the arguments of `generate`. Closing the iterator ends what still runs."""
         return self._run(self._builders(prompts, sampling_params))
 
     def chat(
