@@ -46,7 +46,7 @@ class AutogradCache(KVCache):
 def held(cache: KVCache) -> AutogradCache:
     """`cache`; `TypeError` where it is one that cuts the graph."""
     if not isinstance(cache, AutogradCache):
-        raise TypeError("the differentiable backend writes to AutogradCache caches only")
+        raise TypeError("the differentiable backend writes to AutogradCache only")
     return cache
 
 

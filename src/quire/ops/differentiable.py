@@ -4,7 +4,7 @@ In f32, over sequences of any number at once, without a paged cache and without 
 calibration, not for `--device`: nothing here is fast at one token.
 
 Its ops are the functions that the definitions were written down as (`Op.pure`), which write to no argument: keys and
-values go to `AutogradCache` caches. What is here besides: products, which observers see and which round no activations, and
+values go to an `AutogradCache`. What is here besides: products, which observers see and which round no activations, and
 attention. Its definition takes one sequence after the other; here those of one shape are one call of torch's, which
 keeps no scores for the way back.
 """
