@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Told:
         """As the method it stands for."""
         return self.inner is not None and self.inner.passes
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """The next tokens of the plain run, or others."""
         if self.inner is not None:
             self.inner.propose(seqs, limits)
@@ -88,7 +88,7 @@ class Told:
         """As `inner` is."""
         return self.inner is None or self.inner.ready(seq)
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """As `inner` does."""
         if self.inner is not None:
             self.inner.computed(plan, follow, results)
@@ -100,7 +100,7 @@ def engine_of(folder: Path | str, asked: dict[str, Any] | None, **options: Any) 
     return start_engine(flat_config(**({"model": str(folder), "max_num_seqs": 64} | options | more)))
 
 
-def requests_of(prompts: Rows[Rows[int]], tokens: int, **params: Any) -> list[Request]:
+def requests_of(prompts: GenericSequence[GenericSequence[int]], tokens: int, **params: Any) -> list[Request]:
     """Requests that run to their limit."""
     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, **({"temperature": 0.0} | params))
     return [Request(id=f"r{i}", prompt=tuple(p), params=asked, seed=i, arrival=0.0) for i, p in enumerate(prompts)]

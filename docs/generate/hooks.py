@@ -51,13 +51,13 @@ MADE: dict[str, Callable[[], str]] = {
     "tool formats": formats.of_tools,
 }
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-PAGES = {"docs/internals/": "../internals/", "docs/extend/": ""}
-"""How links of ARCHITECTURE.md to pages begin, and how they do from its own page."""
 WHOLE: dict[str, Callable[[], str]] = {
     "architecture": lambda: sources.document(
-        "ARCHITECTURE.md", {"docs/internals/": "../internals/", "docs/extend/": ""}
+        "ARCHITECTURE.md", {"docs/design/": "../design/", "docs/extend/": "", "docs/glossary.md": "../glossary.md"}
     ),
-    "contributing": lambda: sources.document("CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md"}),
+    "contributing": lambda: sources.document(
+        "CONTRIBUTING.md", {"ARCHITECTURE.md": "architecture.md", "docs/extend/": ""}
+    ),
     "changes": lambda: sources.document("CHANGELOG.md", {}),
 }
 """Documents beside README.md, which the site has as pages: a page in docs/ leads to them."""

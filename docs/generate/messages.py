@@ -28,7 +28,7 @@ AREAS = {
     "The engine": ("engine", "sched", "sample"),
     "Requests and the server": ("server",),
     "Speculation": ("speculate",),
-    "Making models smaller": ("compress", "learn"),
+    "Making models smaller": ("compress", "training"),
     "Measuring": ("bench", "figures"),
 }
 """Where messages are listed -> of which packages; others are listed under their own names."""

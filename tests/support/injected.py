@@ -1,6 +1,6 @@
 """Errors raised within one request's part of a step: where they can be, engines to raise them in, and who runs beside.
 
-A `AttentionSite` is a function through which the work of a request goes. Its calls for the victim are told from those for others
+A `Site` is a function through which the work of a request goes. Its calls for the victim are told from those for others
 by what the victim alone has: its id, its `max_tokens`, its seed, its penalty, its picture.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ class FakeTiers(Tiers):
         self._late: list[tuple[int, StoreRead]] = []
         self.rates.pays = lambda blocks, tokens: True  # type: ignore[method-assign]
 
-    def read(self, wanted: Rows[StoreKey]) -> StoreRead:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Not yet."""
         reading = StoreRead(wanted)
         self._late.append((self._delays.randint(0, 3), reading))

@@ -240,7 +240,8 @@ if child:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
 @pytest.mark.parametrize("source", ["{{ 1 }}", HANG], ids=["idle", "at work"])
 def test_it_dies_with_its_parent(source: str) -> None:
-    script = "import sys; from quire.text.template_renderer import RENDERER as r; r.render('{{ 1 }}', {}, 9); print(1, flush=True)\n"
+    script = "import sys; from quire.text.template_renderer import RENDERER as r\n"
+    script += "r.render('{{ 1 }}', {}, 9); print(1, flush=True)\n"
     script += f"import time\nwhile True:\n  try: r.render({source!r}, {{}}, 9)\n  except Exception: pass\n"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert parent.stdout is not None and parent.stdout.readline()

@@ -80,8 +80,8 @@ def _basics(ops: Ops, key: str, device: DeviceConfig) -> Calibration:
 
 
 def host_seconds(device: DeviceConfig) -> tuple[float, float, float, float]:
-    """Of a step, of a sequence in it, of a row of it, of a layer whose ops are called: engines of one and of `LAYERS`
-    layers that compute next to nothing.
+    """Host seconds of a step, of a sequence in it, of a row of it, of a layer whose ops are called: engines of one and
+    of `LAYERS` layers that compute next to nothing.
     """
     decodes, one = _host(device, 1)
     _, several = _host(device, LAYERS)

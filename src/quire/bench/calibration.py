@@ -47,7 +47,7 @@ def machine_of(
 def calibration(
     device: DeviceConfig, kinds: Collection[str], kv: str, fresh: bool = False, tell: Callable[[str], None] = say
 ) -> Calibration:
-    """Of this machine, with rates of at least `kinds` and of attention over keys and values in `kv`.
+    """Calibration of this machine, with rates of at least `kinds` and of attention over keys and values in `kv`.
 
     Only what is not known yet is measured; `tell` is given a line before each part of that.
     """

@@ -33,14 +33,15 @@ class Sample:
 
 
 def sample(record: Record, moments: Moments) -> Sample:
-    """Of a request whose account came."""
+    """Sample of a request whose account came."""
     offset = ((moments.received - record.sent) + (moments.told - moments.heard)) / 2
     trip = (moments.heard - record.sent) - (moments.told - moments.received)
     return Sample(record.sent, offset, trip)
 
 
 def best(samples: Sequence[Sample], window: float = WINDOW) -> list[Sample]:
-    """For each of `samples`, which are in order of time, the one within `window` of it with the least round trip."""
+    """Choose for each of `samples`, which are in order of time, the one within `window` of it with the least round
+    trip."""
     found: list[Sample] = []
     least: deque[Sample] = deque()  # of those in the window, trips ascending: a sliding minimum
     ahead = 0
@@ -93,7 +94,8 @@ class JoinedClocks:
         return plain | {"network": [part["way there"] + part["way back"] for part in each]}
 
     def results(self) -> dict[str, Any]:
-        """For the report: milliseconds of each part over all, and its mean over the slowest hundredth by TTFT."""
+        """Results for the report: milliseconds of each part over all, and its mean over the slowest hundredth by
+        TTFT."""
         slow = sorted(self.found, key=lambda pair: -(pair[0].ttft + pair[0].late))
         slow = slow[: max(1, round(SLOWEST * len(slow)))]
         return {
@@ -108,7 +110,7 @@ class JoinedClocks:
 
 
 def join(records: Sequence[Record]) -> JoinedClocks | None:
-    """Those that were answered with an account; None where no request was."""
+    """Join the clocks of those that were answered with an account; None where no request was."""
     told = sorted((r for r in records if r.ok and r.moments is not None), key=lambda r: r.sent)
     if not told:
         return None

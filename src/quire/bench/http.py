@@ -112,7 +112,7 @@ class _Connection(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """At once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -61,7 +61,7 @@ class ReplayResult:
     seconds: float = 0.0
 
     def results(self) -> dict[str, Any]:
-        """For `bench.report`: rates and latencies, then what was compared."""
+        """Results for `bench.report`: rates and latencies, then what was compared."""
         return {
             "rates": rates(self.records, self.seconds),
             "latency_ms": latencies(self.records),

@@ -118,7 +118,7 @@ class Sender:
             await self._send(turn.new(), turn, Record(intended=0.0), f"warmup-{number}", False)
 
     async def go(self, workload: Workload, on_done: Callable[[], None]) -> float:
-        """All of it: seconds from the start to the last answer. `on_done` is called after each turn."""
+        """Send all sessions: seconds from the start to the last answer. `on_done` is called after each turn."""
         self._done = on_done
         limit = asyncio.Semaphore(self._load.max_concurrency or len(workload.sessions))
         with undisturbed():
@@ -181,7 +181,7 @@ async def until(due: float) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Without the garbage collector, whose full passes over many records take tens of milliseconds."""
+    """Run without the garbage collector, whose full passes over many records take tens of milliseconds."""
     enabled = gc.isenabled()
     gc.disable()
     try:

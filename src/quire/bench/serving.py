@@ -118,7 +118,7 @@ class ServingResult:
         return join(self.records)
 
     def results(self) -> dict[str, Any]:
-        """For `bench.report`."""
+        """Results for `bench.report`."""
         good: dict[str, float] = {}
         if self.targets:
             good["goodput_requests_per_s"] = goodput(self.records, self.targets, self.seconds)
@@ -137,7 +137,7 @@ class ServingResult:
         }
 
     def metrics(self) -> dict[str, float]:
-        """By the names of `figures.metrics.METRICS`; what nobody could know is absent."""
+        """Metrics by the names of `figures.metrics.METRICS`; what nobody could know is absent."""
         spreads = latencies(self.records) | others(self.records)
         spreads |= {f"{name}_due": found for name, found in from_intended(self.records).items()}
         spreads["client"] = milliseconds(r.client for r in self.records if r.sent)

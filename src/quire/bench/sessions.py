@@ -46,7 +46,7 @@ class Session:
 
     @property
     def tokens(self) -> int:
-        """Of its last prompt and answer together: the context that it needs."""
+        """Tokens of its last prompt and answer together: the context that it needs."""
         return sum(turn.input_tokens + turn.output_tokens for turn in self.turns)
 
 
@@ -75,7 +75,7 @@ class ThinkTime:
 
     @classmethod
     def parse(cls, text: str, what: str) -> ThinkTime:
-        """From "0.5" or "0.5:2"."""
+        """Parse "0.5" or "0.5:2"."""
         return cls(*bounds(text, what, float, 0.0, "0.5:2"))
 
 
@@ -101,7 +101,7 @@ class RandomTokens:
         return list(self._drawn(_OWN, session, turn, count).tolist())
 
     def answer(self, session: int, turn: int, count: int) -> list[int]:
-        """In the place of an answer whose tokens the server does not tell."""
+        """Make random tokens in the place of an answer whose tokens the server does not tell."""
         return list(self._drawn(_ANSWER, session, turn, count).tolist())
 
     def blocks(self, names: tuple[int, ...], size: int, session: int, count: int) -> list[int]:

@@ -63,7 +63,7 @@ class Sweep:
     bounded: bool
 
     def results(self) -> dict[str, Any]:
-        """For the report: the knee's figures, and a line for each point."""
+        """Results for the report: the knee's figures, and a line for each point."""
         shown = self.knee or self.points[0]
         lines = [
             {

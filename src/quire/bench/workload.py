@@ -41,7 +41,7 @@ class Length:
 
     @classmethod
     def parse(cls, text: str, what: str) -> Length:
-        """From "128" or "64:256"."""
+        """Parse "128" or "64:256"."""
         return cls(*bounds(text, what, int, 1, "64:256"))
 
     def draw(self, rng: random.Random) -> int:

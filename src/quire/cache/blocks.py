@@ -1,4 +1,5 @@
 """Ownership of KV cache blocks: reference counts and an O(1) free list (PagedAttention, Kwon et al. 2023).
+See docs/design/kv-cache.md.
 
 A block is in exactly one state: used (reference count > 0), cached (free, but its content is published under a key and
 can be taken back), or free. Cached and free blocks form one list; allocation takes its head, so unpublished blocks are
@@ -28,11 +29,11 @@ class BlockListener(Protocol):
     """Is told what becomes of published content."""
 
     def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """It can be found from now on."""
+        """Note that a block can be found from now on."""
         ...
 
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """Its block is about to be written anew."""
+        """Note that the block is about to be written anew."""
         ...
 
     def forgotten(self) -> None:

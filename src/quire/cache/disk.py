@@ -1,4 +1,5 @@
 """A store on disk: one file a block, read whole and checked, written behind the running engine.
+See docs/design/kv-store.md.
 
 A file gets its name when it is whole, so that whoever is killed leaves nothing that is found. Nothing waits for the
 disk: what a machine that lost its power did not write, the checksum finds.
@@ -15,7 +16,7 @@ import time
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -79,7 +80,7 @@ class DiskStore:
             self._pending[key] = tokens, data
             self._wake.notify()
 
-    def read(self, wanted: Rows[StoreKey]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that is not there. They are then those used last, the deepest a little before."""
         found: dict[bytes, Any] = {}
         for want in wanted:

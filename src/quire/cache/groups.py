@@ -1,4 +1,5 @@
 """Groups of layers that share a block table, so that layers with a window can free what slid out of it.
+See docs/design/kv-cache.md.
 
 Models interleave layers of local and global attention (Beltagy et al. 2020). One pool of blocks of equal bytes serves
 all groups, as in vLLM's hybrid KV cache manager: a block holds what one group's layers keep of `block_size` tokens,
@@ -111,7 +112,7 @@ class LayerGroups:
 
     @cached_property
     def filled(self) -> tuple[int, ...]:
-        """Of each group, what of `width` its blocks are filled with."""
+        """Filling of each group, what of `width` its blocks are filled with."""
         return tuple(map(sum, self.sizes)) if self.sizes else tuple(map(len, self.layers))
 
     def home(self, layer: int) -> tuple[int, int]:
@@ -123,7 +124,7 @@ class LayerGroups:
         return group, sum(self.sizes[group][:at]) if self.sizes else at
 
     def share(self, each: Mapping[int, int]) -> LayerGroups:
-        """The same groups, of those layers alone that keep the bytes of a token which `each` says."""
+        """Cut the groups down to those layers alone that keep the bytes of a token which `each` says."""
         layers = tuple(tuple(layer for layer in held if layer in each) for held in self.layers)
         alike = len(layers) == 1 or len(set(each.values())) == 1
         return LayerGroups(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 from quire.cache.tiers import Store, StoreCounts, StoreKey
@@ -21,7 +21,7 @@ class HostStore:
 
     @property
     def counts(self) -> StoreCounts:
-        """Of all tiers together."""
+        """Counts of all tiers together."""
         below = StoreCounts() if self._below is None else self._below.counts
         held = len(self._blocks)
         return below._replace(
@@ -49,7 +49,7 @@ class HostStore:
         if first is not None and self._below is not None and not self._below.has(first[0]):
             self._below.put(first[0], *first[1])
 
-    def read(self, wanted: Rows[StoreKey]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that no tier has."""
         mine: dict[bytes, Any] = {}
         with self._lock:
@@ -75,7 +75,7 @@ class HostStore:
             self._below.forget_all()
 
     def settle(self) -> None:
-        """It is never full."""
+        """Do nothing: a host store is never full."""
 
     def close(self, seconds: float) -> None:
         """What is here goes below, as far as it is taken: the least recently used last."""

@@ -1,4 +1,5 @@
 """The prefix cache: full blocks are found again by a hash chain over the tokens that led to them.
+See docs/design/kv-cache.md.
 
 The hash is keyed with a secret of this process and salted per tenant, so that no client can craft a
 collision or probe another tenant's prompts; the tokens are compared after every match all the same.
@@ -183,7 +184,7 @@ def _of_group(key: bytes, group: int) -> bytes:
 
 
 def _run_starts(table: list[int]) -> list[int]:
-    """For each entry, where the unbroken run of blocks that ends with it begins; past it where it has no block."""
+    """Find for each entry where the unbroken run of blocks that ends with it begins; past it where it has no block."""
     starts, start = [], 0
     for i, block in enumerate(table):
         start = i + 1 if block == SLID_OUT else start

@@ -133,12 +133,12 @@ class FolderUsage:
         self.bytes, self.files = ACCOUNT.unpack(data) if len(data) == ACCOUNT.size else (0, 0)
 
     def add(self, nbytes: int, files: int) -> None:
-        """So many more."""
+        """Add so many blocks and bytes."""
         self.bytes, self.files = max(0, self.bytes + nbytes), max(0, self.files + files)
         os.pwrite(self._file, ACCOUNT.pack(self.bytes, self.files), 0)
 
     def count(self, found: list[tuple[float, int, Path]]) -> None:
-        """These and no others."""
+        """Count exactly these blocks and bytes."""
         self.bytes = self.files = 0
         self.add(sum(size for _, size, _ in found), len(found))
 

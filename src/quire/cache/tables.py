@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 from quire.cache.blocks import BlockPool
@@ -140,7 +140,7 @@ class BlockTables:
         prefix = self._prefix_for(seq)
         return ([], 0) if prefix is None else prefix.wanted(seq, self.sizes.windows, has)
 
-    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: Rows[StoreKey]) -> None:
+    def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: GenericSequence[StoreKey]) -> None:
         """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
 
         `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.

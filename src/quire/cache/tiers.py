@@ -1,4 +1,5 @@
 """Tiers behind the KV cache: what was evicted is kept in a store, and comes back by the same hash.
+See docs/design/kv-store.md.
 
 A store may be slower than computing the tokens again. Which it is, is measured: seconds to read a block, seconds to
 compute a token (as in Mooncake, Qin et al. 2024, and CachedAttention, Gao et al. 2024).
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +38,8 @@ class StoreKey(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """Of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want of
-    time or room."""
+    """Counts of a store now: blocks and bytes it holds; since the start: blocks written, found bad, not taken for want
+    of time or room."""
 
     blocks: int = 0
     bytes: int = 0
@@ -52,7 +53,7 @@ class Store(Protocol):
 
     @property
     def counts(self) -> StoreCounts:
-        """What it holds and did."""
+        """What the store holds and did."""
         ...
 
     def has(self, key: bytes) -> bool:
@@ -71,7 +72,7 @@ class Store(Protocol):
         """Whether other processes find the block."""
         ...
 
-    def read(self, wanted: Rows[StoreKey]) -> dict[bytes, Any]:
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that is not there, damaged or of other tokens."""
         ...
 
@@ -107,7 +108,7 @@ class StoreRates:
         return True
 
     def read(self, blocks: int, seconds: float) -> None:
-        """So many blocks were read and put in place."""
+        """Note that so many blocks were read and put in place."""
         self.block = _toward(self.block, seconds / blocks)
 
     def computed(self, prompts: int, rows: int, seconds: float) -> None:
@@ -123,7 +124,7 @@ def _toward(known: float, found: float) -> float:
 class StoreRead:
     """Blocks that a thread reads from a store; `found` is there once it is `done`."""
 
-    def __init__(self, wanted: Rows[StoreKey]) -> None:
+    def __init__(self, wanted: GenericSequence[StoreKey]) -> None:
         self.wanted = wanted
         self.found: dict[bytes, Any] = {}
         self.seconds = 0.0
@@ -198,7 +199,7 @@ class Tiers:
 
     # ----------------------------------------------------------------------------------------------- from the store
 
-    def read(self, wanted: Rows[StoreKey]) -> StoreRead:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Begin to read a piece."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="quire-kv-read", daemon=True)
@@ -213,7 +214,7 @@ class Tiers:
         self.fills.append((block, data))
 
     def ended(self, reading: StoreRead) -> None:
-        """What it found was used."""
+        """Note that what a read found was used."""
         self._room.release()
         self.hits += len(reading.found)
         self.misses += len(reading.wanted) - len(reading.found)

@@ -192,8 +192,7 @@ def _device_rows(planner: Planner, sizing: Sizing, cost: Cost | None) -> Rows:
 def predicted_row(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None) -> FigureRow:
     """The prediction as figures are kept: medians are means here, which `dialect` says."""
     from quire.figures.machine import now, this_engine, this_machine
-    from quire.figures.schema import FigureRow, RowMachine, RowModel
-    from quire.figures.schema import PlannedLoad as RowLoad
+    from quire.figures.schema import FigureRow, RowLoad, RowMachine, RowModel
 
     found, load, device = made.prediction, made.load, planner.machine.device
     machine = this_machine()

@@ -1,4 +1,5 @@
 """Whose an error is that the engine's loop meets: a client's, a request's, a rank's or the engine's own.
+See docs/design/determinism.md.
 
 Only the last one ends an engine for its own sake. What is done in a step is shared, or it is a part of one request's
 work, for which `of_request` stands around it:
@@ -7,12 +8,12 @@ work, for which `of_request` stands around it:
 |---|---|---|
 | admission | a request is checked and queued | `Engine.submit` |
 | grammar | it is compiled, followed, made a mask, drafted from, asked whether it is over | `engine.loop.guiding`, |
-| | | `sample.constrained`, `speculate.limits`, `sched.features.structured`, `sched.growth` |
+| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured`, `sched.growth` |
 | sampling | the record of a draw, penalties, biases and bans | `sample.sampler` |
 | logprobs | log-probabilities of tokens and of the prompt | `sample.sampler` |
 | drafting | tokens looked up in the sequence and in earlier outputs | `speculate.speculator` |
 | adapter | the place of a LoRA adapter's matrices | `run.builder` |
-| pictures | a picture's features, and its rows of a step | `run.picture_features`, `run.builder` |
+| pictures | a picture's features, and its rows of a step | `run.image_features`, `run.builder` |
 | pooling | the vector that hidden rows make, and its classes | `sched.growth`, `engine.loop.intake` |
 
 A request whose part fails ends with the error. Its rows of the step are computed as if nothing were the matter and

@@ -29,8 +29,9 @@ def why_missing(path: Path, otherwise: str) -> str:
 
 
 def sampled_digest(model: Path) -> str:
-    """Of a model's folder or file: names and sizes of files with weights, and bytes from each one's beginning, middle
-    and end. Copies of one model have the same; another one with the same shapes has not, but for odds nobody meets."""
+    """Digest of a model's folder or file: names and sizes of files with weights, and bytes from each one's beginning,
+    middle and end. Copies of one model have the same; another one with the same shapes has not, but for odds nobody
+    meets."""
     files = [model] if model.is_file() else sorted(f for f in model.iterdir() if f.suffix in WEIGHTS)
     found = hashlib.blake2b(digest_size=16)
     for path in files:

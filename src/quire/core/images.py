@@ -1,4 +1,5 @@
 """Pictures of a prompt: rows of the prompt whose embeddings a vision tower makes, under ids beyond the vocabulary.
+See docs/design/images.md.
 
 The ids are made from a digest of the pixels and of all that decides what the tower makes of them, so that whoever
 compares tokens (prefix cache, stores of blocks, replays, routers) tells pictures apart and needs no rule of its own.
@@ -39,17 +40,17 @@ class PromptImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """Of the prompt, and of features."""
+        """Rows of the prompt, and of features."""
         return sum(count for _, count in self.runs)
 
     @property
     def start(self) -> int:
-        """Its first row in the prompt."""
+        """First row of the image in the prompt."""
         return self.runs[0][0]
 
     @property
     def end(self) -> int:
-        """Behind its last row in the prompt."""
+        """Position behind the image's last row in the prompt."""
         start, count = self.runs[-1]
         return start + count
 

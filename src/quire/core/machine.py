@@ -52,7 +52,7 @@ class Cores:
 
 
 def cores(cpus: Path = CPUS, group: Path = GROUP) -> Cores:
-    """Those of this process now."""
+    """Cores of this process now."""
     mine = cpu_set()
     siblings = {_siblings(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list", cpu) for cpu in mine}
     return Cores(len(mine), len(siblings), _quota(group))
@@ -167,7 +167,7 @@ def foreign(path: Path) -> str:
 
 @contextmanager
 def uncollected(forever: bool) -> Iterator[None]:
-    """Without looking for garbage meanwhile; `forever`: what there is then is never looked through again.
+    """Run without looking for garbage meanwhile; `forever`: what there is then is never looked through again.
 
     Imports and loads make half a million objects that stay. Looking through them as they come took a sixth of the time
     of all imports, and afterwards each full search would stop the steps for a tenth of a second.

@@ -54,7 +54,7 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _counts(text: str) -> dict[str, Any]:
-    """By kind of media: JSON, or name=number, several of them with commas between."""
+    """Parse counts by kind of media: JSON, or name=number, several of them with commas between."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=dict[str, Any])

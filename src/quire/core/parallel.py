@@ -110,7 +110,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_under_way(self) -> int:
-        """At one time at most."""
+        """Steps that are in flight at one time at most."""
         stages = self.pipeline_parallel_size
         return 1 if stages == 1 else self.pipeline_micro_batches or 2 * stages
 
@@ -131,7 +131,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Of all engines."""
+        """Processes of all engines."""
         return self.ranks * self.data_parallel_size
 
     @property

@@ -1,4 +1,5 @@
-"""Pooled requests: a row of tokens that is answered with one vector instead of more tokens."""
+"""Pooled requests: a row of tokens that is answered with one vector instead of more tokens.
+See docs/design/embeddings.md."""
 
 from __future__ import annotations
 

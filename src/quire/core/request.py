@@ -203,7 +203,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(NamedTuple):
-    """Of several sequences the earliest `scheduled` and `first_token` and the latest `last_token`; 0: never."""
+    """Span of several sequences: the earliest `scheduled` and `first_token` and the latest `last_token`; 0: never."""
 
     scheduled: float
     first_token: float

@@ -15,7 +15,7 @@ STORED = -2
 
 
 class Status(IntEnum):
-    """Where a sequence stands; `sched.waiting_room` moves it.
+    """Where a sequence stands; `sched.queues` moves it.
 
     PENDING: before its sibling's prompt is computed (n > 1). WAITING: in the queue. WAITING_FOR_GRAMMAR,
     WAITING_FOR_STORE: beside it, until its grammar is ready, or its blocks are recalled. RUNNING: in the batch.
@@ -115,15 +115,15 @@ class SequenceTimes:
         self.preemptions = 0
 
     def timing(self, arrival: float) -> Timing:
-        """As clients are told of it."""
+        """Times as clients are told of them."""
         return Timing(
             arrival=arrival, scheduled=self.first_scheduled, first_token=self.first_token, last_token=self.last_token
         )
 
 
 class EncoderPart(NamedTuple):
-    """With an encoder, the first `tokens` of a sequence are the encoder's, and the decoder's begin at `lead`, which
-    begins a block; what lies between is never read. Both are 0 otherwise."""
+    """Layout of a sequence with an encoder: the first `tokens` of a sequence are the encoder's, and the decoder's
+    begin at `lead`, which begins a block; what lies between is never read. Both are 0 otherwise."""
 
     tokens: int = 0
     lead: int = 0
@@ -147,12 +147,12 @@ class Guide(Protocol):
         ...
 
     def anew(self) -> Guide:
-        """One of the same grammar that stands at the beginning."""
+        """Make a guide of the same grammar that stands at the beginning."""
         ...
 
 
 class Sequence:
-    """One of a request's `n` rows of tokens.
+    """A sequence: one of a request's `n` rows of tokens.
 
     One rule moves it: every step brings `computed` closer to `target`. Prefill, chunked prefill, prefix hits, decode,
     speculation, preemption and replay are all that rule; there is no phase flag.

@@ -36,7 +36,7 @@ DEFAULT_TOKENS = {"ngram": 8, "suffix": 24, "draft_model": 5, "self": 5, "medusa
 
 
 class TreeForm(NamedTuple):
-    """Of drafts that branch: most tokens one after the other, most after one token, most in all.
+    """Bounds of drafts that branch: most tokens one after the other, most after one token, most in all.
 
     `paths`: which of the likeliest is taken at each depth, for every token; None where the likeliest of all are.
     """
@@ -135,7 +135,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def parse_speculation(config: str | None, model: str | None, tokens: int | None, ranks: int = 0) -> Speculation | None:
-    """From `speculative_config` as JSON, or the options of older calls; None where nothing is asked for.
+    """Parse `speculative_config` as JSON, or the options of older calls; None where nothing is asked for.
 
     `ConfigError` naming the key that is wrong.
     """

@@ -55,7 +55,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
 
 def refusal(reason: str, field: str = "") -> BadRequest:
-    """That structured outputs cannot be had so, or that their `field` cannot."""
+    """Explain that structured outputs cannot be had so, or that their `field` cannot."""
     param = f"structured_outputs.{field}" if field else "structured_outputs"
     return BadRequest(f"{param}: {reason}", param=param)
 

@@ -28,7 +28,7 @@ class Distinct:
         self._places: dict[bytes, int] = {}
 
     def place(self, value: Any) -> int:
-        """Of a value among them."""
+        """Place of a value among them."""
         key = msgspec.json.encode(value)
         place = self._places.setdefault(key, len(self.values))
         if place == len(self.values):

@@ -36,14 +36,14 @@ class Pages:
         self._made: tuple[str, bytes] | None = None
 
     def state(self) -> State:
-        """Of the files."""
+        """State of the files."""
         try:
             return State(stamp=self._stamp())
         except QuireError as error:
             return State(error=error.message)
 
     def page(self) -> bytes:
-        """Of the files as they are; where they cannot be read, `ConfigError`."""
+        """Page of the files as they are; where they cannot be read, `ConfigError`."""
         with self._lock:
             now = self._stamp()
             if self._made is None or self._made[0] != now:

@@ -1,4 +1,5 @@
-"""Vectors: what is asked of an engine, and what becomes of what it gives. For `LLM` and for the server."""
+"""Vectors: what is asked of an engine, and what becomes of what it gives. For `LLM` and for the server.
+See docs/design/embeddings.md."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def unit(row: Vector) -> Vector:
 
 
 def probabilities(pooling: Pooling, logits: Vector) -> NDArray[np.float64]:
-    """Of each class, f64 [labels]: a sigmoid each where several may hold, else a softmax."""
+    """Probabilities of each class, f64 [labels]: a sigmoid each where several may hold, else a softmax."""
     values = logits.astype(np.float64)
     if pooling.several:
         return np.asarray(np.exp(-np.logaddexp(0.0, -values)))

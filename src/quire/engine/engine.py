@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def config(self) -> EngineConfig:
-        """Its options."""
+        """Options of the engine."""
         return self.executor.config
 
     @property

@@ -119,7 +119,7 @@ def base64_of(text: str, where: str, limit: int) -> bytes:
 
 
 def _decoded(text: str) -> bytes:
-    """With or without line breaks, which looking for takes as long as decoding."""
+    """Decode base64 with or without line breaks, which looking for takes as long as decoding."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:

@@ -93,7 +93,7 @@ class Preparer:
         return self._made(image_of(given, where, self.media.max_image_pixels), where, alone)
 
     def prepare_file(self, data: bytes, where: str, alone: bool) -> Prepared:
-        """The same for the bytes of a file."""
+        """Prepare an image from the bytes of a file."""
         key = hashlib.blake2b(data, digest_size=32).digest(), alone
         with self._lock:
             kept = self._kept.get(key)
@@ -161,7 +161,7 @@ class Preparer:
         raise BadRequest(f"{where}: must be a data:, file:, http: or https: URL", param=where)
 
     def _keep(self, key: Key, found: Prepared) -> None:
-        """In the place of those that nobody sent for the longest time."""
+        """Keep an image in the place of those that nobody sent for the longest time."""
         with self._lock:
             if key in self._kept:
                 return
@@ -194,7 +194,7 @@ class Preparer:
         return self.place(self._tokenizer.encode(full, special), prepared, param or "messages")
 
     def place(self, ids: Sequence[int], prepared: Sequence[Prepared], param: str) -> EncodedPrompt:
-        """The same of ids, in which an image token stands for each row of a picture."""
+        """Place images in ids, in which an image token stands for each row of a picture."""
         with _named(param):
             found, pictures = self.pictures.place(ids, prepared, self._info.vocab_size)
         return EncodedPrompt(found, pictures)

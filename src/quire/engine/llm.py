@@ -84,7 +84,7 @@ class PromptReader:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """That of the model or of the `chat_template` option; `BadRequest` when there is none."""
+        """Template of the model or of the `chat_template` option; `BadRequest` when there is none."""
         info = self._info
         found = model_template(self._config.model, info.folder, self.tokenizer, info.max_model_len)
         if found is None:

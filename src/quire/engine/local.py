@@ -40,7 +40,7 @@ class _Calls:
         self.last: int | None = None
 
     def end(self) -> None:
-        """From now on only this thread calls."""
+        """Note that from now on only this thread calls."""
         self.last = threading.get_ident()
         while self.inside - {self.last}:
             time.sleep(WAIT_SECONDS)

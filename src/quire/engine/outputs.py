@@ -74,7 +74,8 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the `n` continuations. `stop_reason`: the stop string or stop token, None for the model's own end token.
+    """A completion: one of the `n` continuations. `stop_reason`: the stop string or stop token, None for the model's
+    own end token.
 
     `token_ids` and `logprobs` include a token that ended the text; `text` does not, unless that was asked for.
     `schema_errors`: what the JSON schema that was asked for does not allow, where a grammar could not hold all of it.

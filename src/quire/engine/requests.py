@@ -1,4 +1,5 @@
-"""From what callers give, as prompts and as sampling parameters, to a `Request` that the engine can take unseen."""
+"""Make requests from what callers give, as prompts and as sampling parameters, to a `Request` that the engine can take
+unseen."""
 
 from __future__ import annotations
 
@@ -230,8 +231,8 @@ def ask_grammar(
 ) -> Future[CompiledGrammar] | None:
     """The grammar of a request's structured outputs, to come in its tenant's turn; None where it has none.
 
-    `frame`: what may stand around them (see `WeightReader.ask`). `BadRequest` naming the field when there is no such grammar;
-    `Overloaded` when too many wait.
+    `frame`: what may stand around them (see `WeightReader.ask`). `BadRequest` naming the field when there is no such
+    grammar; `Overloaded` when too many wait.
     """
     params = request.params
     if params.structured_outputs is None:

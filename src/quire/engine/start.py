@@ -1,4 +1,5 @@
-"""The one start of an engine, in this process or another: models are loaded, memory is planned, and parts are made."""
+"""The one start of an engine, in this process or another: models are loaded, memory is planned, and parts are made.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
 
 
 def with_options(executor: Executor, config: EngineConfig) -> LoadedModels:
-    """The same weights under other options of the cache, of steps and of look-ups that draft, yet without a cache.
+    """Make an engine of the same weights under other options of the cache, of steps and of look-ups that draft, yet
+    without a cache.
 
     `ConfigError` where weights would be others (`same_weights`), or a start would refuse the options.
     """
@@ -132,7 +134,8 @@ def build_engine(loaded: LoadedModels) -> Engine:
 
 
 def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTables:
-    """Of the pool of all blocks. With an encoder no prefix is shared: every token of a prompt changes all keys."""
+    """Block tables of the pool of all blocks. With an encoder no prefix is shared: every token of a prompt changes all
+    keys."""
     cache, tiers = executor.config.cache, None if store is None else store.tiers
     pool = BlockPool(kv.blocks, kv.sizes.holders, watcher=tiers)
     known = () if store is None else (store.secret, store.identity)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 from msgspec import Struct
 
 S = TypeVar("S", bound=Struct)
-A = TypeVar("A", "Adding", "Metric")
+A = TypeVar("A", "Adding", "PrometheusMetric")
 Add = Callable[[Sequence[Any], str], Any]
 """One value of the field of that name of several structs."""
 
@@ -49,7 +49,7 @@ gauge, counter = partial(PrometheusMetric, "gauge"), partial(PrometheusMetric, "
 
 
 def summed(parts: Sequence[Any], name: str) -> Any:
-    """Of counts."""
+    """Sum of counts."""
     return sum([getattr(part, name) for part in parts])
 
 
@@ -64,22 +64,22 @@ def largest(parts: Sequence[Any], name: str) -> Any:
 
 
 def mean(parts: Sequence[Any], name: str) -> float:
-    """Of shares."""
+    """Mean of shares."""
     return float(summed(parts, name) / len(parts))
 
 
 def by_place(parts: Sequence[Any], name: str) -> tuple[int, ...]:
-    """Of counts by place, of which some have more places than others."""
+    """Sums of counts by place, of which some have more places than others."""
     return tuple(map(sum, zip_longest(*[getattr(part, name) for part in parts], fillvalue=0)))
 
 
 def joined(parts: Sequence[Any], name: str) -> tuple[Any, ...]:
-    """Of figures by rank: the ranks of the first replica, then those of the next."""
+    """List of figures by rank: the ranks of the first replica, then those of the next."""
     return tuple(chain(*[getattr(part, name) for part in parts]))
 
 
 def united(parts: Sequence[Any], name: str) -> tuple[str, ...]:
-    """Of sets of names."""
+    """Union of sets of names."""
     return tuple(sorted({*joined(parts, name)}))
 
 

@@ -55,8 +55,8 @@ def kv_usage(stats: Any) -> float:
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several engines of a model: some of its `Stats`. `up`: false while it is started again, or is gone for
-    good."""
+    """Statistics of one of several engines of a model: some of its `Stats`. `up`: false while it is started again, or
+    is gone for good."""
 
     up: Annotated[bool, gauge("quire:replica_up", "1 while this engine of several answers.")] = True
     running: Annotated[int, gauge("quire:replica_running", "Sequences in its batch.")] = 0
@@ -68,7 +68,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, stats: Stats, up: bool) -> ReplicaStats:
-        """Those of an engine of which all `stats` are known."""
+        """Statistics of an engine of which all `stats` are known."""
         return cls(up=up, **{name: getattr(stats, name) for name in cls.__struct_fields__ if name != "up"})
 
 

@@ -18,7 +18,7 @@ STRUCTURED = ("machine", "engine", "model", "load")
 
 
 def read_rows(path: Path) -> list[FigureRow]:
-    """Those of a .jsonl or .parquet file. `ConfigError` names the line that is none.
+    """Rows of a .jsonl or .parquet file. `ConfigError` names the line that is none.
 
     The last line may be cut off, as a run that was killed leaves it: it counts as not there.
     """

@@ -45,7 +45,7 @@ def now() -> str:
 
 
 def _commit() -> str:
-    """Of the checkout this package lies in; "" where it is none, with a + where files differ from it."""
+    """Commit of the checkout this package lies in; "" where it is none, with a + where files differ from it."""
     here = Path(__file__)
     if not _git(here.parent, "ls-files", here.name):
         return ""  # installed, perhaps into a folder of somebody else's checkout

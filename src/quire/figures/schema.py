@@ -37,7 +37,7 @@ class RowEngine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what."""
+    """Model that a row is of."""
 
     name: Annotated[str, Meta(description="A name or a shape.")]
     parameters: Annotated[int, Meta(description="0 unknown.")] = 0

@@ -18,7 +18,7 @@ LEVEL = 0.95
 
 
 def median(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Median of at least one value."""
     return float(np.median(values))
 
 
@@ -36,7 +36,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of A to B: the median ratio, its interval, and whether 1 is outside of it and there were rounds enough."""
+    """Comparison of A to B: the median ratio, its interval, and whether 1 is outside of it and there were rounds
+    enough."""
 
     ratio: float
     interval: Interval

@@ -65,7 +65,7 @@ class Metadata(dict[str, Any]):
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dictionary."""
+        """Return a value or a default, as a dictionary does."""
         try:
             return self[key]
         except KeyError:
@@ -169,7 +169,7 @@ class _Strings:
         return self._data[self._starts[index] + 8 : self._starts[index + 1]].decode()
 
     def entries(self) -> list[str]:
-        """All of them."""
+        """All strings of the array."""
         base, data = self._starts[0], self._data[self._starts[0] : self._starts[-1]]
         return [data[start + 8 - base : end - base].decode() for start, end in pairwise(self._starts)]
 

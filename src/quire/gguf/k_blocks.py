@@ -100,7 +100,7 @@ def _fit(x: Floats, half: int) -> Floats:
 
 
 def _descend(x: Floats, half: int) -> Floats:
-    """As `_fit`: from one start, codes are changed one at a time while that lessens the error, five times through."""
+    """Fit codes: from one start, codes are changed one at a time while that lessens the error, five times through."""
     top = tops(x)[..., 0]
     x = _numbers_first(x)
     weights = x * x

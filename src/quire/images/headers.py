@@ -62,7 +62,7 @@ _HEAD = 1024
 
 
 def format_of(data: bytes) -> str:
-    """One of `READ`; `BadRequest` says by name which other format it is, as far as it is known."""
+    """Name of the format, one of `READ`; `BadRequest` says by name which other format it is, as far as it is known."""
     head = data[:_HEAD]
     name = next((name for at, sign, name in _SIGNATURES if head[at : at + len(sign)] == sign), None)
     if name == "WebP" and not head.startswith(b"RIFF"):

@@ -30,7 +30,7 @@ class ImageTiles(NamedTuple):
 
     @property
     def size(self) -> Pixels:
-        """Of a tile."""
+        """Size of a tile."""
         return self.tiles.shape[1], self.tiles.shape[2]
 
 
@@ -64,7 +64,7 @@ class Whole:
         return resized_middle(image, whole, self.crop, self.resample)
 
     def squared(self, image: Image.Image) -> Image.Image:
-        """The same of the picture padded to a square."""
+        """Tile of the picture padded to a square."""
         side = max(image.size)
         whole = None if self.size is None else size_after((side, side), self.size)
         found = on_square(image, self.color, whole, self.resample)
@@ -87,8 +87,8 @@ _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 
 
 class Patches:
-    """As large as it is, in sides that are multiples of a patch, within bounds of its pixels (Wang et al. 2024,
-    Qwen2-VL)."""
+    """One tile, as large as the image, in sides that are multiples of a patch, within bounds of its pixels (Wang et
+    al. 2024, Qwen2-VL)."""
 
     def __init__(self, fields: SettingFields) -> None:
         self.factor = fields.number("patch_size", 14, 1, 1024) * fields.number("merge_size", 2, 1, 64)
@@ -138,8 +138,8 @@ MOST_RATIO = 200
 
 
 class LongestEdge:
-    """As large as it is, its longer side at most that of the file, in multiples of a patch (Agrawal et al. 2024,
-    Pixtral)."""
+    """One tile, as large as the image, its longer side at most that of the file, in multiples of a patch (Agrawal et
+    al. 2024, Pixtral)."""
 
     def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", BICUBIC, most=5)

@@ -118,7 +118,7 @@ class Settings:
 
     @property
     def vision(self) -> SettingFields:
-        """Of the model's tower."""
+        """Settings of the model's tower."""
         return self.config.inner("vision_config")
 
     @property
@@ -127,7 +127,7 @@ class Settings:
         return self.text.word("processor_class", "") or self.image.word("processor_class", "")
 
     def with_image(self, **values: Any) -> SettingFields:
-        """Those of the processor of images, with `values` in place of what the file says."""
+        """Settings of the processor of images, with `values` in place of what the file says."""
         return SettingFields({**self.image.values, **values}, self.image.where)
 
     def token(self, role: str, default: str) -> str:
@@ -158,8 +158,8 @@ def read_settings(folder: Path) -> Settings | None:
         return None
     config_path, text_path = folder / "config.json", folder / "processor_config.json"
     return Settings(
-        image, SettingFields(read_json(text_path), str(text_path)), SettingFields(read_json(config_path), str(config_path)),
-        _tokens(read_json(folder / "tokenizer_config.json")),
+        image, SettingFields(read_json(text_path), str(text_path)), SettingFields(read_json(config_path),
+        str(config_path)), _tokens(read_json(folder / "tokenizer_config.json")),
     )  # fmt: skip
 
 

@@ -52,12 +52,12 @@ class Prepared:
 
     @property
     def rows(self) -> int:
-        """Of the prompt whose embeddings the tower makes."""
+        """Rows of the prompt whose embeddings the tower makes."""
         return sum(part.rows for part in self.parts)
 
     @property
     def nbytes(self) -> int:
-        """Of its pixels."""
+        """Bytes of the image's pixels."""
         return sum(len(part.pixels) for part in self.parts)
 
     @property

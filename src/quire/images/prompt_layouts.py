@@ -66,7 +66,7 @@ class _Selected:
         self.more = more - self.left_out
 
     def rows(self, size: Pixels) -> int:
-        """Of a tile of `size`."""
+        """Rows of a tile of `size`."""
         return (size[0] // self.patch) * (size[1] // self.patch) + self.more
 
 
@@ -126,17 +126,18 @@ class Unpadded(_Layout):
         return high * (best[0] // tile[0]), wide * (best[1] // tile[1])
 
     def tiles_rows(self, size: Pixels, full: Pixels) -> int:
-        """Of the patches of tiles that hold the picture, and one behind each line."""
+        """Rows of the patches of tiles that hold the picture, and one behind each line."""
         high, wide = unpadded(size, full)
         return high * wide + high
 
     def most_tiles_rows(self, full: Pixels) -> int:
-        """Of tiles without padding."""
+        """Most rows of tiles without padding."""
         return full[0] * full[1] + full[0]
 
 
 def unpadded(size: Pixels, full: Pixels) -> Pixels:
-    """Of `full` rows and columns, which hold a picture of `size` padded on two sides, those without the padding."""
+    """Indices, of `full` rows and columns, which hold a picture of `size` padded on two sides, those without the
+    padding."""
     high, wide = full
     if size[1] / size[0] > wide / high:
         inner = int(round(size[0] * (wide / size[1]), 7))
@@ -150,8 +151,8 @@ SLACK = 1.1
 
 
 class Shrunk(Unpadded):
-    """The same with tiles' rows scaled down to a bound; a picture among others is one tile with a row behind it
-    (Li et al. 2024, LLaVA-OneVision)."""
+    """Layout of LLaVA-OneVision: the whole image and tiles, with tiles' rows scaled down to a bound; a picture among
+    others is one tile with a row behind it (Li et al. 2024, LLaVA-OneVision)."""
 
     default = "LlavaOnevisionImageProcessor"
 
@@ -183,7 +184,7 @@ class Shrunk(Unpadded):
         return side, side
 
     def tiles_rows(self, size: Pixels, full: Pixels) -> int:
-        """As many as fit the bound, and one behind each line."""
+        """Number of rows that fit the bound, and one behind each line."""
         high, wide = unpadded(size, full)
         ratio = math.sqrt(high * wide / (self.most_tiles * math.isqrt(self.count) ** 2))
         if ratio > SLACK:
@@ -191,7 +192,7 @@ class Shrunk(Unpadded):
         return high * wide + high
 
     def most_tiles_rows(self, full: Pixels) -> int:
-        """Of tiles without padding, or of the most that are not scaled down."""
+        """Most rows of tiles without padding, or of the most that are not scaled down."""
         bound = int(SLACK**2 * self.most_tiles * math.isqrt(self.count) ** 2) + 1
         return min(full[0] * full[1], bound) + full[0]
 
@@ -275,7 +276,8 @@ class PatchLines(_Layout):
 
 
 class NamedTiles(_Layout):
-    """The same number of rows for each tile, behind a token that says which it is (Laurençon et al. 2024, Idefics3)."""
+    """Layout with the same number of rows for each tile, behind a token that says which it is (Laurençon et al. 2024,
+    Idefics3)."""
 
     def __init__(self, settings: Settings) -> None:
         token = settings.token("image_token", "<image>")
@@ -304,7 +306,7 @@ class NamedTiles(_Layout):
 
 
 class BracketedTiles(_Layout):
-    """The same number of rows for each tile, all between two tokens (Chen et al. 2024, InternVL 1.5)."""
+    """Layout with the same number of rows for each tile, all between two tokens (Chen et al. 2024, InternVL 1.5)."""
 
     def __init__(self, settings: Settings) -> None:
         token = settings.token("context_image_token", "<IMG_CONTEXT>")

@@ -217,7 +217,7 @@ class Canvas:
         return best
 
     def grids(self) -> list[Pixels]:
-        """All of the tiles that are allowed, by their number; of one number, those of fewer columns first."""
+        """All grids of the tiles that are allowed, by their number; of one number, those of fewer columns first."""
         each = range(1, self.most + 1)
         found = [(rows, columns) for columns in each for rows in each if self.least <= rows * columns <= self.most]
         return sorted(found, key=lambda grid: grid[0] * grid[1])

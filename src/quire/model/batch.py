@@ -69,7 +69,7 @@ class Vision(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of its weights."""
+        """Bytes of the weights."""
         ...
 
     def scratch(self, rows: int) -> int:

@@ -1,4 +1,5 @@
-"""From a model folder to a decoder: claim -> canonical roles -> shard -> fuse -> quantize -> pack, one layer at a time.
+"""Builds a decoder from a model folder: claim -> canonical roles -> shard -> fuse -> quantize -> pack, one layer at a
+time.
 
 Peak memory is the packed model and one layer: weights are views of the mapped file until they are packed.
 """
@@ -192,7 +193,7 @@ def _opened(config: EngineConfig) -> ModelHeaders:
 def _reader(
     config: EngineConfig, opened: ModelHeaders, ops: Ops, form: MatrixForm, share: Share, progress: LoadProgress | None
 ) -> WeightReader:
-    """Of what was opened, with room for adapters and with the packed cache, where these are wanted."""
+    """Reader of what was opened, with room for adapters and with the packed cache, where these are wanted."""
     adapters, cache = load_room(config, opened, ops, share), None
     if not form.runs:
         cache = packed_cache(config, opened, ops, form.dtype, form.target, share)
@@ -202,7 +203,7 @@ def _reader(
 
 
 def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder | None:
-    """This rank's share of the encoder, where there is one."""
+    """The rank's share of the encoder, where there is one."""
     if not reader.opened.spec.encoder_decoder:
         return None
     require_torch(f"{reader.opened.spec.family!r}, whose encoder's attention is torch's,", "train")
@@ -281,7 +282,7 @@ def form_of(config: EngineConfig, dtype: Dtype, target: Quantizer | None) -> Mat
 
 
 def load_adapters(config: EngineConfig, reader: WeightReader, base: Base) -> None:
-    """Those that are named at the start, for the model `base`, where there is room for any."""
+    """Adapters that are named at the start, for the model `base`, where there is room for any."""
     room = reader.adapters
     if room is not None:
         room.extensions.attach(base)

@@ -26,7 +26,8 @@ from quire.quant.registry import quantizer
 
 
 def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
-    """Of a model whose headers were read; `config`: of the engine, which may leave out what reads pictures."""
+    """Known features of a model whose headers were read; `config`: of the engine, which may leave out what reads
+    pictures."""
     spec, words = model.spec, {"model": model.name, "family": model.spec.family, "folder": str(model.folder)}
     if isinstance(model, ModelFacts) and model.borrowed:
         return Known(frozenset({BORROWED}), words)
@@ -43,7 +44,7 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
 
 
 def known_of_device(config: EngineConfig, backend: str, chosen: Mapping[str, str]) -> Known:
-    """Of the device that was chosen. `chosen`: op -> implementation."""
+    """Known features of the device that was chosen. `chosen`: op -> implementation."""
     on_gpu = backend == "triton"
     there = found(
         (GPU, on_gpu),

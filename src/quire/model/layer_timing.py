@@ -66,7 +66,7 @@ def measured(config: EngineConfig, opened: ModelHeaders, ops: Ops) -> Costs:
 
 
 def _layer_seconds(config: EngineConfig, reader: WeightReader, dtype: Dtype, index: int) -> tuple[float, float]:
-    """Of one token: of a prompt, and of answers."""
+    """Seconds of one token: of a prompt, and of answers."""
     spec, ops, size = reader.opened.spec, reader.ops, config.cache.block_size
     (rope,) = shared_tables((spec.rope[index],), PROMPT).values()
     with reader.part(index):

@@ -1,4 +1,4 @@
-"""Everything that differs between models, as one frozen value read from config.json."""
+"""Everything that differs between models, as one frozen value read from config.json. See docs/design/models.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class MLA:
 
 @dataclass(frozen=True)
 class EncoderStack:
-    """The other stack of an encoder-decoder (Raffel et al. 2020): `layers` of the decoder's widths, 0 = there is none.
+    """The encoder's stack of an encoder-decoder (Raffel et al. 2020): `layers` of the decoder's widths, 0 = there is
+    none.
 
     Scores of both stacks get a number per head by the bucket of the distance between query and key: `buckets` of them,
     the last for `furthest` tokens and more. `start`: the token that the decoder begins with, if generation_config.json
@@ -179,7 +180,7 @@ class ModelSpec:
 
     @property
     def own_windows(self) -> dict[int, int]:
-        """Of each layer with keys and values of its own: how many tokens back they are read, 0 = all."""
+        """Windows of each layer with keys and values of its own: how many tokens back they are read, 0 = all."""
         readers: dict[int, list[int]] = {}
         for layer, window in enumerate(self.windows):
             readers.setdefault(self.kv_layer(layer), []).append(window)

@@ -46,7 +46,7 @@ class AutogradCache(KVCache):
 def held(cache: KVCache) -> AutogradCache:
     """`cache`; `TypeError` where it is one that cuts the graph."""
     if not isinstance(cache, AutogradCache):
-        raise TypeError("the differentiable backend writes to Held caches only")
+        raise TypeError("the differentiable backend writes to AutogradCache only")
     return cache
 
 
@@ -85,7 +85,8 @@ def spans(cu_q: Tensor, context: Tensor, block_tables: Tensor, size: int) -> lis
 
 
 def attend(q: Tensor, held: tuple[Tensor, Tensor, Tensor], batch: list[KeySpan], spec: AttentionSpec) -> Tensor:
-    """softmax(scores) v of queries q [T, heads, d] over `AutogradCache.rows`, keys [N, kv_heads, d]: [T, heads, d of values]."""
+    """softmax(scores) v of queries q [T, heads, d] over `AutogradCache.rows`, keys [N, kv_heads, d]: [T, heads, d of
+    values]."""
     place, keys, values = held
     groups: dict[tuple[int, int, int], list[KeySpan]] = {}
     for span in batch:

@@ -1,4 +1,4 @@
-"""The backend: what runs ops, and what it asks of whoever calls them.
+"""The backend: what runs ops, and what it asks of whoever calls them. See docs/design/ops.md.
 
 A backend has an attribute for each op, with the definition's arguments. It packs weights, allocates caches, begins,
 records and replays steps, and brings results to the host. A new device is a folder with a subclass of `Ops`
@@ -148,7 +148,7 @@ class Ops(ABC):
         require_native().call(best_ops()[name], args)
 
     def beside(self) -> Ops:
-        """This backend for `native` calls of another thread, or beside a step, which belong to no recording."""
+        """Give this backend for `native` calls of another thread, or beside a step, which belong to no recording."""
         return self
 
     # Weights
@@ -187,18 +187,19 @@ class Ops(ABC):
         return replace(bare, buffers=tuple(parts.values()), handle=replace(bare.handle, **parts))
 
     def put_in_places(self, bare: Packed, parts: Mapping[str, Any], places: Host) -> Packed:
-        """As `put_together`, of as many matrices below each other as `places` [count] int64, from `parts` of one.
+        """Put together as many matrices below each other as `places` [count] int64, from `parts` of one.
 
         Number i lies places[i] bytes behind `parts`, wherever that is when an op runs.
         """
         raise NotImplementedError(f"backend {self.name} has matrices where they were packed")
 
     def row_dtype(self, table: Dtype) -> Dtype:
-        """Of rows between ops. `table`: of the numbers of the table of tokens."""
+        """Dtype of rows between ops. `table`: of the numbers of the table of tokens."""
         return F32
 
     def head_dtype(self, dtype: Dtype) -> Dtype:
-        """Of matrices that `head_linear` reads, where others are in `dtype`; it has no products of f16 on the host."""
+        """Dtype of matrices that `head_linear` reads, where others are in `dtype`; it has no products of f16 on the
+        host."""
         return F32 if dtype == F16 else dtype
 
     def pack_exact(self, numbers: Host) -> Packed:

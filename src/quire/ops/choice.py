@@ -1,4 +1,5 @@
 """Which backend runs and which implementation each op gets, decided from names alone: `quire inspect` needs no torch.
+See docs/design/ops.md.
 
 `quire.ops.backend.open_backend` gives the implementations themselves.
 """
@@ -120,7 +121,7 @@ def _say_that_native_is_missing() -> None:
 
 
 def choose_ops(backend: str, overrides: tuple[str, ...]) -> dict[str, str]:
-    """For each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
+    """Choose for each op the name of its implementation: the backend's own unless `overrides` says "op=reference"."""
     known = devices()
     wanted = dict(o.partition("=")[::2] for o in overrides)
     for name, which in wanted.items():

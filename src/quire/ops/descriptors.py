@@ -18,7 +18,7 @@ class Descriptor(ctypes.Structure):
 
     @property
     def at(self) -> int:
-        """Its address."""
+        """Address of the struct."""
         return ctypes.addressof(self)
 
     def __index__(self) -> int:

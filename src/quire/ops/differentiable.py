@@ -4,7 +4,7 @@ In f32, over sequences of any number at once, without a paged cache and without 
 calibration, not for `--device`: nothing here is fast at one token.
 
 Its ops are the functions that the definitions were written down as (`Op.pure`), which write to no argument: keys and
-values go to `Held` caches. What is here besides: products, which observers see and which round no activations, and
+values go to an `AutogradCache`. What is here besides: products, which observers see and which round no activations, and
 attention. Its definition takes one sequence after the other; here those of one shape are one call of torch's, which
 keeps no scores for the way back.
 """
@@ -70,7 +70,8 @@ def attention(
     qkv: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, spec: AttentionSpec,
     tree: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As the definition, over a `Held` cache. Drafts that branch are of serving: `ValueError`."""
+    """Compute attention as the definition does, over an `AutogradCache`. Drafts that branch are of serving:
+    `ValueError`."""
     if tree is not None and bool(tree.any()):
         raise ValueError("a draft that branches has no gradients here")
     d, hk = cache.layout.head_dim, cache.layout.kv_heads
@@ -82,7 +83,8 @@ def attention(
 def latent_attention(
     latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float
 ) -> Tensor:
-    """As the definition, over a `Held` cache: attention of one head of keys, whose values are a part of them."""
+    """Compute latent attention as the definition does, over an `AutogradCache`: attention of one head of keys, whose
+    values are a part of them."""
     rank, r = rank_of(cache), cache.layout.head_dim
     heads = latent.shape[1] // rank
     turned = q.view(len(q), heads, q.shape[1] // heads)[..., -r:]

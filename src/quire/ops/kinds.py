@@ -36,7 +36,7 @@ class Kind:
 
     @property
     def dtype(self) -> Dtype:
-        """Of unpacked codes."""
+        """Dtype of unpacked codes."""
         return named(self.codes)
 
 

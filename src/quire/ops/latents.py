@@ -23,7 +23,7 @@ class LatentLayout(KVLayout):
 
     @property
     def strided(self) -> bool:
-        """They read one block behind the other."""
+        """Whether kernels step from block to block: they read one block behind the other."""
         return False
 
     @property

@@ -1,4 +1,5 @@
 """torch, an extra, imported when it is first used: its import takes seconds, and whoever does without never pays them.
+See docs/design/dependencies.md.
 
 A module that is also imported by those takes `torch` from here, and `Tensor` for annotations only.
 """
@@ -42,7 +43,7 @@ else:
 
 
 def array_dtype(dtype: torch.dtype) -> Dtype:
-    """That of an array for torch's `dtype`."""
+    """Dtype of an array for torch's `dtype`."""
     return DTYPES[str(dtype).removeprefix("torch.")]
 
 

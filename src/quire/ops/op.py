@@ -1,4 +1,5 @@
 """The op registry: one definition per op, any number of implementations, one choice made at load.
+See docs/design/ops.md.
 
 An implementation receives exactly the arguments of the definition. `implementations` builds the table of chosen
 callables once; a missing implementation is an error, never a silent fall-back, unless the caller names the reference
@@ -96,7 +97,7 @@ def load_definitions() -> None:
 def implementations(
     backend: str, own: dict[str, Callable[..., Any]], overrides: tuple[str, ...]
 ) -> dict[str, tuple[str, Callable[..., Any]]]:
-    """For each op its (implementation name, callable), as `choose_ops` has it.
+    """Give for each op its (implementation name, callable), as `choose_ops` has it.
 
     `own`: the backend's by the op's name, and others by "op:implementation".
     """

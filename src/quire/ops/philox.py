@@ -1,4 +1,4 @@
-"""Random numbers that are a function of their name: a key and a counter, no state."""
+"""Random numbers that are a function of their name: a key and a counter, no state. See docs/design/determinism.md."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Runtime(Protocol):
         ...
 
     def mark(self) -> QueueEvent:
-        """This point of the main queue."""
+        """Mark this point of the main queue."""
         ...
 
     def send(self, copies: Copies, after: QueueEvent | None) -> QueueEvent:

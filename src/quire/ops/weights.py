@@ -130,7 +130,7 @@ class RowSelection:
 
     @property
     def ordered(self) -> Array:
-        """They, copied where they have an order."""
+        """The rows, copied where they have an order."""
         return self.data if self.order is None else self.data[self.order]
 
     def take(self, rows: slice | Array) -> RowSelection:
@@ -159,7 +159,7 @@ class StoredMatrix:
 
     @property
     def kind(self) -> str:
-        """What it is packed as."""
+        """What the matrix is packed as."""
         return self.form.kind
 
     @property
@@ -180,7 +180,7 @@ class StoredMatrix:
         return replace(self, parts=parts, k=stop - start)
 
     def below(self, others: Sequence[StoredMatrix]) -> StoredMatrix:
-        """This matrix and `others`, in the same form, below each other."""
+        """Stack this matrix and `others`, in the same form, below each other."""
         return replace(self, parts=tuple(part for stored in (self, *others) for part in stored.parts))
 
 
@@ -230,11 +230,12 @@ class PackedForm(Protocol):
         ...
 
     def digest(self, quantized: Iterable[Callable[[Host], Weight]]) -> str:
-        """Of small matrices as they are quantized and packed now: a rounding or a layout that changed has another."""
+        """Digest of small matrices as they are quantized and packed now: a rounding or a layout that changed has
+        another."""
         ...
 
     def describe(self, packed: Packed) -> tuple[PackedFacts, dict[str, Array]]:
-        """Its facts, and its parts by name."""
+        """Facts of the matrix, and its parts by name."""
         ...
 
     def restore(self, facts: PackedFacts, parts: Mapping[str, Array]) -> Packed:
@@ -243,7 +244,7 @@ class PackedForm(Protocol):
 
 
 def as_tensors(weight: W) -> W:
-    """The same with torch tensors, which share its memory where that may be written. Imports torch."""
+    """Copy of the weight with torch tensors, which share its memory where that may be written. Imports torch."""
 
     def each(part: Array | None) -> Array | None:
         return None if part is None else to_torch(part)

@@ -1,4 +1,4 @@
-"""What ranks exchange while they compute."""
+"""What ranks exchange while they compute. See docs/design/ranks.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Comm(Protocol):
         ...
 
     def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """This rank's `rows[rank]` rows of the sum of all ranks' x [sum of rows, d] f32: the bits of `all_reduce`."""
+        """Give this rank's `rows[rank]` rows of the sum of all ranks' x [sum of rows, d] f32: the bits of
+        `all_reduce`."""
         ...
 
     def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:

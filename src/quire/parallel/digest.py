@@ -25,7 +25,7 @@ class DigestSender(Mail, Protocol):
     """A rank that is not the first."""
 
     def say(self, message: bytes) -> None:
-        """To rank 0."""
+        """Send to rank 0."""
         ...
 
 
@@ -49,7 +49,7 @@ class SentDigests:
         self._mail, self._step = mail, 0
 
     def step(self, sizes: Sequence[int], arrays: bytes) -> None:
-        """This rank begins a step of these sizes on these arrays."""
+        """Note that this rank begins a step of these sizes on these arrays."""
         self._step += 1
         self._mail.say(digest(self._step, sizes, arrays))
 

@@ -1,4 +1,5 @@
 """Which rank holds which experts of a layer, and what is kept of how often each is used.
+See docs/design/expert-parallel.md.
 
 A layer's experts, and further copies of those most used, are divided so that every rank has as many matrices and, by
 the counts there are, as much to do (EPLB, DeepSeek-AI 2024). Who computes an expert changes no bit of its output, and

@@ -44,7 +44,7 @@ def gloo_group(store: Store, name: str, rank: int, world: int, host: str, second
 
 
 def nccl_group(store: Store, name: str, rank: int, world: int, interface: str, seconds: float = PATIENCE_S) -> Any:
-    """As `gloo_group`, of GPUs; NCCL wants the interface's name ("lo", "eth1"), not its address."""
+    """Work as `gloo_group`, of GPUs; NCCL wants the interface's name ("lo", "eth1"), not its address."""
     if not dist.is_nccl_available():
         raise ConfigError("this torch was built without NCCL: ranks on GPUs need one with CUDA")
     os.putenv("NCCL_SOCKET_IFNAME", f"={interface}")  # the only way to tell it
@@ -78,7 +78,7 @@ class DistributedComm:
         self.waited_s = 0.0
 
     def all_reduce(self, ops: Ops, x: Tensor) -> Tensor:
-        """As `Comm` says; of what a GPU rounded the sum is made in f32, and rounded."""
+        """Implement `Comm`; of what a GPU rounded the sum is made in f32, and rounded."""
         if x.dtype in ROUNDED:
             return x.copy_(self.all_reduce(ops, x.float()))
         flat = check(x, "all_reduce x", torch.float32, -1, -1).view(-1)
@@ -92,19 +92,19 @@ class DistributedComm:
         return x
 
     def reduce_scatter(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """As `Comm` says; as `all_reduce`."""
+        """Implement `Comm`; as `all_reduce`."""
         if x.dtype in ROUNDED:
             return self.reduce_scatter(ops, x.float(), rows).to(x.dtype)
         width = check(x, "reduce_scatter x", torch.float32, self._total(rows), -1).shape[1]
         return self._sum(x.view(-1), tuple(width * r for r in rows)).view(rows[self.rank], width)
 
     def all_gather(self, ops: Ops, x: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         total, width = self._total(rows), check(x, "all_gather x", x.dtype, rows[self.rank], -1).shape[1]
         return self._gather(x.view(-1), tuple(width * r for r in rows)).view(total, width)
 
     def gather_columns(self, ops: Ops, x: Tensor, widths: tuple[int, ...]) -> Tensor:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._total(widths)
         rows = len(check(x, "gather_columns x", x.dtype, -1, widths[self.rank]))
         sizes = tuple(rows * width for width in widths)
@@ -112,7 +112,7 @@ class DistributedComm:
         return torch.cat([part.view(rows, width) for part, width in zip(parts, widths, strict=True)], 1)
 
     def all_to_all(self, ops: Ops, x: Tensor, sends: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """As `Comm` says; the counts come to the host first."""
+        """Implement `Comm`; the counts come to the host first."""
         rows, width = check(x, "all_to_all x", x.dtype, -1, -1).shape
         check(sends, "all_to_all sends", torch.int32, self.world)
         own = sends if int(sends.sum()) <= rows and int(sends.min()) >= 0 else torch.full_like(sends, -1)
@@ -128,7 +128,7 @@ class DistributedComm:
         return out, torch.tensor(comes, dtype=torch.int32, device=x.device)
 
     def broadcast(self, ops: Ops, x: Tensor, root: int) -> Tensor:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         _known(root, self.world, "broadcast")
         if not x.is_contiguous():
             raise ValueError("broadcast x: need a contiguous tensor")
@@ -137,7 +137,7 @@ class DistributedComm:
         return x
 
     def send(self, ops: Ops, x: Tensor, to: int) -> None:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         if to == self.rank:
             raise ValueError(f"send: rank {to} is this one")
         _known(to, self.world, "send")
@@ -150,7 +150,7 @@ class DistributedComm:
         self._sent.append((self._try(lambda: self._group.send([own], to, 0)), own))
 
     def recv(self, ops: Ops, out: Tensor, source: int) -> Tensor:
-        """As `Comm` says; a tensor of another size is not noticed."""
+        """Implement `Comm`; a tensor of another size is not noticed."""
         if source == self.rank:
             raise ValueError(f"recv: rank {source} is this one")
         _known(source, self.world, "recv")
@@ -162,11 +162,12 @@ class DistributedComm:
         return out
 
     def leave(self) -> None:
-        """This rank's calls fail from here on; the others' do when its process ends, or after their 30 s."""
+        """End the group: this rank's calls fail from here on; the others' do when its process ends, or after their 30
+        s."""
         self._left = True
 
     def _sum(self, flat: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """This rank's part of the sum of all ranks' `flat`, which has parts of these sizes."""
+        """Add this rank's part of the sum of all ranks' `flat`, which has parts of these sizes."""
         parts = self._swap(flat, list(sizes), [sizes[self.rank]] * self.world).view(self.world, -1)
         total = parts[0] + parts[1]
         for part in parts[2:]:
@@ -217,47 +218,47 @@ class ArrayComm:
 
     @property
     def waited_s(self) -> float:
-        """As of `inner`."""
+        """Seconds that `inner` waited."""
         return self._inner.waited_s
 
     def all_reduce(self, ops: Ops, x: Array) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._inner.all_reduce(ops, _tensor(x))
         return x
 
     def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return _array(ops, self._inner.reduce_scatter(ops, _tensor(x), rows))
 
     def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return _array(ops, self._inner.all_gather(ops, _tensor(x), rows))
 
     def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return _array(ops, self._inner.gather_columns(ops, _tensor(x), widths))
 
     def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         out, received = self._inner.all_to_all(ops, _tensor(x), _tensor(sends), most)
         return _array(ops, out), _array(ops, received)
 
     def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._inner.broadcast(ops, _tensor(x), root)
         return x
 
     def send(self, ops: Ops, x: Array, to: int) -> None:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._inner.send(ops, _tensor(x), to)
 
     def recv(self, ops: Ops, out: Array, source: int) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._inner.recv(ops, _tensor(out), source)
         return out
 
     def leave(self) -> None:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._inner.leave()
 
 

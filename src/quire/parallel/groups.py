@@ -28,9 +28,9 @@ def place_among(
 ) -> RankPlace:
     """The place of `rank` among ranks on several `hosts`.
 
-    `files`: memory of this host for its groups (`SharedFiles.of`), by axis. `across(name, rank, world)` joins a group of
-    that name over hosts: all of its members make it at once, each its axes in one order, so that nobody waits in turn.
-    `world`: the ranks of this host, one of which leaving ends every group in memory.
+    `files`: memory of this host for its groups (`SharedFiles.of`), by axis. `across(name, rank, world)` joins a group
+    of that name over hosts: all of its members make it at once, each its axes in one order, so that nobody waits in
+    turn. `world`: the ranks of this host, one of which leaving ends every group in memory.
     """
     comms: dict[str, Comm] = {}
     for axis in AXES:

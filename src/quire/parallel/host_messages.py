@@ -92,7 +92,7 @@ class Hub:
             )
 
     def tell(self, message: bytes) -> None:
-        """To all others. `ConnectionDropped` when one has left or does not take it in 30 s."""
+        """Send to all others. `ConnectionDropped` when one has left or does not take it in 30 s."""
         for peer in self.peers.values():
             peer.send(message)
 
@@ -120,7 +120,7 @@ class Spoke:
         return self.peer.receive(milliseconds / 1000)
 
     def say(self, message: bytes) -> None:
-        """To rank 0."""
+        """Send to rank 0."""
         self.peer.send(message)
 
     def leave(self) -> None:

@@ -27,10 +27,10 @@ class Launched(Protocol):
     """A process, wherever it runs. Exit codes are those of `Popen`."""
 
     def ended(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return the exit code, once it has ended."""
 
     def wait(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for the exit code, when it has ended."""
 
     def end(self) -> None:
         """Let it end by itself, or end it after a moment; returns when it has ended."""
@@ -49,11 +49,11 @@ class Process:
             self._stdin.flush()
 
     def ended(self) -> int | None:
-        """As `Launched` says."""
+        """Implement `Launched`."""
         return self._popen.poll()
 
     def wait(self) -> int:
-        """As `Launched` says."""
+        """Implement `Launched`."""
         return self._popen.wait()
 
     def kill(self, signal: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Process:
             self._popen.kill() if signal is None else self._popen.send_signal(signal)
 
     def end(self, seconds: float = END_SECONDS) -> None:
-        """As `Launched` says; `seconds`: the moment."""
+        """Implement `Launched`; `seconds`: the moment."""
         with contextlib.suppress(OSError):  # it is gone already
             self._stdin.close()
         try:
@@ -73,7 +73,8 @@ class Process:
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
-    """To an agent: run this kind of process, told `line`. The link lives as long as the process, and it with the link.
+    """Message to an agent: run this kind of process, told `line`. The link lives as long as the process, and it with
+    the link.
 
     `kind`: "engine", whose messages then go over the link, or "ranks": those of one engine that belong on its host.
     """
@@ -83,11 +84,11 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """To an agent: end the process now."""
+    """Message to an agent: end the process now."""
 
 
 class ProcessExited(msgspec.Struct, frozen=True, tag="ended"):
-    """From an agent: the process has ended, with a code as `Popen` has it, as `message` says."""
+    """Message from an agent: the process has ended, with a code as `Popen` has it, as `message` says."""
 
     code: int
     message: str = ""
@@ -120,11 +121,11 @@ class RemoteLauncher:
         return True
 
     def ended(self) -> int | None:
-        """As `Launched` says; known once `wait` has it, in another thread."""
+        """Implement `Launched`; known once `wait` has it, in another thread."""
         return self._code
 
     def wait(self) -> int:
-        """As `Launched` says."""
+        """Implement `Launched`."""
         while self._code is None:
             try:
                 said = self._link.receive(POLL_SECONDS)
@@ -135,5 +136,5 @@ class RemoteLauncher:
         return self._code
 
     def end(self) -> None:
-        """As `Launched` says: it ends with its link."""
+        """Implement `Launched`: it ends with its link."""
         self._link.close()

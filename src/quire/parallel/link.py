@@ -33,7 +33,8 @@ Address = tuple[str, int]
 
 
 class Link:
-    """Messages in order, to and from who knows the secret. Any thread may send, one receives. `ConnectionDropped` ends it."""
+    """Messages in order, to and from who knows the secret. Any thread may send, one receives. `ConnectionDropped` ends
+    it."""
 
     def __init__(self, peer: Peer, address: Address) -> None:
         self._peer, self.address = peer, address
@@ -43,7 +44,8 @@ class Link:
         self._sender.start()
 
     def send(self, message: bytes) -> None:
-        """Hand over a message that is not empty; never waits. `ConnectionDropped` once it is known that nobody gets it."""
+        """Hand over a message that is not empty; never waits. `ConnectionDropped` once it is known that nobody gets
+        it."""
         if not 0 < len(message) <= LONGEST:
             raise ValueError(f"a message of {len(message):,} bytes; 1 to {LONGEST:,} can be sent")
         if self._peer.reason:

@@ -1,4 +1,5 @@
 """Which of a step's pairs (token, choice) a rank computes where experts are divided, and how outputs are exchanged.
+See docs/design/expert-parallel.md.
 
 Every rank has all rows, and knows who computes what. Each computes the pairs of its own experts, sends the outputs to
 the ranks that sum up the rows they are of (csrc/pairs.cpp), and these add them in the order of a row's choices: no bit

@@ -39,7 +39,7 @@ class RankPlace:
 
     @property
     def division(self) -> Division | None:
-        """This rank's part in how experts are divided, or None where every rank has all."""
+        """Part of this rank in how experts are divided, or None where every rank has all."""
         axis = self.experts.axis
         return Division(self.along(axis), getattr(self.topology, axis), self.experts) if axis else None
 

@@ -30,7 +30,7 @@ class StoreRequest(msgspec.Struct, frozen=True):
 
 
 class StoreReply(msgspec.Struct, frozen=True):
-    """What it gets; `error` is empty where there was none."""
+    """Reply of the store; its `error` is empty where there was none."""
 
     value: bytes = b""
     number: int = 0

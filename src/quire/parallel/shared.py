@@ -87,34 +87,34 @@ class SharedComm:
         self._module, self._ids = require_native(), best_ops()
 
     def all_reduce(self, ops: Ops, x: Array) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = check(ops.host(x), "all_reduce x", F32, -1, -1)
         self._run(ops, "all_reduce", own, own.size)
         return x
 
     def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = check(ops.host(x), "reduce_scatter x", F32, sum(rows), -1)
         out: Array = ops.empty(rows[self.rank], own.shape[1])
         self._run(ops, "reduce_scatter", ops.host(out), own, self._starts_of(rows, own.shape[1]))
         return out
 
     def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = check(ops.host(x), "all_gather x", dtype_of(x), rows[self.rank], -1)
         out: Array = ops.empty(sum(rows), own.shape[1], own.dtype)
         self._run(ops, "gather_columns", ops.host(out), own, self._starts_of(rows, _words(own)), 1)
         return out
 
     def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = check(ops.host(x), "gather_columns x", F32, -1, widths[self.rank])
         out: Array = ops.empty(len(own), sum(widths))
         self._run(ops, "gather_columns", ops.host(out), own, self._starts_of(widths, 1), len(own))
         return out
 
     def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = check(ops.host(x), "all_to_all x", dtype_of(x), -1, -1)
         to = check(ops.host(sends), "all_to_all sends", I32, self.world)
         out, received = ops.empty(most, own.shape[1], own.dtype), ops.empty(1, self.world, I32)[0]
@@ -122,19 +122,19 @@ class SharedComm:
         return out, received
 
     def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         own = _flat(ops.host(x), "broadcast x")
         if own.size:
             self._run(ops, "broadcast", own, own.nbytes, self._known(root, "broadcast"))
         return x
 
     def send(self, ops: Ops, x: Array, to: int) -> None:
-        """As `Comm` says; 16 pieces of `PIECE` bytes have room between two ranks."""
+        """Implement `Comm`; 16 pieces of `PIECE` bytes have room between two ranks."""
         own = _flat(ops.host(x), "send x")
         self._run(ops, "send", own, own.nbytes, self._other(to, "send"))
 
     def recv(self, ops: Ops, out: Array, source: int) -> Array:
-        """As `Comm` says; `ValueError` when the other has sent another number of bytes."""
+        """Implement `Comm`; `ValueError` when the other has sent another number of bytes."""
         own = _flat(ops.host(out), "recv out")
         self._run(ops, "recv", own, own.nbytes, self._other(source, "recv"))
         return out
@@ -190,7 +190,7 @@ class SharedComm:
                     return b"".join(pieces)
 
     def say(self, message: bytes) -> None:
-        """To rank 0, which need not listen at once: 16 messages of at most `PIECE` bytes have room."""
+        """Send to rank 0, which need not listen at once: 16 messages of at most `PIECE` bytes have room."""
         if len(message) > PIECE:
             raise ValueError(f"say: {len(message):,} bytes are more than the {PIECE:,} there is room for")
         self._said.data[: len(message)] = message

@@ -19,11 +19,11 @@ class TreeComm:
 
     @property
     def waited_s(self) -> float:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.waited_s
 
     def all_reduce(self, ops: Ops, x: Array) -> Array:
-        """As `Comm` says, but for the order; the sum is in a new place."""
+        """Implement `Comm`, but for the order; the sum is in a new place."""
         count = len(x)
         found = self._comm.all_gather(ops, x, (count,) * self.world)
         parts = [found[i * count : (i + 1) * count] for i in range(self.world)]
@@ -32,34 +32,34 @@ class TreeComm:
         return parts[0]
 
     def reduce_scatter(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says, but for the order."""
+        """Implement `Comm`, but for the order."""
         first = sum(rows[: self.rank])
         return self.all_reduce(ops, x)[first : first + rows[self.rank]]
 
     def all_gather(self, ops: Ops, x: Array, rows: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.all_gather(ops, x, rows)
 
     def gather_columns(self, ops: Ops, x: Array, widths: tuple[int, ...]) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.gather_columns(ops, x, widths)
 
     def all_to_all(self, ops: Ops, x: Array, sends: Array, most: int) -> tuple[Array, Array]:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.all_to_all(ops, x, sends, most)
 
     def broadcast(self, ops: Ops, x: Array, root: int) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.broadcast(ops, x, root)
 
     def send(self, ops: Ops, x: Array, to: int) -> None:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._comm.send(ops, x, to)
 
     def recv(self, ops: Ops, out: Array, source: int) -> Array:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         return self._comm.recv(ops, out, source)
 
     def leave(self) -> None:
-        """As `Comm` says."""
+        """Implement `Comm`."""
         self._comm.leave()

@@ -28,12 +28,13 @@ REPLY_SECONDS = 30.0
 
 
 def length(file: int) -> int:
-    """Of a share that is whole; 0 before."""
+    """Bytes of a share that is whole; 0 before."""
     return int(HEADER.unpack(os.pread(file, HEADER.size, 0).ljust(HEADER.size, b"\0"))[0])
 
 
 def serve(link: Link, file: int) -> None:
-    """Answer who asks over `link`, once the share is whole; `ConnectionDropped` when the link ends, or asks for what is not."""
+    """Answer who asks over `link`, once the share is whole; `ConnectionDropped` when the link ends, or asks for what
+    is not."""
     while True:
         said = link.receive(POLL_SECONDS)
         if said is None:

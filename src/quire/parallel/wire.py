@@ -104,7 +104,8 @@ class Peer:
                 raise self.drop(_why(error, "did not take a frame in time")) from None
 
     def receive(self, seconds: float | None = None) -> bytes | None:
-        """The next frame, or None when none has begun for so long (None: for ever). `ConnectionDropped` for a wrong one."""
+        """The next frame, or None when none has begun for so long (None: for ever). `ConnectionDropped` for a wrong
+        one."""
         self._check()
         try:
             if not _readable(self._sock, seconds):
@@ -198,7 +199,8 @@ def greet(sock: socket.socket, secret: bytes, called: bool, longest: int = LONGE
 
 
 def call(host: str, port: int, secret: bytes, seconds: float, longest: int = LONGEST) -> Peer:
-    """Connect to who listens there, perhaps not yet. `ConnectionDropped` when nobody who knows the secret does in time."""
+    """Connect to who listens there, perhaps not yet. `ConnectionDropped` when nobody who knows the secret does in
+    time."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -39,7 +39,7 @@ class OptionChange:
         return math.log(self.throughput) + 0.5 * (math.log(self.ttft) + math.log(self.tpot))
 
     def text(self) -> str:
-        """As it is shown."""
+        """The change as it is shown."""
         flags = " ".join(_flag(name, value) for name, value in self.options.items())
         gains = [f"{name} x{gain:.2f}" for name, gain in
                  (("throughput", self.throughput), ("first token", self.ttft), ("decode", self.tpot))

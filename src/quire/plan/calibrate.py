@@ -60,8 +60,9 @@ def timed_in_turns(timed: Timed, seconds: float = SECONDS, turns: int = TURNS) -
 
 
 def kind_rates(ops: Ops, kind: str, seconds: float = SECONDS, far: int = FAR) -> KindRates:
-    """Of matrices of `kind`, as "bf16" or "int4 g32", with the kernels' numbers that a start would choose for them;
-    `far`: bytes of weights that no cache keeps. From `FULL` rows on their way adds the same to what computing takes.
+    """Rates of matrices of `kind`, as "bf16" or "int4 g32", with the kernels' numbers that a start would choose for
+    them; `far`: bytes of weights that no cache keeps. From `FULL` rows on their way adds the same to what computing
+    takes.
     """
     before = ops.tuning
     linear = [_packed(ops, kind, 2 * WIDTH, WIDTH)]
@@ -106,7 +107,7 @@ def _packed(ops: Ops, kind: str, n: int, k: int) -> Packed:
 
 
 def _copies(ops: Ops, matrices: Sequence[Packed], size: int) -> list[tuple[Packed, ...]]:
-    """As many copies of all `matrices`, each in memory of its own, as take `size` bytes; one at least."""
+    """Make as many copies of all `matrices`, each in memory of its own, as take `size` bytes; one at least."""
     count = max(1, size // sum(w.nbytes for w in matrices))
     return [tuple(_copy(ops, w) for w in matrices) for _ in range(count)]
 
@@ -140,7 +141,7 @@ def _mlps(ops: Ops, pairs: Sequence[tuple[Packed, ...]], rows: int) -> Host:
 
 
 def call_seconds(ops: Ops) -> float:
-    """Of one op that has next to nothing to do, in a recording of many."""
+    """Seconds of one op that has next to nothing to do, in a recording of many."""
     weight = ops.pack(Weight("bf16", np.zeros((32, 64), BF16)))
     x = np.zeros((1, 64), F32)
     run = ops.record(lambda: [ops.linear(x, weight, None) for _ in range(200)][-1]).run
@@ -148,7 +149,7 @@ def call_seconds(ops: Ops) -> float:
 
 
 def norm_seconds(ops: Ops) -> dict[int, float]:
-    """By rows: what the norms of a layer take for each number of the stream's width."""
+    """Seconds by rows: what the norms of a layer take for each number of the stream's width."""
     weight = np.ones(WIDTH, F32)
 
     def run(rows: int) -> Host:
@@ -163,7 +164,7 @@ def norm_seconds(ops: Ops) -> dict[int, float]:
 
 
 def rope_seconds(ops: Ops) -> dict[int, float]:
-    """By rows: what a layer's rope and writing of keys take for each number of queries, keys and values."""
+    """Seconds by rows: what a layer's rope and writing of keys take for each number of queries, keys and values."""
     heads, kv_heads, d = HEADS[0]
     wide, table = (heads + 2 * kv_heads) * d, np.zeros((4096, 2, d // 2), F32)
     caches = [ops.allocate_cache(ops.layout(16, kv_heads, d, BF16), 64) for _ in range(LAYERS)]
@@ -179,7 +180,7 @@ def rope_seconds(ops: Ops) -> dict[int, float]:
 
 
 def sample_seconds(ops: Ops) -> float:
-    """Of one logit of a row that a token is drawn from."""
+    """Seconds of one logit of a row that a token is drawn from."""
     rows = 8
     logits, draws = _noise(rows, VOCABULARY), np.zeros(rows, DRAW)
     draws["row"] = np.arange(rows)
@@ -187,7 +188,8 @@ def sample_seconds(ops: Ops) -> float:
 
 
 def attention_rates(ops: Ops, dtype: Dtype, seconds: float = SECONDS, far: int = FAR) -> AttentionRates:
-    """Of keys and values in `dtype`: the non-negative least squares of what the cases took, each weighed alike.
+    """Attention rates of keys and values in `dtype`: the non-negative least squares of what the cases took, each
+    weighed alike.
 
     Each call reads other blocks of `far` bytes: between two steps a model's weights sweep keys out of every cache.
     """
@@ -213,7 +215,7 @@ def attention_rates(ops: Ops, dtype: Dtype, seconds: float = SECONDS, far: int =
 
 
 def _blocks(case: tuple[int, int, int]) -> int:
-    """Of one call."""
+    """Blocks of one call."""
     seqs, before, own = case
     return seqs * -(-(before + own) // BLOCK)
 

@@ -35,7 +35,7 @@ class GpuSheet:
 
 
 def _device(name: str, memory: float, bandwidth: float, half: float, byte: float, link: float, source: str) -> GpuSheet:
-    """In GB, TB/s, TFLOPS dense in 16 and 8 bits, GB/s both ways."""
+    """Make a device of figures in GB, TB/s, TFLOPS dense in 16 and 8 bits, GB/s both ways."""
     flops = {16: half * TERA, 8: byte * TERA}
     return GpuSheet(name, round(memory * GB), bandwidth * TERA, flops, link * GB / 2, source)
 

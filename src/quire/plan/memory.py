@@ -1,6 +1,6 @@
 """The account of a rank's memory: weights, drafts, KV cache, a step's intermediates, graphs and the process itself.
 
-Each term is what the engine allocates by: weights as packed (`weights.py`), blocks by `run.budget`, the arena by
+Each term is what the engine allocates by: weights as packed (`weights.py`), blocks by `run.kv_budget`, the arena by
 `run.activations`, arrays by `run.arrays`. Only `PROCESS` is a constant that was measured.
 """
 
@@ -38,7 +38,7 @@ Measured by `benchmarks/planning/planner.py`.
 CONTEXT = 600 << 20
 """Bytes that CUDA's context and libraries take of a GPU: assumed, not measured."""
 RECORDING = 6500
-"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.shapes.MAX_RECORDINGS`)."""
+"""Bytes of a recorded step, each layer: of 16 layers some 100 KB (`run.step_sizes.MAX_RECORDINGS`)."""
 KEPT = {"float32": F32, "float16": F16, "bfloat16": BF16, "int8": I8, "float8_e4m3fn": F8}
 """Formats of numbers by name."""
 
@@ -73,7 +73,7 @@ class MemoryAccount:
 
     @property
     def total(self) -> int:
-        """Of everything."""
+        """Total of everything."""
         return self.fixed + self.kv
 
     @property
@@ -115,7 +115,7 @@ def choice_of(config: EngineConfig, device: GpuSheet | None) -> Choice:
 
 
 def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple[RankNeeds, ...]:
-    """Of a rank of each stage. `ConfigError` where the model cannot be split so."""
+    """Needs of a rank of each stage. `ConfigError` where the model cannot be split so."""
     share, stages = rank_share(config), stages_of(config.parallel, found.spec)
     if len(stages) == 1:
         return (RankNeeds(found, share, tuple(weight_parts(config, found, choice, share))),)
@@ -124,7 +124,7 @@ def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple
 
 
 def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
-    """Of keys and values in the cache."""
+    """KV format of keys and values in the cache."""
     dtype, _ = compute_dtype(config.model.dtype, found.dtype)
     return format_of(layouts_of(found.spec, config.cache.kv_cache_dtype, dtype, choice.backend))
 

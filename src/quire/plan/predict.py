@@ -27,7 +27,7 @@ from quire.plan.roofline import Roofline, critical_batch
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one engine under one load: means in milliseconds, tokens and requests a second of all replicas.
+    """Prediction of one engine under one load: means in milliseconds, tokens and requests a second of all replicas.
 
     `sequences`: of the load's length that the KV cache holds at one time; `longest`: tokens of a sequence at most;
     `critical_batch`: rows from which arithmetic decides instead of reading weights; `capacity`: requests a second at
@@ -64,7 +64,7 @@ class Machine:
     calibration: Calibration | None = None
 
     def rates(self, kv: str) -> Rates:
-        """Of steps whose keys and values are kept in `kv`."""
+        """Rates of steps whose keys and values are kept in `kv`."""
         if self.device is not None:
             return DatasheetRates(self.device)
         if self.calibration is None:
@@ -100,7 +100,7 @@ class Planner:
 
     @property
     def limits(self) -> StepBounds:
-        """Of a step, whatever the memory holds."""
+        """Limits of a step, whatever the memory holds."""
         limits = self.config.scheduler
         return StepBounds(limits.max_num_seqs, limits.rows(self.kv.max_model_len))
 
@@ -109,7 +109,7 @@ class Planner:
         return self.kv.blocks // max(1, self.kv.sizes.footprint(tokens))
 
     def flow(self, load: PlannedLoad) -> Flow:
-        """Of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""
+        """Flow of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""
         length = load.input + load.output
         if length > self.kv.max_model_len:
             raise ConfigError(

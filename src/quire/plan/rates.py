@@ -32,7 +32,7 @@ class StepTimes(Protocol):
     """Predicts steps of one engine (all of its ranks) on one machine."""
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step: forward, sampling, and what the host does beside; 0 chunks take 0."""
+        """Seconds of one step: forward, sampling, and what the host does beside; 0 chunks take 0."""
         ...
 
 
@@ -90,27 +90,27 @@ class Rates(Protocol):
     note: str
 
     def product(self, product: PlannedProduct) -> float:
-        """Of the ops of one role over all layers."""
+        """Seconds of the ops of one role over all layers."""
         ...
 
     def attention(self, one: Attended, chunks: Sequence[PlannedChunk], layers: int) -> float:
-        """Of all `layers` that are alike."""
+        """Seconds of attention of all `layers` that are alike."""
         ...
 
     def between(self, rows: int, width: int, heads: int, layers: int) -> float:
-        """Of what is done between products in all layers: norms of rows of `width`, ropes of `heads` numbers of a row's
-        queries, keys and values.
+        """Seconds of what is done between products in all layers: norms of rows of `width`, ropes of `heads` numbers
+        of a row's queries, keys and values.
         """
         ...
 
     def outside(self, rows: int, seqs: int, vocabulary: int, layers: int) -> float:
-        """Of a step beside its decoder: scheduling, sampling, what the host does for each of `layers` layers whose ops
-        it calls one by one (0: the step is replayed).
+        """Seconds of a step beside its decoder: scheduling, sampling, what the host does for each of `layers` layers
+        whose ops it calls one by one (0: the step is replayed).
         """
         ...
 
     def exchange(self, nbytes: float, ranks: int) -> float:
-        """Of one sum of `nbytes` over `ranks`."""
+        """Seconds of one sum of `nbytes` over `ranks`."""
         ...
 
 
@@ -200,7 +200,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredRates:
-    """This machine by its `Calibration`. `kv`: the format of keys and values.
+    """Rates of this machine by its `Calibration`. `kv`: the format of keys and values.
 
     A kind that was not measured counts as the one of as many bits.
     """
@@ -212,7 +212,7 @@ class MeasuredRates:
         self.note = f"calibrated on this machine, {found.machine}, {found.measured}"
 
     def product(self, product: PlannedProduct) -> float:
-        """By the number, interpolated over rows and over how far the weights lie."""
+        """Seconds by the number, interpolated over rows and over how far the weights lie."""
         rates = self._found.kinds[stand_in(product.kind, self._found.kinds)]
         near, far = (rates.mlp_near, rates.mlp_far) if product.mlp else (rates.linear_near, rates.linear_far)
         share = min(1.0, max(0.0, math.log(max(1.0, product.footprint) / NEAR) / math.log(rates.far / NEAR)))
@@ -237,7 +237,7 @@ class MeasuredRates:
         return layers * (width * norms + heads * ropes)
 
     def outside(self, rows: int, seqs: int, vocabulary: int, layers: int) -> float:
-        """By what a step of a model that computes nothing takes."""
+        """Seconds by what a step of a model that computes nothing takes."""
         step, of_seq, of_row, of_layer = self._found.host
         return step + of_seq * seqs + of_row * rows + of_layer * layers + self._found.sample * seqs * vocabulary
 
@@ -247,8 +247,8 @@ class MeasuredRates:
 
 
 def far_bytes() -> int:
-    """Of this machine: twice its largest cache. By 256 MiB on a host whose cache has 480, decodes of 1.3 and 2.5 GB of
-    weights of one sequence were predicted 13 to 23 % too fast.
+    """Bytes beyond this machine's caches: twice its largest cache. By 256 MiB on a host whose cache has 480, decodes
+    of 1.3 and 2.5 GB of weights of one sequence were predicted 13 to 23 % too fast.
     """
     return min(FARTHEST, max(FAR, 2 * largest_cache()))
 

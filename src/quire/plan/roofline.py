@@ -34,7 +34,7 @@ class Roofline:
         self.stages = len(ranks)
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step through all ranks; 0 chunks take 0."""
+        """Seconds of one step through all ranks; 0 chunks take 0."""
         if not chunks:
             return 0.0
         rows, parallel = sum(chunk.rows for chunk in chunks), self._config.parallel
@@ -74,7 +74,7 @@ class RooflineStage:
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
 
     def seconds(self, chunks: Sequence[PlannedChunk], rows: int) -> float:
-        """Of a step's rows through these layers, and of the head where it is here."""
+        """Seconds of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
         return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))

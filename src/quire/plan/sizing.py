@@ -31,12 +31,12 @@ class Sizing:
 
     @property
     def devices(self) -> int:
-        """In all."""
+        """Devices in all."""
         return self.ranks * self.replicas
 
 
 def size(planner: Planner, load: PlannedLoad, slo: Slo) -> Sizing:
-    """Of the planner's engine, as many ranks as it has; `fitted` finds these."""
+    """Size of the planner's engine, as many ranks as it has; `fitted` finds these."""
     parallel, device = planner.config.parallel, planner.machine.device
     one = Planner(
         replace(planner.config, parallel=replace(parallel, data_parallel_size=1, prefill_replicas=0)), planner.machine
@@ -73,7 +73,7 @@ def fitted(config: EngineConfig, machine: Machine, load: PlannedLoad) -> Planner
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the load as it is offered, in the currency of the price: idle time of the devices is paid, too."""
+    """Cost of the load as it is offered, in the currency of the price: idle time of the devices is paid, too."""
 
     hour: float
     request: float

@@ -47,7 +47,7 @@ class WeightPart:
 
     @property
     def numbers(self) -> int:
-        """In all copies."""
+        """Numbers in all copies."""
         return prod(self.shape) * self.copies
 
 
@@ -62,7 +62,7 @@ class WeightFormats:
         self._code4 = 8 if choice.backend == "reference" else 4  # torch's definitions spend a byte on a code
 
     def of(self, name: str, role: Role) -> tuple[str, float]:
-        """Of the role `name`."""
+        """Format of the role `name`."""
         found = self._found
         if role.kind in ("vector", "dense"):
             exact = role.kind == "dense" and self.on_cpu and found.dtype == BF16

@@ -1,4 +1,5 @@
-"""What a weight format must offer, and the one weight class that all row-major formats share."""
+"""What a weight format must offer, and the one weight class that all row-major formats share.
+See docs/design/weight-formats.md."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class QWeight:
         return {name: t for name in PER_GROUP if (t := getattr(w, name)) is not None}
 
     def _without_units(self) -> QWeight:
-        """The same numbers, whose scales are no longer known to be multiples of anything."""
+        """Copy of the numbers, whose scales are no longer known to be multiples of anything."""
         return QWeight(replace(self.weight, units=None, min_units=None, bits=0))
 
     def _changed(self, codes: Array, groups: dict[str, Array]) -> QWeight:
@@ -96,7 +97,7 @@ class QWeight:
         return parts[0] if len(parts) == 1 else parts[0].above(parts[1:])
 
     def above(self, others: Sequence[QWeight]) -> QWeight:
-        """This matrix and `others` below it, as `cat_rows`."""
+        """Stack this matrix and `others` below it, as `cat_rows`."""
         first, parts = self, [self, *others]
         if any(_format(p) != _format(first) for p in parts) or not all(_same_shared(p, first) for p in parts):
             raise ConfigError(
@@ -186,7 +187,7 @@ class QuantScheme(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in reports."""
+        """Name of the format in reports."""
         ...
 
     @property
@@ -196,7 +197,7 @@ class QuantScheme(Protocol):
 
     @property
     def optional(self) -> Mapping[str, bool]:
-        """Like `parts`, for tensors that may be absent."""
+        """Work like `parts`, for tensors that may be absent."""
         ...
 
     @property
@@ -240,5 +241,5 @@ class Quantizer(Protocol):
         ...
 
     def at_pack(self, w: Host, group: int) -> QWeight:
-        """As `quantize`, when it is packed at the latest."""
+        """Quantize a matrix when it is packed at the latest."""
         ...

@@ -53,7 +53,7 @@ class CodeBook:
         INT8.check(what, columns, group)
 
     def at_pack(self, w: Host, group: int) -> QWeight:
-        """As `quantize`."""
+        """Quantize a matrix when it is packed."""
         return self.quantize(w, group)
 
     def quantize(self, w: Host, group: int) -> QWeight:

@@ -50,7 +50,7 @@ class Fp8:
 
     @property
     def bits_per_number(self) -> float:
-        """Of a matrix that stays in float8: its codes, and a float32 scale per row and group."""
+        """Bits per number of a matrix that stays in float8: its codes, and a float32 scale per row and group."""
         return 8 + 32 / (self.block or (1, GROUPS[0]))[1]
 
     @property

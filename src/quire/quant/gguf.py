@@ -153,11 +153,11 @@ class Gguf:
         return next((self.members[s] for s in present if s in self.members), None)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-        """That of the member."""
+        """Shape of the matrix by its block type."""
         return next(iter(self.members.values())).shape(shapes)
 
     def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
-        """By the member."""
+        """Load a matrix by its block type."""
         block = self.member(raw)
         if block is None:
             raise ModelError("is in none of the file's block types")

@@ -71,7 +71,7 @@ def half(raw: Host, at: int) -> Host:
 
 
 def single(raw: Host, at: int) -> Host:
-    """As `half`, in float32."""
+    """Work as `half`, in float32."""
     return half(raw, at).astype(np.float32)
 
 

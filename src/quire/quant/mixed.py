@@ -41,7 +41,7 @@ class Mixed:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Those of all formats."""
+        """Notes of all formats."""
         return tuple(dict.fromkeys(note for scheme in self.of.values() for note in scheme.notes))
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

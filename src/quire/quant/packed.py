@@ -58,7 +58,7 @@ def spread(data: Host, bits: int) -> Host:
 
 
 def unpack_planes(words: Host, bits: int) -> Host:
-    """As `unpack`, of words in which every 32 codes are `PLANES` behind each other; c is a multiple of `bits`."""
+    """Work as `unpack`, of words in which every 32 codes are `PLANES` behind each other; c is a multiple of `bits`."""
     blocks = words.reshape(-1, bits)
     codes, word, bit = np.zeros((len(blocks), 32), np.uint8), 0, 0
     for width in PLANES[bits]:

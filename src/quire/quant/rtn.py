@@ -64,7 +64,7 @@ class RoundToNearest:
         return QWeight(Weight(self.name, codes, scales, group=group))
 
     def at_pack(self, w: Host, group: int) -> QWeight:
-        """As `quantize`, once it is packed: the native extension rounds and packs in one pass."""
+        """Quantize a matrix once it is packed: the native extension rounds and packs in one pass."""
         self.check("the matrix", w.shape[1], group)
         w = _readable(w)
         form = RoundForm(self.name, self.bits, group, self.low, self.high, self.divisors)
@@ -74,7 +74,7 @@ class RoundToNearest:
         )
 
     def _native(self, w: Host, group: int, codes: Host, scales: Host) -> bool:
-        """As `_reference`, in the native extension: equal to the bit, 20 times faster."""
+        """Work as `_reference`, in the native extension: equal to the bit, 20 times faster."""
         w = np.ascontiguousarray(_readable(w))
         divisors, bad = np.array(self.divisors, np.float32), np.zeros(1, np.int64)
         rounding = RoundingDescriptor(
@@ -129,7 +129,7 @@ def _sum(values: Host) -> Host:
 
 
 def _readable(w: Host) -> Host:
-    """As native code reads it: bf16 or f32."""
+    """Make an array as native code reads it: bf16 or f32."""
     return w if w.dtype == BF16 else in_dtype(w, F32)
 
 

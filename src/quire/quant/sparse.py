@@ -39,24 +39,24 @@ class Sparse:
 
     @property
     def parts(self) -> Mapping[str, bool]:
-        """Those of `inner`, with three or four instead of the matrix."""
+        """Parts of `inner`, with three or four instead of the matrix."""
         numbers = {"compressed": self.inner.parts["weight"], "bitmask": False, "shape": False}
         more = {} if self.halves else {"row_offsets": False}
         return {**numbers, **more, **{name: kind for name, kind in self.inner.parts.items() if name != "weight"}}
 
     @property
     def optional(self) -> Mapping[str, bool]:
-        """Those of `inner`."""
+        """Optional parts of `inner`."""
         return self.inner.optional
 
     @property
     def bits_per_number(self) -> float:
-        """That of `inner`: zeros are kept like any other number."""
+        """Bits per number of `inner`: zeros are kept like any other number."""
         return self.inner.bits_per_number
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """That it runs dense."""
+        """Note that the format runs dense."""
         return (*self.inner.notes, NOTE)
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ class StoredWeight(QWeight):
         return super().slice_cols(start, stop) if cut is None else self._still(cut)
 
     def above(self, others: Sequence[QWeight]) -> QWeight:
-        """This matrix and `others` below it, as `cat_rows`."""
+        """Stack this matrix and `others` below it, as `cat_rows`."""
         stored = [w.stored for w in others if isinstance(w, StoredWeight)]
         same = all((s.form, s.k) == (self.stored.form, self.stored.k) for s in stored)
         return self._still(self.stored.below(stored)) if same and len(stored) == len(others) else super().above(others)

@@ -24,12 +24,12 @@ class Activations(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Of all of them."""
+        """Total of all activations."""
         return self.outer + self.layer + max(self.layer, self.last) + self.scratch
 
 
 def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, fused: bool = True) -> Activations:
-    """Of the largest step of a rank, `spec` its share: `rows` tokens of which `logits` want logits.
+    """Activations of the largest step of a rank, `spec` its share: `rows` tokens of which `logits` want logits.
 
     `code_bytes`: of a number of a row as the matrices read it (1 integers, 2 bf16, 4 f32); `fused`: the wide
     intermediates of an MLP never reach memory. Families whose blocks differ (latents, encoders) are counted as the
@@ -44,7 +44,7 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
 
 
 def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
-    """Of features of pictures: those that are kept at most, and those that one step gives to its rows."""
+    """Bytes of features of pictures: those that are kept at most, and those that one step gives to its rows."""
     return FLOAT * spec.hidden * (1 + spec.sight.deep) * (limits.encoder_rows[1] + limits.max_num_batched_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Steps that have a row whose adapter holds more than low-rank matrices of layers."""
+"""Steps that have a row whose adapter holds more than low-rank matrices of layers. See docs/design/adapters.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AdapterStep:
         self._recorded: dict[tuple[int, int, bool], Recording] = {}
 
     def forward(self, shape: StepSizes, record: bool, given: EmbeddedRows | None = None) -> Array:
-        """As `ModelStep.forward`; `record`: small steps are recorded."""
+        """Implement `ModelStep.forward`; `record`: small steps are recorded."""
         if self._version != self._extensions.version:
             self._decoder, self._version = self._extensions.decoder(self._plain), self._extensions.version
             self._recorded.clear()

@@ -161,7 +161,7 @@ def sent(comm: Comm, ops: Ops, data: Bytes, to: int) -> None:
 
 
 def received(comm: Comm, ops: Ops, nbytes: int, source: int) -> Bytes:
-    """So many bytes from a rank."""
+    """Receive so many bytes from a rank."""
     out: Bytes = np.empty(nbytes, np.uint8)
     comm.recv(ops, ops.share(out), source)
     return out

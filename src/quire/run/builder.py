@@ -1,4 +1,4 @@
-"""From a plan to the flat arrays of its step."""
+"""Writes a plan into the flat arrays of its step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RopeShift(NamedTuple):
 
 
 def ancestors(parents: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of the nodes of a draft [n] the masks that `ops.attention` reads, and how many nodes come before each."""
+    """Make, of the nodes of a draft [n], the masks that `ops.attention` reads, and how many nodes come before each."""
     seen: list[int] = []
     for node, parent in enumerate(parents):
         seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)

@@ -33,7 +33,7 @@ class ContextSplitter:
         self._held = [GroupKeys(window, heads * d, heads * (d + 2), block_bytes) for window in windows]
 
     def batches(self, arrays: Arrays, shape: StepSizes) -> list[Batch]:
-        """This rank's rows of the step whose arrays are filled: a batch per group of layers."""
+        """Make this rank's rows of the step whose arrays are filled: a batch per group of layers."""
         tokens, seqs, logits, blocks = shape[:4]
         whole = arrays.batches(tokens, seqs, logits)
         rows = divide(PagedSequences(arrays.cu_q[: seqs + 1].astype(np.int64), arrays.context[:seqs].astype(np.int64)),

@@ -1,4 +1,5 @@
 """Which rank computes which rows of a step, where their keys lie, and what passes (`net/context_parallel.py`).
+See docs/design/context-parallel.md.
 
 All of it follows from the step's arrays, which every rank has, so nobody has to be told.
 """
@@ -120,7 +121,7 @@ class VisibleSplits:
 
     @staticmethod
     def of(rows: RankRows, window: int, lanes: Lanes) -> VisibleSplits:
-        """Those of `rows`."""
+        """Splits that `rows` see."""
         ends = rows.ends
         first = np.maximum(ends - window, 0) // SPLIT if window else np.zeros_like(ends)
         counts = -(-ends // SPLIT) - first
@@ -134,7 +135,7 @@ class VisibleSplits:
         return before[self.starts]
 
     def fold(self, rows: slice, ranks: int) -> Fold:
-        """Of `rows`, whose states lie behind each other by rank, then by row, then by split."""
+        """Fold of `rows`, whose states lie behind each other by rank, then by row, then by split."""
         begin, end = int(self.starts[rows.start]), int(self.starts[rows.stop])
         owner = self.owner[begin:end]
         order = np.empty(end - begin, np.int64)
@@ -144,7 +145,7 @@ class VisibleSplits:
 
 @dataclass(frozen=True)
 class ContextRank:
-    """This rank among `ranks`, and whose blocks are whose."""
+    """A context rank among `ranks`, and whose blocks are whose."""
 
     rank: int
     lanes: Lanes
@@ -196,7 +197,7 @@ class ContextRank:
         return PassKeys(rows.counts, self.slots(slots[rows.index]), picks, counts, pages)
 
     def _pages(self, rows: RankRows, tables: NDArray[np.int32]) -> KeyPages:
-        """Of all rows, in this rank's part of the cache."""
+        """Pages of all rows, in this rank's part of the cache."""
         cu_q, context = rows.cu_q.astype(np.int32), rows.context.astype(np.int32)
         return KeyPages(_flat(cu_q), _flat(context), self.tables(tables[rows.seqs]))
 

@@ -1,4 +1,5 @@
-"""Steps on the host: each small size is recorded when it first comes, and replayed on new contents."""
+"""Steps on the host: each small size is recorded when it first comes, and replayed on new contents.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 

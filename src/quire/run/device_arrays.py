@@ -21,7 +21,8 @@ from quire.run.step_sizes import Sizes
 
 
 class _Buffer:
-    """One of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the device."""
+    """A buffer: one of the two sets that a step's arrays go through: pinned on the host, and where they arrive on the
+    device."""
 
     def __init__(self, ops: Ops, sizes: Sizes) -> None:
         cells, runtime = math.prod(sizes.tables), ops.runtime

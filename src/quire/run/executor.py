@@ -1,4 +1,5 @@
-"""What computes steps on one device: a loaded share of a model, the memory of its cache, and the steps over it."""
+"""What computes steps on one device: a loaded share of a model, the memory of its cache, and the steps over it.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class DraftingFacts(Protocol):
         ...
 
     def part(self, caches: Caches) -> Caches:
-        """What it sees of the blocks."""
+        """What the draft model sees of the blocks."""
         ...
 
 
@@ -105,7 +106,8 @@ class Executor(Protocol):
         ...
 
     def bubbles(self, seconds: float) -> tuple[float, ...]:
-        """Of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for others."""
+        """Bubbles of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for
+        others."""
         ...
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class LocalExecutor:
         self.models = (model, *(() if drafting is None else drafting.beside))
 
     def profile(self, shape: KVPlan, limits: SchedulerConfig, kept: int = 0) -> int:
-        """As of `Executor`."""
+        """Implement `Executor`."""
         from quire.run.gpu_step import GpuStep
 
         runtime, model, caches = self.ops.runtime, self.model, Caches(self.models, self.ops, shape)
@@ -137,7 +139,7 @@ class LocalExecutor:
         return gpu_cache_bytes(runtime, self.config.cache.gpu_memory_utilization, step.profile) - kept
 
     def allocate(self, kv: KVPlan, limits: SchedulerConfig) -> Allocated:
-        """As of `Executor`: what any rank takes of it."""
+        """Implement `Executor`: what any rank takes of it."""
         model, drafting = self.model, self.drafting
         caches = Caches(self.models, self.ops, kv)
         blocks = Blocks(caches, self.ops, self._stored(caches))
@@ -179,7 +181,7 @@ class LocalExecutor:
         return SharedBytes(own, comm, self.ops)
 
     def change_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
-        """As of `Executor`."""
+        """Implement `Executor`."""
         room, path = self.model.adapters, Path(folder).expanduser()
         assert room is not None, "whoever has no room for adapters is not asked"
         if not folder:

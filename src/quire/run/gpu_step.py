@@ -1,4 +1,5 @@
-"""Steps on a GPU: small ones are padded to one of few sizes, each a graph that is captured at the start."""
+"""Steps on a GPU: small ones are padded to one of few sizes, each a graph that is captured at the start.
+See docs/design/gpu.md."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ImageFeatures:
         return EmbeddedRows(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
     def _pieces(self, seen: ImageChunk) -> list[_ImageRows]:
-        """Of the pictures of one chunk; raises the error of one that could not be encoded."""
+        """Pieces of the pictures of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
         found = list[_ImageRows]()
         for picture in seq.request.pictures:
@@ -98,7 +98,7 @@ class ImageFeatures:
 
 
 def told(given: EmbeddedRows, ops: Ops) -> GivenRows:
-    """As other ranks are told."""
+    """Features as other ranks are told of them."""
     mutual, features = given.mutual, ops.host(given.features)
     places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
     return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)

@@ -1,4 +1,5 @@
 """Rank 0's executor where others compute with it: they are told what it does itself, and what they answer is joined.
+See docs/design/ranks.md.
 
 Every rank has the same `LocalExecutor`; the others' is called by `worker_rank.Rank`, as messages say.
 """
@@ -39,12 +40,12 @@ class MultiRankExecutor:
         self.ranks, self._own = ranks, own
 
     def profile(self, shape: KVPlan, limits: SchedulerConfig, kept: int = 0) -> int:
-        """As of `Executor`: the least of what all ranks have left."""
+        """Implement `Executor`: the least of what all ranks have left."""
         self.ranks.profile(shape.max_model_len, limits)
         return self.ranks.least(self._own.profile(shape, limits, kept), self.ops)
 
     def allocate(self, kv: KVPlan, limits: SchedulerConfig) -> Allocated:
-        """As of `Executor`: the caches of all ranks are as large, and each computes its part of a step."""
+        """Implement `Executor`: the caches of all ranks are as large, and each computes its part of a step."""
         drafting, ranks = self._own.drafting, self.ranks
         alone = drafting is not None and drafting.first_rank_only
         ranks.allocate(kv, limits, alone, [each.window for each in kept_by((self.model,)).values()])
@@ -63,21 +64,21 @@ class MultiRankExecutor:
         return MultiRankBlocks(own.caches, self.ops, stored, self.ranks)
 
     def change_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
-        """As of `Executor`: here first, where it may be refused."""
+        """Implement `Executor`: here first, where it may be refused."""
         self._own.change_adapter(name, folder, replaces)
         self.ranks.tell(Adapter(name, folder, replaces))
 
     def check(self) -> None:
-        """As of `Executor`."""
+        """Implement `Executor`."""
         self.ranks.check()
 
     @property
     def killed(self) -> bool:
-        """As of `Executor`."""
+        """Implement `Executor`."""
         return self.ranks.killed
 
     def bubbles(self, seconds: float) -> tuple[float, ...]:
-        """As of `Executor`."""
+        """Implement `Executor`."""
         return self.ranks.bubbles(seconds)
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class MultiRankStep:
         self._ranks.compare(shape, arrays)
 
     def _form(self) -> ReplyForm:
-        """Of what comes back from the last stage."""
+        """Form of what comes back from the last stage."""
         stage, spec = self.model.decoder, self.model.spec
         assert isinstance(stage, PipelineStage), "steps of several stages are of one"
         if not stage.shared:
@@ -155,7 +156,7 @@ class MultiRankBlocks(Blocks):
         self._ranks = ranks
 
     def apply(self, work: BlockWork, keep: Keep | None = None) -> None:
-        """As of `Blocks`, on all ranks."""
+        """Do block work on all ranks."""
         if work:
             saves, fills = tuple(save.block for save in work.saves), tuple(block for block, _ in work.fills)
             self._ranks.tell(MoveBlocks(work.moves, saves, work.wipes, fills, work.copies))

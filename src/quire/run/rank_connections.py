@@ -38,7 +38,7 @@ class CommandReceiver(DigestSender, Protocol):
     """Another rank's way to hear rank 0."""
 
     def hear(self, milliseconds: int) -> bytes | None:
-        """What it says next, or None when it says nothing for so long."""
+        """Wait for what rank 0 says next, or None when it says nothing for so long."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The other ranks as rank 0 knows them: it starts them, tells them what to do, and hears when one ends.
+"""Other ranks as rank 0 knows them: it starts them, tells them what to do, and hears when one ends.
 
 The others are processes that end with this one. If one of them ends first, collectives fail here, and with them the
 engine: whoever supervises it starts the whole group again.
@@ -62,11 +62,12 @@ class Ranks:
                 comm.leave()
 
     def tell(self, message: Message) -> None:
-        """To all others, which do it in the order in which they are told. `ValueError` when one has ended."""
+        """Tell all others, which do it in the order in which they are told. `ValueError` when one has ended."""
         self._reach.world.tell(self._encode(message))
 
     def compare(self, shape: StepSizes, arrays: bytes) -> None:
-        """This step is to be the same on all ranks, as those before it were. `EngineFailure` where one was not."""
+        """Check that this step is to be the same on all ranks, as those before it were. `EngineFailure` where one was
+        not."""
         self._digests.settle(min(self._steps, SAID))
         self._digests.step(shape, arrays)
 
@@ -80,7 +81,7 @@ class Ranks:
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers))
 
     def profile(self, length: int, limits: SchedulerConfig) -> None:
-        """The others run the largest step too; of them `least` asks."""
+        """Have the other ranks run the largest step too; of them `least` asks."""
         self.tell(Profile(length, limits))
 
     def least(self, own: int, ops: Ops) -> int:
@@ -109,7 +110,8 @@ class Ranks:
         return any(other.ended() == -signal.SIGKILL for other in self.others)
 
     def bubbles(self, seconds: float) -> tuple[float, ...]:
-        """Of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for others."""
+        """Bubbles of each rank of a pipeline on one host, the share of the `seconds` of all steps that it waited for
+        others."""
         if self.place.topology.pipeline == 1 or self._far or not seconds:
             return ()
         return tuple(max(0.0, 1.0 - each / seconds) for each in self.busy.tolist())
@@ -130,13 +132,13 @@ class Ranks:
 
 
 def lead(config: EngineConfig) -> Ranks | None:
-    """The other ranks, started, where there are any."""
+    """Start the other ranks, where there are any."""
     return Ranks(config) if config.parallel.ranks > 1 else None
 
 
 @contextmanager
 def ended_on_error(ranks: Ranks | None) -> Iterator[None]:
-    """The other ranks end when what is done here fails."""
+    """End the other ranks when what is done here fails."""
     try:
         yield
     except BaseException:

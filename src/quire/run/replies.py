@@ -42,11 +42,11 @@ class Reply:
 
 
 class Replies:
-    """They are taken as they come, by a thread of their own: the last stage never waits for a busy first one, so that
-    no circle of stages can wait for each other.
+    """Replies of the last stage are taken as they come, by a thread of their own: the last stage never waits for a
+    busy first one, so that no circle of stages can wait for each other.
 
-    A step of more than `ReplyForm.most` rows comes in several pieces, of which none is kept: nothing may be under way behind
-    it. `waited`: seconds that the first stage had nothing to do but wait.
+    A step of more than `ReplyForm.most` rows comes in several pieces, of which none is kept: nothing may be under way
+    behind it. `waited`: seconds that the first stage had nothing to do but wait.
     """
 
     def __init__(self, ops: Ops, comm: Comm, form: ReplyForm, steps: int) -> None:

@@ -1,9 +1,10 @@
-"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own."""
+"""Runs plans: blocks are moved, arrays filled, a step computed of them, and its logits sampled in a call of its own.
+See docs/design/steps.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class LaunchedStep:
         rows: list[LogitRow],
         logits: Iterable[Array],
         failed: Failed,
-        pooled: Rows[LogitRow] = (),
+        pooled: GenericSequence[LogitRow] = (),
         hidden: Fetched | None = None,
     ) -> None:
         self.plan, self.rows, self.logits, self.failed = plan, rows, logits, failed
@@ -136,7 +137,7 @@ class Runner:
         return found
 
     def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: Rows[LogitRow], hidden: Fetched, found: list[ChunkResult]
+        self, chunks: tuple[Chunk, ...], rows: GenericSequence[LogitRow], hidden: Fetched, found: list[ChunkResult]
     ) -> None:
         """Give each pooled request its rows, which are checked as logits are."""
         values, at = hidden()[0], 0

@@ -127,7 +127,7 @@ class LocalStep(ABC):
         self._fixed = self.record_steps and not spread
 
     def _made_arrays(self, sizes: Sizes, own: Mapping[str, Array]) -> Arrays:
-        """Those of the step; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
+        """Arrays of the step; `own`: arrays that lie elsewhere, where the decoder's adapters read them."""
         return Arrays(sizes, self.ops, own)
 
     def _tapped(self, taps: Taps) -> TappedDecoder:

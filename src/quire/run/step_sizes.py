@@ -73,5 +73,5 @@ class Sizes:
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all arrays."""
         return sum(math.prod(shape) * (8 if name in WIDE else 4) for name, shape in self.shapes.items())

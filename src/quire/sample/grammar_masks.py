@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TRIES = 4
 
 
 def guide_of(row: LogitRow) -> GrammarGuide | None:
-    """That of the row's sequence, where a token is to be drawn."""
+    """Guide of the row's sequence, where a token is to be drawn."""
     guide = row.seq.guide
     if row.target is not None or row.seq.status is Status.FINISHED or not isinstance(guide, GrammarGuide):
         return None
@@ -53,9 +53,9 @@ class MaskBuilder:
     def __init__(self, vocab_size: int) -> None:
         self._words = (vocab_size + 1 + 31) // 32  # llguidance's end is one more
         self._thread: ThreadPoolExecutor | None = None
-        self._begun: dict[int, tuple[Rows[LogitRow], Future[MaskBatch]]] = {}
+        self._begun: dict[int, tuple[GenericSequence[LogitRow], Future[MaskBatch]]] = {}
 
-    def begin(self, rows: Rows[LogitRow]) -> None:
+    def begin(self, rows: GenericSequence[LogitRow]) -> None:
         """Begin with the masks of `rows`, if their tokens are known already; `of` the same list takes them.
 
         Of several steps under way each has its own.
@@ -68,12 +68,12 @@ class MaskBuilder:
         with suppress(RuntimeError):  # no thread can be started: `of` makes them
             self._begun[id(rows)] = rows, self._thread.submit(self._make, rows)
 
-    def of(self, rows: Rows[LogitRow]) -> MaskBatch:
+    def of(self, rows: GenericSequence[LogitRow]) -> MaskBatch:
         """The masks of those of `rows` that have any."""
         begun = self._begun.pop(id(rows), None)
         return self._make(rows) if begun is None else begun[1].result()
 
-    def _make(self, rows: Rows[LogitRow]) -> MaskBatch:
+    def _make(self, rows: GenericSequence[LogitRow]) -> MaskBatch:
         made = MaskBatch({}, {})
         for place, row in enumerate(rows):
             guide = None if row.seq.guide is None else guide_of(row)
@@ -100,11 +100,11 @@ class _Pending:
     refused: int = 0
 
 
-Redraw = Callable[[list[RowEdits], list[int]], Rows[int]]
+Redraw = Callable[[list[RowEdits], list[int]], GenericSequence[int]]
 """Edits logits once more, and draws again for the rows of these places: their tokens."""
 
 
-def settle(rows: Rows[LogitRow], tokens: Rows[int], redraw: Redraw, failed: Failed) -> None:
+def settle(rows: GenericSequence[LogitRow], tokens: GenericSequence[int], redraw: Redraw, failed: Failed) -> None:
     """Have guides take the tokens that `rows` gave, -1 for none; what one refuses is drawn again, without that token.
 
     Of a draft's rows, those count whose drafted tokens were drawn before them. Sequences whose guide fails join
@@ -135,7 +135,7 @@ def settle(rows: Rows[LogitRow], tokens: Rows[int], redraw: Redraw, failed: Fail
         waiting = [edits[row][1] for row in again if rows[row].seq not in failed]
 
 
-def _take(pending: _Pending, rows: Rows[LogitRow], drawn: dict[int, int]) -> RowEdits | None:
+def _take(pending: _Pending, rows: GenericSequence[LogitRow], drawn: dict[int, int]) -> RowEdits | None:
     """Take the tokens of a sequence's rows in turn; what to change where one is refused."""
     while True:
         row = pending.at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -44,7 +44,7 @@ _SEED_MASK = 2**64 - 1
 class SamplingOps(Protocol):
     """The ops of a backend that sampling needs (see ops/sampling.py)."""
 
-    def penalize(self, logits: Array, edits: Rows[RowEdits]) -> None: ...
+    def penalize(self, logits: Array, edits: GenericSequence[RowEdits]) -> None: ...
 
     def sample(self, logits: Array, draws: Records) -> tuple[Found, Found]: ...
 
@@ -54,7 +54,7 @@ class SamplingOps(Protocol):
 
     def host(self, array: Any) -> NDArray[Any]: ...
 
-    def fetch(self, found: Rows[Found]) -> Callable[[], list[NDArray[Any]]]: ...
+    def fetch(self, found: GenericSequence[Found]) -> Callable[[], list[NDArray[Any]]]: ...
 
 
 class RowResult(NamedTuple):
@@ -98,7 +98,9 @@ class Drawn:
     `failed`: sequences whose own part of it failed; their rows give no token. More may join by `results`.
     """
 
-    def __init__(self, rows: Rows[LogitRow], work: SamplingWork, found: list[Found], ops: SamplingOps) -> None:
+    def __init__(
+        self, rows: GenericSequence[LogitRow], work: SamplingWork, found: list[Found], ops: SamplingOps
+    ) -> None:
         self.tokens = found[0] if work.drawn else None
         self.failed = work.failed
         self._rows, self._work, self._wait = rows, work, ops.fetch(found)
@@ -146,7 +148,7 @@ def _scored(query: LogprobQuery, score: tuple[Any, ...], best: list[int], values
 
 
 def _logsumexp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of each row."""
+    """Log of the sum of exponentials of each row."""
     most = logits.max(1, keepdims=True)
     total: NDArray[np.float64] = most[:, 0] + np.log(np.exp(logits - most).sum(1, dtype=np.float64))
     return total
@@ -171,11 +173,13 @@ class Sampler:
         self._buffer = bytearray(rows * DRAW.itemsize)
         self._draws: Records = np.frombuffer(self._buffer, DRAW)
 
-    def tokens(self, logits: Array, rows: Rows[LogitRow]) -> list[int]:
+    def tokens(self, logits: Array, rows: GenericSequence[LogitRow]) -> list[int]:
         """The tokens alone that `rows` give, -1 on error; the same as those of a call."""
         return [result.token for result in self(logits, rows, scores=False).results()]
 
-    def best(self, logits: Array, rows: Rows[LogitRow], count: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def best(
+        self, logits: Array, rows: GenericSequence[LogitRow], count: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The `count` tokens that `rows` most likely give, and how likely: [n, count]; -1 where there is no token.
 
         The first is what a row gives, the next what it would give if that were excluded, and so on: where tokens are
@@ -201,7 +205,7 @@ class Sampler:
             total[i] = np.logaddexp.reduce(values[:, i])
         return tokens.T, np.nan_to_num(np.exp(values - total)).T
 
-    def __call__(self, logits: Array, rows: Rows[LogitRow], scores: bool = True) -> Drawn:
+    def __call__(self, logits: Array, rows: GenericSequence[LogitRow], scores: bool = True) -> Drawn:
         """What `rows` give, one per row of logits [R, V] float32 (contiguous, changed in place). Waits for nothing."""
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(
@@ -266,7 +270,7 @@ class Sampler:
             work.scored.append(LogprobQuery(row, row, -1 - place, params.logprobs))
 
     def _run(
-        self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: Rows[LogitRow], guided: bool
+        self, logits: Array, edits: list[RowEdits], work: SamplingWork, rows: GenericSequence[LogitRow], guided: bool
     ) -> list[Found]:
         """Edit, draw, then score what was asked for; edited rows that want log-probabilities are copied aside first."""
         raw = logits[[query.row for query in work.raw]] if work.raw else logits
@@ -284,7 +288,7 @@ class Sampler:
                 found += self._ops.top_logprobs(source, records, max(q.k for q in queries), drawn)
         return found
 
-    def _penalize(self, logits: Array, edits: list[RowEdits], rows: Rows[LogitRow], failed: Failed) -> None:
+    def _penalize(self, logits: Array, edits: list[RowEdits], rows: GenericSequence[LogitRow], failed: Failed) -> None:
         """Edit logits. An op that refuses has changed nothing: row by row, it says which of them it refuses."""
         try:
             self._ops.penalize(logits, edits)
@@ -295,7 +299,9 @@ class Sampler:
                 except Exception as error:
                     fail(failed, rows[edit.row].seq, error, "sampling")
 
-    def _advance_guides(self, logits: Array, rows: Rows[LogitRow], work: SamplingWork, found: list[Found]) -> None:
+    def _advance_guides(
+        self, logits: Array, rows: GenericSequence[LogitRow], work: SamplingWork, found: list[Found]
+    ) -> None:
         """Have the guides of `rows` take what was drawn, which waits for the device; what is refused is drawn again."""
         tokens, flags = found
         places = {row: place for place, row in enumerate(work.drawn)}

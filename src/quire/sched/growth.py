@@ -86,7 +86,7 @@ def begun(siblings: list[Sequence]) -> list[Sequence]:
 
 
 def pending(siblings: list[Sequence]) -> list[Sequence]:
-    """Those that wait for the prompt of another to be computed."""
+    """Siblings that wait for the prompt of another to be computed."""
     return [seq for seq in siblings if seq.status is Status.PENDING]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -51,7 +51,7 @@ class Queue(Protocol):
         ...
 
     def in_order(self, seqs: Iterable[Sequence]) -> list[Sequence]:
-        """Some of those that wait, as iteration would give them."""
+        """List some of those that wait, as iteration would give them."""
         ...
 
     def __len__(self) -> int: ...
@@ -101,7 +101,7 @@ class WaitingQueue:
         return [self.head()] if self._alive else []
 
     def in_order(self, seqs: Iterable[Sequence]) -> list[Sequence]:
-        """Some of those that wait, as iteration would give them."""
+        """List some of those that wait, as iteration would give them."""
         return sorted(seqs, key=lambda seq: seq.order)
 
     def __len__(self) -> int:
@@ -124,14 +124,14 @@ class Rising:
         self._listed: dict[str, Rank] = {}
 
     def put(self, name: str) -> None:
-        """Its key is new, or may have fallen."""
+        """Put in a name whose key is new, or may have fallen."""
         key = self._key(name)
         if name not in self._listed or key < self._listed[name]:
             self._listed[name] = key
             heapq.heappush(self._heap, (key, name))
 
     def drop(self, name: str) -> None:
-        """It has no key any more."""
+        """Drop a name that has no key any more."""
         del self._listed[name]
         if len(self._heap) > 2 * len(self._listed) + LEFT_BEHIND:
             self._heap = [(key, each) for each, key in self._listed.items()]
@@ -196,7 +196,7 @@ class TenantQueue:
         return [line.head() for line in self._lines.values()]
 
     def in_order(self, seqs: Iterable[Sequence]) -> list[Sequence]:
-        """Some of those that wait, as iteration would give them."""
+        """List some of those that wait, as iteration would give them."""
         return sorted(seqs, key=lambda seq: (self._numbers[seq.request.tenant], seq.order))
 
     def __len__(self) -> int:
@@ -240,23 +240,23 @@ class Policy:
     def served(self, seq: Sequence, count: int) -> None:
         """`count` tokens of `seq` are computed."""
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """Who of those that run would leave for `head`, if there is no room: nobody."""
         return None
 
 
 class Priority(Policy):
-    """By the request's `priority`, lower first; among equals first come, first served."""
+    """Policy by the request's `priority`, lower first; among equals first come, first served."""
 
     def order(self, seq: Sequence, ticket: int) -> tuple[float, int, int]:
         """Place among all."""
         return (float(seq.request.priority), ticket, seq.index)
 
     def urgency(self, seq: Sequence) -> float:
-        """As the queue's."""
+        """Urgency in the order of the queue."""
         return float(seq.request.priority)
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The last, if it is less urgent."""
         last = max(running, key=attrgetter("order"))
         return last if last.order[0] > head.order[0] else None
@@ -304,11 +304,11 @@ class Fair(Policy):
             self._tenants.drop(request.tenant)
 
     def rank(self, seq: Sequence) -> Rank:
-        """By what its tenant was served."""
+        """Rank by what its tenant was served."""
         return (self.counter(seq.request.tenant), *seq.order)
 
     def urgency(self, seq: Sequence) -> float:
-        """By what its tenant was served."""
+        """Urgency by what its tenant was served."""
         return self.counter(seq.request.tenant)
 
     def served(self, seq: Sequence, count: int) -> None:
@@ -317,7 +317,7 @@ class Fair(Policy):
         cost = prompt + OUTPUT * (seq.computed >= len(seq.tokens))
         self._counters[seq.request.tenant] = self.counter(seq.request.tenant) + cost / seq.request.weight
 
-    def displaced(self, running: Rows[Sequence], head: Sequence, places: int) -> Sequence | None:
+    def displaced(self, running: GenericSequence[Sequence], head: Sequence, places: int) -> Sequence | None:
         """The newest of the tenant that has most places beyond its share, if the one that waits has fewer than its."""
         weights, held = dict[str, float](), dict[str, int]()
         for seq in (*running, head):

@@ -1,4 +1,5 @@
-"""Where each sequence of a scheduler stands, and the one way from each place to the next."""
+"""Where each sequence of a scheduler stands, and the one way from each place to the next.
+See docs/design/scheduler.md."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class SequenceQueues:
             self.enter(seq, siblings)
 
     def begin_again(self, siblings: list[Sequence]) -> None:
-        """One of a request has ended: if none is left of which the others would fork, the first of these begins."""
+        """Begin again when one of a request has ended: if none is left of which the others would fork, the first of
+        these begins."""
         for seq in orphans(siblings):
             self.enter(seq, siblings)
 

@@ -1,4 +1,5 @@
 """Continuous batching with one rule: every step moves `computed` toward `target`, decodes first, under a token budget.
+See docs/design/scheduler.md.
 
 There is no phase flag (as in vLLM's v1 scheduler): `shares.decodes` derives it from `computed` and `target`. Chunked
 prefill beside decodes is SARATHI (Agrawal et al. 2023); iteration-level admission is Orca (Yu et al. 2022). No tensors.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Any
 
 from quire.cache.tables import BlockTables
@@ -37,7 +38,7 @@ class PendingBlockWork:
         self.wipes: list[int] = []
         self.moves: list[tuple[int, int, int]] = []
 
-    def take(self, copies: Rows[tuple[int, int]] = (), more: Rows[Save] = ()) -> BlockWork:
+    def take(self, copies: GenericSequence[tuple[int, int]] = (), more: GenericSequence[Save] = ()) -> BlockWork:
         """What was gathered since the last call, the block copies of a plan, and `more` blocks to be saved."""
         saves, fills = ((), ()) if self._tiers is None else self._tiers.take()
         if not (self.wipes or self.moves or saves or fills or copies or more):

@@ -4,7 +4,7 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Protocol, TypeVar
 
 from quire.core.config import SchedulerConfig
@@ -91,7 +91,7 @@ class MicroBatches:
         self._stages, self._steps, self.staged = stages, steps, stages > 1
         self._decoding: list[list[Sequence]] = []  # of each step under way
 
-    def budget(self, config: SchedulerConfig, running: Rows[Sequence]) -> int:
+    def budget(self, config: SchedulerConfig, running: GenericSequence[Sequence]) -> int:
         """Tokens of one step, of what `config` says, which all under way share; as many as its decodes at least."""
         most = config.max_num_batched_tokens
         if not self.staged or not config.enable_chunked_prefill:
@@ -100,7 +100,7 @@ class MicroBatches:
         return min(most, max(-(-most // self._steps), LEAST - (-rows // self._stages)))
 
     def ready(self, unfinished: list[Sequence]) -> list[Sequence]:
-        """Those that the next step may have a part of."""
+        """Sequences that the next step may have a part of."""
         if not self.staged:
             return unfinished
         chosen = set(self._decodes(unfinished, self._under_way(unfinished)))
@@ -118,14 +118,16 @@ class MicroBatches:
         return [step for step in self._decoding if not live.isdisjoint(step)]
 
     def _decodes(self, unfinished: list[Sequence], under_way: list[list[Sequence]]) -> list[Sequence]:
-        """Those of the next step."""
+        """Decodes of the next step."""
         most = min(self._stages, self._steps)
         share = -(-sum(map(decodes, unfinished)) // most)
         few = [seq for seq in unfinished if not seq.in_flight and decodes(seq)][:share]
         return few if len(few) >= share or len(under_way) < most else []
 
 
-def budget_of(config: SchedulerConfig, pace: PrefillPace, portions: MicroBatches, running: Rows[Sequence]) -> int:
+def budget_of(
+    config: SchedulerConfig, pace: PrefillPace, portions: MicroBatches, running: GenericSequence[Sequence]
+) -> int:
     """Tokens of the next step at most."""
     if not (pace.limits or portions.staged):
         return config.max_num_batched_tokens
@@ -144,7 +146,9 @@ def rows_of(seq: Schedulable, budget: int, chunked: bool) -> int:
     return min(need, budget)
 
 
-def shares(running: Rows[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]) -> dict[T, int]:
+def shares(
+    running: GenericSequence[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]
+) -> dict[T, int]:
     """Tokens of each of `running` in a step of `budget`: decodes, then prompts by `urgency`, smallest first.
 
     Among equals those nearest to their end come first, and one that needs more than half of what is left gets half as

@@ -1,7 +1,7 @@
 """Search at inference time: more tokens spent on a prompt for a better answer, over shared prefixes."""
 
 from quire.search.best import best_of_n, self_consistency
-from quire.search.result import AnswerCandidate, Saved, SearchResult
+from quire.search.result import Candidate, Saved, SearchResult
 from quire.search.steps import StepSearch, step_search
 from quire.search.verify import ScoreBy, Verifier
 

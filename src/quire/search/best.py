@@ -17,7 +17,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.engine.outputs import CompletionOutput, RequestOutput
 from quire.engine.requests import listed
-from quire.search.result import AnswerCandidate, SearchResult, TokenMeter, check_count, ids_of, likelihood
+from quire.search.result import Candidate, SearchResult, TokenMeter, check_count, ids_of, likelihood
 from quire.search.verify import Verifier, judged
 
 Extract = Callable[[str], str | None]
@@ -96,8 +96,8 @@ def _drawn(llm: LLM, prompts: Any, n: int, params: SamplingParams | None) -> tup
     return outputs, meter
 
 
-def _candidate(output: CompletionOutput, score: float, answer: str | None = None) -> AnswerCandidate:
-    return AnswerCandidate(output.text, output.token_ids, score, output.finish_reason, answer)
+def _candidate(output: CompletionOutput, score: float, answer: str | None = None) -> Candidate:
+    return Candidate(output.text, output.token_ids, score, output.finish_reason, answer)
 
 
 def _by_pattern(pattern: str) -> Extract:

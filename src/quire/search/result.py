@@ -12,7 +12,7 @@ from quire.engine.outputs import CompletionOutput
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerCandidate:
+class Candidate:
     """One answer. `score`: what it was ranked by; `answer`: what was taken from its text, where answers vote."""
 
     text: str
@@ -49,7 +49,7 @@ class SearchResult:
 
     text: str
     score: float
-    candidates: list[AnswerCandidate]
+    candidates: list[Candidate]
     saved: Saved
     answer: str | None = None
 
@@ -70,7 +70,7 @@ class TokenMeter:
         self.asked += rows * len(prompt)
 
     def saved(self) -> Saved:
-        """So far."""
+        """Tokens that were saved so far."""
         return Saved(self.asked, self.llm.engine.engine.prompt_tokens - self._before)
 
 

@@ -15,7 +15,7 @@ from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.engine.outputs import CompletionOutput
 from quire.engine.requests import listed
-from quire.search.result import AnswerCandidate, SearchResult, TokenMeter, check_count, ids_of
+from quire.search.result import Candidate, SearchResult, TokenMeter, check_count, ids_of
 from quire.search.verify import Verifier, judged
 from quire.text.detokenizer import continuation
 
@@ -144,5 +144,5 @@ def _keep(tree: _Tree, verifier: Verifier, width: int) -> None:
 def _result(tree: _Tree, width: int, meter: TokenMeter) -> SearchResult:
     """Texts that ended come before those that the last step cut off."""
     found = sorted([*tree.done, *tree.live], key=lambda path: (path.ended != "stop", -path.score))[:width]
-    candidates = [AnswerCandidate(p.text, list(p.tokens), p.score, p.ended or "length") for p in found]
+    candidates = [Candidate(p.text, list(p.tokens), p.score, p.ended or "length") for p in found]
     return SearchResult(candidates[0].text, candidates[0].score, candidates, meter.saved())

@@ -182,7 +182,7 @@ class Cluster(Timeline):
         self.fleet.leave(at)
 
     def _give_up(self, name: str) -> None:
-        """Its client does not wait any longer."""
+        """Abort a request whose client does not wait any longer."""
         track = self.tracks.get(name)
         if track is None:
             return

@@ -1,4 +1,5 @@
-"""From options to a cluster: what each replica holds and how long its steps take, from headers or from a file."""
+"""The way from options to a cluster: what each replica holds and how long its steps take, from headers or from a
+file."""
 
 from __future__ import annotations
 

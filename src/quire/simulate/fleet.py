@@ -35,44 +35,45 @@ class Fleet:
         return int(self.ready.sum() + self.starting.sum())
 
     def account(self, now: float, whole: bool = False) -> None:
-        """It is `now`: add up what was paid for where that has changed, or the `whole`."""
+        """Note that it is `now`: add up what was paid for where that has changed, or the `whole`."""
         if whole or self.paid != self._before:
             self.replica_seconds += (now - self._since) * self._before
             self._since, self._before = now, self.paid
 
     def begin(self, at: int) -> None:
-        """It is started."""
+        """Note that a replica is started."""
         self.starting[at], self.ready[at], self.draining[at] = True, False, False
         self._count()
 
     def serve(self, at: int) -> None:
-        """It gets requests from now on."""
+        """Note that a replica gets requests from now on."""
         self.starting[at], self.ready[at], self.draining[at] = False, True, False
         self._count()
 
     def drain(self, at: int) -> None:
-        """It gets no more."""
+        """Note that a replica gets no more."""
         self.ready[at], self.starting[at], self.draining[at] = False, False, bool(self.flight[at])
         self._count()
 
     def enter(self, at: int) -> None:
-        """It has one more request."""
+        """Note that a replica has one more request."""
         self.flight[at] += 1
 
     def leave(self, at: int) -> None:
-        """It has one less."""
+        """Note that a replica has one less."""
         self.flight[at] -= 1
         if self.draining[at] and not self.flight[at]:
             self.draining[at] = False
             self._count()
 
     def spare(self, count: int) -> list[int]:
-        """So many replicas at most that could serve and do not: those that drain first, which have their caches."""
+        """Choose so many replicas at most that could serve and do not: those that drain first, which have their
+        caches."""
         off = ~(self.ready | self.starting | self.draining)
         return [*np.flatnonzero(self.draining).tolist(), *np.flatnonzero(off).tolist()][:count]
 
     def surplus(self, count: int) -> list[int]:
-        """So many replicas at most to do without: those that start, then those that have least to do."""
+        """Choose so many replicas at most to do without: those that start, then those that have least to do."""
         ready = np.flatnonzero(self.ready)
         idle = ready[np.argsort(self.flight[ready], kind="stable")]
         return [*np.flatnonzero(self.starting).tolist()[::-1], *idle.tolist()][:count]

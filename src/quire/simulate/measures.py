@@ -27,11 +27,11 @@ class Gaps:
         self.counts: Counter[int] = Counter()
 
     def add(self, seconds: float, count: int) -> None:
-        """So many gaps of that length."""
+        """Add so many gaps of that length."""
         self.counts[int(math.log(max(seconds, 1e-9)) / BIN + 1e6)] += count
 
     def milliseconds(self) -> dict[str, float] | None:
-        """As `bench.records.milliseconds`: mean and percentiles, to within half a bin; None of nothing."""
+        """Summarize in milliseconds: mean and percentiles, to within half a bin; None of nothing."""
         if not self.counts:
             return None
         bins = np.array(sorted(self.counts))
@@ -59,7 +59,7 @@ class TenantFigures(msgspec.Struct):
 
 
 class Latencies:
-    """Of the requests of one tenant: seconds, one of each name for each request that was answered."""
+    """Latencies of the requests of one tenant: seconds, one of each name for each request that was answered."""
 
     def __init__(self) -> None:
         self.gaps = Gaps()
@@ -68,13 +68,13 @@ class Latencies:
         self.failed: Counter[str] = Counter()
 
     def figures(self) -> TenantFigures:
-        """All of it."""
+        """All figures of this tenant."""
         seconds = {name: found.tobytes() for name, found in self.seconds.items()}
         tokens = (self.input_tokens, self.output_tokens)
         return TenantFigures(dict(self.gaps.counts), seconds, dict(self.failed), tokens, self.good)
 
     def take(self, figures: TenantFigures) -> None:
-        """Those of another, too."""
+        """Add the latencies of another cell."""
         self.gaps.counts.update(figures.gaps)
         for name, found in figures.seconds.items():
             self.seconds[name].frombytes(found)
@@ -84,13 +84,13 @@ class Latencies:
         self.failed.update(figures.failed)
 
     def table(self) -> dict[str, dict[str, float] | None]:
-        """In the order of reports."""
+        """Table in the order of reports."""
         found = {name: milliseconds(self.seconds[name]) for name in NAMES}
         return {"ttft": found["ttft"], "tpot": found["tpot"], "itl": self.gaps.milliseconds(), "e2e": found["e2e"],
                 "queue": found["queue"]}  # fmt: skip
 
     def rates(self, seconds: float) -> dict[str, float]:
-        """As `bench.records.rates`."""
+        """Rates by the names of `bench.records.rates`."""
         count, seconds = len(self.seconds["e2e"]), seconds or math.inf
         read, written = self.input_tokens, self.output_tokens
         return {
@@ -140,12 +140,12 @@ class Measures:
         return found
 
     def gaps(self, seconds: float, tenants: dict[str, int]) -> None:
-        """So many sequences of each tenant waited so long for a token after one."""
+        """Note that so many sequences of each tenant waited so long for a token after one."""
         for tenant, count in tenants.items():
             self.of(tenant).gaps.add(seconds, count)
 
     def stepped(self, steps: int, rows: int, seconds: float) -> None:
-        """So many steps computed so many rows in all, in so many seconds of one replica."""
+        """Note that so many steps computed so many rows in all, in so many seconds of one replica."""
         self.steps += steps
         self.rows += rows
         self.busy += seconds
@@ -170,7 +170,7 @@ class Measures:
         self.of(tenant).failed[why] += 1
 
     def sample(self, point: ClusterPoint) -> None:
-        """One of equally many seconds."""
+        """Take one sample of equally many seconds."""
         self._seen += 1
         if self._seen % self._keep == 0:
             self.curve.append(point)
@@ -178,16 +178,16 @@ class Measures:
             self.curve, self._keep = self.curve[::2], 2 * self._keep
 
     def figures(self) -> dict[str, TenantFigures]:
-        """Of each tenant."""
+        """Figures of each tenant."""
         return {name: each.figures() for name, each in self.tenants.items()}
 
     def merge(self, tenants: Mapping[str, TenantFigures]) -> None:
-        """Those of another cell, too."""
+        """Add what another cell measured."""
         for name, figures in tenants.items():
             self.of(name).take(figures)
 
     def results(self, seconds: float) -> dict[str, Any]:
-        """In the shape of `bench.serving`'s; more of each tenant where there are several."""
+        """Results in the shape of `bench.serving`'s; more of each tenant where there are several."""
         whole = Latencies()
         for each in self.tenants.values():
             whole.take(each.figures())

@@ -45,7 +45,7 @@ class CellResult(msgspec.Struct, kw_only=True):
     read_blocks: int
 
     def measures(self, targets: Mapping[str, float]) -> Measures:
-        """As one that has seen it all."""
+        """Measures as of one that has seen it all."""
         found = Measures(targets)
         found.merge(self.tenants)
         found.curve = self.curve

@@ -41,11 +41,11 @@ class StepMeter(Protocol):
     """Is told of the steps of all replicas."""
 
     def gaps(self, seconds: float, tenants: dict[str, int]) -> None:
-        """So many sequences of each tenant waited so long for a token after one."""
+        """Note that so many sequences of each tenant waited so long for a token after one."""
         ...
 
     def stepped(self, steps: int, rows: int, seconds: float) -> None:
-        """So many steps computed so many rows in all."""
+        """Note that so many steps computed so many rows in all."""
         ...
 
 
@@ -66,7 +66,7 @@ class Setup:
 
     @property
     def limits(self) -> SchedulerConfig:
-        """Of the scheduler: without chunks a step has room for the longest prompt (`SchedulerConfig.rows`)."""
+        """Limits of the scheduler: without chunks a step has room for the longest prompt (`SchedulerConfig.rows`)."""
         return replace(self.scheduler, max_num_batched_tokens=self.scheduler.rows(self.max_model_len))
 
 
@@ -90,7 +90,7 @@ class Replica:
         self._fill()
 
     def _fill(self) -> None:
-        """As an engine that was just started."""
+        """Fill the replica as an engine that was just started."""
         setup = self.setup
         tiers = None if self._tiers is None else self._tiers()
         self.pool = BlockPool(setup.blocks, remembered=0, watcher=tiers)
@@ -260,7 +260,7 @@ class Replica:
 
     @property
     def preemptions(self) -> int:
-        """Since the start, over all lives."""
+        """Preemptions since the start, over all lives."""
         return self._preemptions + self.scheduler.preemptions
 
     @property

@@ -45,7 +45,7 @@ class SimulatedRequest(NamedTuple):
         return sum(tokens for _, tokens in self.parts)
 
     def request(self, name: str, longest: int) -> Request:
-        """As an engine takes it: it decodes to its full length, or to `longest` tokens with its prompt."""
+        """The request as an engine takes it: it decodes to its full length, or to `longest` tokens with its prompt."""
         prompt: list[int] = []
         for content, tokens in self.parts:
             prompt += [content] * tokens
@@ -116,7 +116,7 @@ class RequestStream:
 
     @property
     def name(self) -> str:
-        """Of the trace."""
+        """Name of the trace."""
         return f"{self.trace.layout}:{self._path.name}" if self.trace is not None else ""
 
     @property

@@ -25,7 +25,7 @@ class Routes(Protocol):
         ...
 
     def forget(self, replica: int) -> None:
-        """Its cache is empty: it was started anew."""
+        """Forget what a replica holds: its cache is empty: it was started anew."""
         ...
 
 
@@ -37,7 +37,7 @@ class _Blind:
         self._rng, self._turn = random.Random(f"router {seed}"), -1
 
     def place(self, request: Request, ready: Ready) -> int:
-        """Of those that are ready; of all where none is."""
+        """Choose of those that are ready; of all where none is."""
         some = np.flatnonzero(ready)
         place = self._choose(some if len(some) else np.arange(len(self._flight)))
         self._flight[place] += 1
@@ -86,7 +86,8 @@ class PowerOfTwo(_Blind):
 
 
 ROUTERS: dict[str, type[_Blind] | None] = {
-    "prefix": None, "random": RandomRouter, "round-robin": RoundRobin, "least-requests": LeastLoaded, "two-choices": PowerOfTwo,
+    "prefix": None, "random": RandomRouter, "round-robin": RoundRobin, "least-requests": LeastLoaded, "two-choices":
+    PowerOfTwo,
 }  # fmt: skip
 """`prefix`: the engine's own. The others are baselines that quire does not have."""
 

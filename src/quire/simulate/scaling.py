@@ -14,7 +14,8 @@ TOLERANCE = 0.1
 
 
 class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
-    """From `low` to `high` replicas, so many that `metric` of each is `target`; looked at every `every` seconds.
+    """Autoscaling from `low` to `high` replicas, so many that `metric` of each is `target`; looked at every `every`
+    seconds.
 
     `metric`: "utilization", sequences in flight beside those that a batch holds, or "queue", those that wait. Fewer
     are wanted only once fewer were wanted for `down_after` seconds.
@@ -43,7 +44,8 @@ class Scaler:
         self._wanted: deque[tuple[float, int]] = deque()
 
     def wanted(self, now: float, replicas: int, load: float) -> int:
-        """Of `replicas` that serve or start; `load`: the metric, over all of them together."""
+        """Number of replicas wanted of `replicas` that serve or start; `load`: the metric, over all of them
+        together."""
         rule = self.rule
         ratio = load / (rule.target * replicas)
         count = replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(load / rule.target)

@@ -8,7 +8,7 @@ back from a store - each step is planned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.plan import Chunk, ChunkResult, StepPlan
 from quire.core.request import Output
@@ -65,8 +65,8 @@ def _nobody_joins(scheduler: Scheduler, refused: bool) -> bool:
     return first and not tables.prefix.match(head, tables.sizes.windows)[0]
 
 
-def _with_blocks(running: Rows[Sequence], size: int, free: int, steps: int) -> int:
-    """As many of `steps` as there are blocks for."""
+def _with_blocks(running: GenericSequence[Sequence], size: int, free: int, steps: int) -> int:
+    """Take as many of `steps` as there are blocks for."""
     need = sum((seq.computed + steps - 1) // size - (seq.computed - 1) // size for seq in running)
     while steps and need > free:
         steps //= 2
@@ -117,7 +117,7 @@ def advance(scheduler: Scheduler, steps: int, end: float) -> list[Output]:
     return scheduler.commit(plan, [ChunkResult([seq.request.seed], [], [], finite=True) for seq in lasts])
 
 
-def _block_events(order: Rows[Sequence], size: int, steps: int, shares: bool) -> list[tuple[int, bool, int]]:
+def _block_events(order: GenericSequence[Sequence], size: int, steps: int, shares: bool) -> list[tuple[int, bool, int]]:
     """(step, whether a block is published, place of the sequence) of all blocks that are begun or filled, as they are:
     a step's plan comes before its commit."""
     events = []

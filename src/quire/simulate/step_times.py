@@ -55,7 +55,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"{where}: a step of one row takes no time")
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step; 0 chunks take 0."""
+        """Seconds of one step; 0 chunks take 0."""
         if not chunks:
             return 0.0
         keys = sum(rows + context for rows, context in chunks)
@@ -64,7 +64,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return base + (self.per_key * keys + self.per_pair * pairs)
 
     def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
-        """Of each of the next `steps`, in which all sequences decode."""
+        """Seconds of each of the next `steps`, in which all sequences decode."""
         base, first = self._of(sequences, sequences), keys + sequences
         all_keys = (first + sequences * step for step in range(steps))
         return [base + (self.per_key * keys + self.per_pair * keys) for keys in all_keys]
@@ -95,13 +95,13 @@ class InterpolatedTimes:
         self._known: dict[int, tuple[float, float]] = {}
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         if all(chunk.rows == 1 for chunk in chunks):
             return self.decodes(len(chunks), sum(chunk.context for chunk in chunks), 1)[0] if chunks else 0.0
         return self._times.seconds(chunks)
 
     def decodes(self, sequences: int, keys: int, steps: int) -> list[float]:
-        """Of each of the next `steps`."""
+        """Seconds of each of the next `steps`."""
         base, per_key = self._known.get(sequences) or self._line(sequences)
         return [base + per_key * (keys + sequences * step) for step in range(steps)]
 
@@ -113,7 +113,7 @@ class InterpolatedTimes:
 
 
 def read_table(path: Path) -> StepTable:
-    """From a JSON file with the fields of `StepTable`; `ConfigError` where it is none."""
+    """Read a table from a JSON file with the fields of `StepTable`; `ConfigError` where it is none."""
     try:
         if path.stat().st_size > 1 << 20:
             raise ConfigError(f"{path} is larger than a MiB; is it a table of step times?")

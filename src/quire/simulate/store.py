@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class SimulatedStore:
         return key in self._keys
 
     def put(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
-        """It is written."""
+        """Note that a block is written."""
         self._keys[key] = None
         self._keys.move_to_end(key)
         if len(self._keys) > self.link.capacity:
@@ -64,8 +64,8 @@ class SimulatedStore:
         """Everybody finds what there is."""
         return self.has(key)
 
-    def read(self, wanted: Rows[StoreKey]) -> dict[bytes, Any]:
-        """Those up to the first that is not there."""
+    def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
+        """Read the blocks up to the first that is not there."""
         found: dict[bytes, Any] = {}
         for want in wanted:
             if want.key not in self._keys:
@@ -110,9 +110,9 @@ class _Through(Tiers):
         self._to.put(key, tokens, b"")
 
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """It was written when it was published."""
+        """Do nothing: a block was written when it was published."""
 
-    def read(self, wanted: Rows[StoreKey]) -> StoreRead:
+    def read(self, wanted: GenericSequence[StoreKey]) -> StoreRead:
         """Begin to read a piece."""
         reading = StoreRead(wanted)
         self._to.begin(self._replica, reading)

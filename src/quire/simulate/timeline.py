@@ -96,6 +96,6 @@ class Timeline:
             self._push(replica.until, Event.STEP, at)
 
     def _later(self, at: int, seconds: float, call: Callable[[], None]) -> None:
-        """Of one replica, in the order in which they are asked for."""
+        """Events of one replica, in the order in which they are asked for."""
         self._reads[at].append(call)
         self._push(self.now + seconds, Event.READ, at)

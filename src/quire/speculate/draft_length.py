@@ -1,4 +1,5 @@
 """How many tokens to draft: as many as give most expected tokens a second, as steps and drafts were timed.
+See docs/design/speculation.md.
 
 Of n drafted tokens, each kept with probability p, a step gives 1 + p + ... + p^n tokens (Leviathan et al. 2023, eq. 1).
 Memory-bound steps take hardly longer for more rows; once they do, drafts stop paying and none are made.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +104,7 @@ class CostModel:
         self._turns += 1
         return self._turns % REFRESH > 0
 
-    def depth(self, seqs: Rows[Sequence], rows: int) -> tuple[int, int]:
+    def depth(self, seqs: GenericSequence[Sequence], rows: int) -> tuple[int, int]:
         """(For how many of `seqs` to draft, how many tokens each), in a step that has `rows` rows without drafts.
 
         Trees are of their full depth or none: how far one grows is the drafting model's to say.
@@ -118,7 +119,7 @@ class CostModel:
             return len(seqs) if best else 0, int(nodes[best])
         return TRIED, min(TRIED, self._most)
 
-    def cut(self, seqs: Rows[Sequence], rows: int) -> None:
+    def cut(self, seqs: GenericSequence[Sequence], rows: int) -> None:
         """Cut drafts that cost nothing to make to what is worth verifying; the likeliest tokens stay.
 
         Steps are of few sizes then, so that each is timed often and recorded once.
@@ -163,7 +164,7 @@ class CostModel:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return False
 
-    def _acceptance(self, seqs: Rows[Sequence]) -> NDArray[np.float64]:
+    def _acceptance(self, seqs: GenericSequence[Sequence]) -> NDArray[np.float64]:
         kept, tried = np.array([seq.draft.acceptance for seq in seqs]).T
         usual = self._all[0] / self._all[1]
         found: NDArray[np.float64] = (kept + PRIOR * usual) / (tried + PRIOR)
@@ -175,7 +176,7 @@ class CostModel:
         return not self._resting
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """Of `drafted` tokens `accepted` were kept."""
+        """Note that of `drafted` tokens `accepted` were kept."""
         tried = accepted + (accepted < drafted)
         kept, before = seq.draft.acceptance
         seq.draft.acceptance = (MEMORY * kept + accepted, MEMORY * before + tried)

@@ -5,7 +5,7 @@ A draft is written to blocks before the step that verifies it is planned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.blame import Failed, fail
 from quire.core.plan import StepPlan
@@ -20,7 +20,7 @@ def undrafted(scheduler: Scheduler) -> list[Sequence]:
     return [s for s in ready if s.computed == len(s.tokens) - 1]
 
 
-def room_for_drafts(scheduler: Scheduler, wanted: Rows[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
+def room_for_drafts(scheduler: Scheduler, wanted: GenericSequence[tuple[Sequence, int]]) -> tuple[list[int], StepPlan]:
     """How many tokens each of the `undrafted` may draft now, of as many as it wants.
 
     Their blocks may be written once the plan, which has no chunks, is prepared.
@@ -49,7 +49,7 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     return 0
 
 
-def forced(seqs: Rows[Sequence], limits: Rows[int], failed: Failed) -> dict[Sequence, list[int]]:
+def forced(seqs: GenericSequence[Sequence], limits: GenericSequence[int], failed: Failed) -> dict[Sequence, list[int]]:
     """Tokens that a grammar leaves no choice about, at most as many as `limits` says: a draft that nobody guesses.
 
     A model that drafts would miss them in its own cache, so this is for those that look drafts up. Sequences whose

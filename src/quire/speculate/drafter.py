@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Drafter:
         self.longest = step.model.max_model_len
         self._builder = BatchBuilder(step.arrays, step.model, step.caches.block_size)
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """One pass a token, of those that still want one; or a depth of their trees, whose rows are computed again."""
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         self._catch_up([seq for seq, _ in wanting])
@@ -104,7 +104,7 @@ class Drafter:
         """The first position that a draft of `seq` computes."""
         return len(seq.tokens) - 1
 
-    def _catch_up(self, seqs: Rows[Sequence]) -> None:
+    def _catch_up(self, seqs: GenericSequence[Sequence]) -> None:
         """Compute what the model lacks of the tokens before the last."""
 
     def _wrote(self, chunks: tuple[Chunk, ...]) -> None:
@@ -114,7 +114,7 @@ class Drafter:
         """Always: what it lacks it computes."""
         return True
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """The target's step wrote over all that was drafted."""
 
 
@@ -132,7 +132,7 @@ class ModelDrafter(Drafter):
         self._through = step.caches.through
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
         for source, copy in plan.blocks.copies:
             self._through[copy] = self._through[source]
@@ -151,8 +151,9 @@ class ModelDrafter(Drafter):
         """
         return chunk.start + (1 if chunk.seq.draft.tokens and chunk.seq.draft.parents else len(chunk.seq.draft.tokens))
 
-    def _catch_up(self, seqs: Rows[Sequence], plan: StepPlan | None = None) -> None:
-        """In pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins with."""
+    def _catch_up(self, seqs: GenericSequence[Sequence], plan: StepPlan | None = None) -> None:
+        """Catch up in pieces that fit a step; up to what `plan` computes, or to the last token, which `propose` begins
+        with."""
         ends = {} if plan is None else {c.seq: c.start + c.count for c in plan.chunks}
         lacking = [(seq, self._first(seq), ends.get(seq, len(seq.tokens) - 1)) for seq in seqs]
         lacking = [(seq, first, end) for seq, first, end in lacking if end - first > (plan is None)]

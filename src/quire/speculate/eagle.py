@@ -7,7 +7,7 @@ hidden row of p and the token after it, and says the token after that; further r
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,7 +59,7 @@ class Eagle:
         return self.model.weight_bytes
 
     def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> EagleDrafter:
-        """Who drafts with it for `target`; `step` runs `model`."""
+        """The proposer that drafts with it for `target`; `step` runs `model`."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
         return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
 
@@ -161,7 +161,7 @@ class _Loader:
 
     def _mlp(self, at: str) -> GatedMlp | FusedGatedMlp:
         spec = self.spec
-        names: Rows[str] = (f"{at}.gate_proj", f"{at}.up_proj")
+        names: GenericSequence[str] = (f"{at}.gate_proj", f"{at}.up_proj")
         gate_up = self.file.linear(dict.fromkeys(names, spec.intermediate), spec.hidden)
         down = self.file.linear({f"{at}.down_proj": spec.hidden}, spec.intermediate)
         fused = self.ops.fuses_mlp(gate_up.weight, down.weight)

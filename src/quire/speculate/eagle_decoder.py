@@ -29,7 +29,7 @@ class Eagle1Input:
     fc: Linear
 
     def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
-        """Both are one tensor."""
+        """Join embeddings and hidden rows in one tensor."""
         x = self.fc(ops, ops.join_columns((embedded, hidden)))
         return x, x
 
@@ -75,6 +75,6 @@ class EagleDecoder:
         return logits
 
     def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
-        """All of it: it has one layer."""
+        """Warm up the whole decoder: it has one layer."""
         self(batch, caches)
         return caches

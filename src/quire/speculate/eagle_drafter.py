@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -45,7 +45,7 @@ class PendingHidden:
 
     @property
     def rows(self) -> Array:
-        """All of them [end - start, width]."""
+        """All hidden rows [end - start, width]."""
         return concat([rows[first:stop] for rows, first, stop in self.pieces])
 
 
@@ -90,10 +90,10 @@ class EagleDrafter(ModelDrafter):
         return end - min(end, int(self._through[blocks].sum()))
 
     def _stale(self, chunk: Chunk) -> int:
-        """All of it: what a draft wrote came of the layer's own rows."""
+        """Number of stale rows, all of the draft: what a draft wrote came of the layer's own rows."""
         return chunk.start
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Keep the hidden rows of `plan` that stand; those of prompts only where drafts are likely to come.
 
         While drafts rest, `FOLLOWED` of the sequences are.
@@ -126,8 +126,8 @@ class EagleDrafter(ModelDrafter):
         seq.draft.lookup = PendingHidden(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
         return [(seq, start, done)]
 
-    def _standing(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult]) -> list[list[int]]:
-        """Of each chunk the rows of the step that are kept."""
+    def _standing(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult]) -> list[list[int]]:
+        """Find of each chunk the rows of the step that are kept."""
         at, found = 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
             wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
@@ -154,7 +154,7 @@ class EagleDrafter(ModelDrafter):
             self._pass(now, self._fused(concat([rows for _, _, rows in now])), [])
             work = later
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """The first token with what the target computed last, the others a pass each of those that still want one."""
         wanting = [(seq, limit) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         work: Work = []
@@ -237,7 +237,7 @@ class _Branches:
         self._rows: dict[Sequence, Array] = {}
 
     def __call__(self, seqs: list[Sequence], counts: list[int]) -> list[Candidates]:
-        """As `grow_trees` wants it."""
+        """Propose candidates as `grow_trees` wants it."""
         drafter, first = self._drafter, not self._roots
         if not first:
             self._work = [(seq, len(seq.tokens) - 1, self._before(seq)) for seq in seqs]

@@ -19,7 +19,8 @@ from quire.quant.base import QWeight, float_kind
 
 
 class HeadFile:
-    """Its `config`, and its tensors by name, checked against the target's sizes and packed for `ops` in `dtype`."""
+    """A head's `config`, and its tensors by name, checked against the target's sizes and packed for `ops` in
+    `dtype`."""
 
     def __init__(self, model: str, ops: Ops, dtype: Dtype, named: Callable[[str], str] = str) -> None:
         """`named`: a tensor's name on disk -> that by which it is asked for."""

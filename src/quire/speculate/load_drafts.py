@@ -51,7 +51,8 @@ class DraftHeads(Protocol):
         ...
 
     def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> Proposer:
-        """Who drafts with them; `step` runs them where they have layers of their own, `form` is of trees."""
+        """The proposer that drafts with them; `step` runs them where they have layers of their own, `form` is of
+        trees."""
         ...
 
 

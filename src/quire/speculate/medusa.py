@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class Medusa:
         return Taps()
 
     def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> MedusaDrafter:
-        """Who drafts with them for `target`."""
+        """The proposer that drafts with them for `target`."""
         return MedusaDrafter(self, target, form)
 
 
@@ -158,7 +158,7 @@ class MedusaDrafter:
         kept = seq.draft.lookup
         return isinstance(kept, HiddenRow) and kept.position == len(seq.tokens) - 2
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Keep, for each sequence that got tokens, the row that the last of them was drawn from."""
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
@@ -173,7 +173,7 @@ class MedusaDrafter:
             for i, (seq, position) in enumerate(owners):
                 seq.draft.lookup = HiddenRow(position, rows, i)
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """One token a head; each is drawn like that of a row of the target's."""
         wanting = [(seq, limit, seq.draft.lookup) for seq, limit in zip(seqs, limits, strict=True) if limit > 0]
         rows = [kept.rows[kept.at] for _, _, kept in wanting if isinstance(kept, HiddenRow)]
@@ -205,6 +205,6 @@ class MedusaDrafter:
         return [Candidates(np.tile(tokens, (n, 1)), np.tile(chances, (n, 1))) for n, tokens, chances in best]
 
     def _logits(self, head: Head, x: Array) -> Array:
-        """Of all tokens of the target, [n, V]."""
+        """Logits of all tokens of the target, [n, V]."""
         logits = self._ops.compute(lambda: head(self._ops, x), together=False)
         return spread(self._ops, logits, self._medusa.ids, self._vocab_size)

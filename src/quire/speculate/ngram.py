@@ -7,7 +7,7 @@ finds it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.sequence import Sequence
@@ -63,7 +63,7 @@ class NGram:
     def __init__(self, least: int, most: int, form: TreeForm | None = None) -> None:
         self._least, self._most, self._form = least, most, form
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """What followed the longest run that ends the row and was there before; a copy of what it makes repeats."""
         for seq, limit in zip(seqs, limits, strict=True):
             own = seq.draft.lookup
@@ -82,5 +82,5 @@ class NGram:
         """Always: it needs the tokens alone."""
         return True
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Nothing is kept of it."""

@@ -35,7 +35,7 @@ class NGramMatch(NamedTuple):
 
 
 class NGramIndex:
-    """Of rows that grow: where each run of `least` tokens ended before; up to `most` tokens are compared."""
+    """Index of rows that grow: where each run of `least` tokens ended before; up to `most` tokens are compared."""
 
     __slots__ = ("_least", "_most", "_newest", "_rows", "_taken")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import Protocol
 
 from quire.core.plan import ChunkResult, StepPlan
@@ -22,7 +22,7 @@ class Proposer(Protocol):
     weight_bytes: int
     seconds: float
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """Set `draft` of each of `seqs` to at most as many tokens as `limits` says, for positions len(tokens) on.
 
         Their blocks are writable as far as that, and all their tokens but the last are computed.
@@ -33,7 +33,7 @@ class Proposer(Protocol):
         """Whether there is what a draft of `seq` begins with."""
         ...
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """A step was launched: its copies are made, its keys and values are there.
 
         `follow`: drafts of its sequences are likely to come. `results`: of its chunks, not committed yet, while its

@@ -1,10 +1,10 @@
-"""Between steps: who is drafted for, how many tokens, and what became of them."""
+"""Between steps: who is drafted for, how many tokens, and what became of them. See docs/design/speculation.md."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, field
 
 from quire.core.blame import Failed, fail
@@ -87,7 +87,7 @@ class Speculator:
         if not proposer.passes:
             self._cost.looked(time.perf_counter() - begin)
 
-    def _propose(self, seqs: Rows[Sequence], limits: list[int], failed: Failed) -> None:
+    def _propose(self, seqs: GenericSequence[Sequence], limits: list[int], failed: Failed) -> None:
         """Have the proposer write drafts; what looks them up has nothing that sequences share but what they read."""
         try:
             self.proposer.propose(seqs, limits)
@@ -107,7 +107,7 @@ class Speculator:
             seq.draft.tokens, seq.draft.parents = [], []
             self._scheduler.fail(seq, error)
 
-    def learn(self, plan: StepPlan, results: Rows[ChunkResult], seconds: float, fresh: bool) -> None:
+    def learn(self, plan: StepPlan, results: GenericSequence[ChunkResult], seconds: float, fresh: bool) -> None:
         """What a step gave, before it is committed, and how long it took. A model that drafts follows its prompts.
 
         `fresh`: no other step was launched since, so that its hidden rows are there.

@@ -10,7 +10,7 @@ Tenants are told apart by the salt of the prefix cache: an answer's speed says n
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 
 from quire.core.blame import of_request
 from quire.core.plan import ChunkResult, StepPlan
@@ -64,7 +64,7 @@ class RecentOutputs:
         return [] if row is None else self._tenants[seq.request.cache_salt].matches(row, within=False)
 
     def _read(self, seq: Sequence) -> TokenRow | None:
-        """Its row with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
+        """Row of a sequence with all of its tokens, beginning with the end of the prompt; None if it was forgotten."""
         row = self._live.get(seq)
         if row is None or row not in self._rows:
             return None
@@ -120,7 +120,7 @@ class SuffixDecoding:
         self._least = least
         self.outputs = RecentOutputs(least, self._deep, asked.suffix_decoding_max_cached_requests)
 
-    def propose(self, seqs: Rows[Sequence], limits: Rows[int]) -> None:
+    def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """What followed most often. Where drafts branch, what followed in the prompt and in outputs share a tree."""
         self.outputs.settle()
         for seq, limit in zip(seqs, limits, strict=True):
@@ -145,7 +145,7 @@ class SuffixDecoding:
         """Always: it needs the tokens alone."""
         return True
 
-    def computed(self, plan: StepPlan, follow: bool, results: Rows[ChunkResult] = ()) -> None:
+    def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """Outputs are remembered whether or not there are drafts at the moment."""
         for place, chunk in enumerate(plan.chunks):
             try:

@@ -1,4 +1,5 @@
 """Drafts that branch: trees of guesses, of which one pass of the target verifies all (SpecInfer, Miao et al. 2023).
+See docs/design/speculation.md.
 
 A tree is one of a given form (Medusa, Cai et al. 2024), or grows where the drafting model is sure: after each of the
 likeliest tokens of a depth its likeliest continuations are tried, and of all that were tried the likeliest are
@@ -8,7 +9,7 @@ verified, a token being as likely as all before it together (EAGLE-2, Li et al. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
+from collections.abc import Sequence as GenericSequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class Tree:
 
 def grow_trees(
     form: TreeForm,
-    wanting: Rows[tuple[Sequence, int]],
+    wanting: GenericSequence[tuple[Sequence, int]],
     candidates: Callable[[list[Sequence], list[int]], list[Candidates]],
 ) -> None:
     """Draft a tree of at most so many tokens for each sequence.

@@ -77,7 +77,7 @@ class BoundedProcess:
     """One process and the socket to it."""
 
     def __init__(self, program: Program) -> None:
-        """It is ready then; `Unavailable` when it does not start."""
+        """Start the process and wait until it is ready; `Unavailable` when it does not start."""
         ours, theirs = socket.socketpair()
         specs = (importlib.util.find_spec(name) for name in program.modules)
         folders = {str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin}
@@ -107,7 +107,8 @@ class BoundedProcess:
     def exchange(self, data: bytes, seconds: float, wall: float = WALL_SECONDS) -> Mapping[str, Any]:
         """The reply to `data`, for which it has `seconds` of CPU time.
 
-        `TimeoutError` when none comes within `wall` seconds, `ReplyTooLarge`; `CpuTimeExceeded` and `ProcessEnded` when the process is gone.
+        `TimeoutError` when none comes within `wall` seconds, `ReplyTooLarge`; `CpuTimeExceeded` and `ProcessEnded`
+        when the process is gone.
         """
         end = time.monotonic() + wall
         try:
@@ -152,14 +153,14 @@ class BoundedProcess:
         self._process.wait()
 
     def forget(self) -> None:
-        """In a fork of the process that started this one: leave it to that."""
+        """Forget the process in a fork of the process that started this one: leave it to that."""
         self._socket.close()
         self._process.returncode = 0
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """Of a job: its reply, None where it exceeded a bound, and the CPU time it took.
+    """Result of a job: its reply, None where it exceeded a bound, and the CPU time it took.
 
     `spent`: the bound was that of CPU time; else memory or the depth of the stack.
     """

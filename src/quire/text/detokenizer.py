@@ -1,4 +1,5 @@
-"""Tokens to text as they come: never half a character, never a part of a stop string that may still complete."""
+"""Tokens to text as they come: never half a character, never a part of a stop string that may still complete.
+See docs/design/text.md."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level tokenizers: concatenated bytes through an incremental UTF-8 decoder. Exact, O(1) per token.
+    """Detokenizer for byte-level tokenizers: concatenated bytes through an incremental UTF-8 decoder. Exact, O(1) per
+    token.
 
     `prompt`: the tokens before; a character that they begin belongs to what follows.
     """
@@ -60,7 +62,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decode a short window with and without the new tokens, and emit the difference.
+    """Detokenizer for any tokenizer: decode a short window with and without the new tokens, and emit the difference.
 
     The window starts one emission back, at first with the last tokens of `prompt`, so that a decoder that treats the
     first token of a text differently (leading space of SentencePiece) sees the same first token both times.
@@ -324,7 +326,7 @@ class OutputText:
         self._stream = None if tokenizer is None else TextStream(tokenizer, params, shown, prompt)
 
     def push(self, output: Output) -> Growth:
-        """With stop strings token by token, so that the end does not depend on how outputs were merged."""
+        """Push text with stop strings token by token, so that the end does not depend on how outputs were merged."""
         if self._stream is None:
             return Growth("", len(output.tokens), output.finish_reason, output.stop_token)
         shown, last, text, used = output.tokens, output.finish_reason is not None, "", 0

@@ -1,8 +1,9 @@
 """The loop of a process that does each job in a fork of its own, which the kernel bounds.
 
 What a job exceeds ends the fork alone: the process itself, which has loaded all that jobs need, does the next one a
-millisecond later. `quire.text.bounded_process.JobProcess` is the other end. Frames from here are {"cpu": seconds, "reply": what
-the job gave}, or "ended": how its fork ended without a reply (below 0: by a signal; -SIGPROF: its CPU time was spent).
+millisecond later. `quire.text.bounded_process.JobProcess` is the other end. Frames from here are {"cpu": seconds,
+"reply": what the job gave}, or "ended": how its fork ended without a reply (below 0: by a signal; -SIGPROF: its CPU
+time was spent).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Format:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Its tokens."""
+        """Tokens that mark the format."""
         return tuple(part for part in self.parts if part not in (BEFORE, BEHIND))
 
 

@@ -1,7 +1,7 @@
 """Chat templates: messages to the text a model was trained on.
 
-Templates run in processes of their own (`quire.text.template_renderer`). What messages contain is escaped before the template sees
-it, so that only the template itself writes special tokens.
+Templates run in processes of their own (`quire.text.template_renderer`). What messages contain is escaped before the
+template sees it, so that only the template itself writes special tokens.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class _Process(BoundedProcess):
     """One process, and the keys of the templates that it has compiled."""
 
     def __init__(self) -> None:
-        """It is ready then; `Unavailable` when it does not start."""
+        """Start the process and wait until it is ready; `Unavailable` when it does not start."""
         super().__init__(Program(_NAME, _SCRIPT, ("jinja2", "markupsafe"), (MEMORY, SHARE, MAX_FRAME)))
         self.known: set[str] = set()
         self.rendered = False
@@ -206,7 +206,7 @@ class Renderer:
             process.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        """Start anew in the child of a fork: start anew, and hold no end of what belongs to the parent."""
         for process in self._all:
             process.forget()
         self.__init__()  # type: ignore[misc]

@@ -3,8 +3,8 @@
 jinja's sandbox keeps a template from Python's internals, and the kernel bounds the rest: CPU time (a timer whose signal
 ends the process), address space, files, processes. So nothing here lists what a template might do to take long or grow.
 `quire.text.template_renderer` starts this file as a program of its own, with jinja2 and the standard library alone:
-`template_worker.py FOLDERS MEMORY SHARE FRAME` (where jinja2 is; bytes beyond those of the process at rest, and beside them for
-each byte of a frame; the longest frame).
+`template_worker.py FOLDERS MEMORY SHARE FRAME` (where jinja2 is; bytes beyond those of the process at rest, and beside
+them for each byte of a frame; the longest frame).
 
 Frames on file descriptor 0, a socket, are JSON in UTF-8 behind its length, those to this process also behind seconds of
 CPU time. The first one says that it is ready. The end of the socket ends the process.

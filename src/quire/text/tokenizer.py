@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library."""
+"""Text to token ids and back, over the `tokenizers` library. See docs/design/text.md."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def check_growth(backend: tokenizers.Tokenizer) -> int:
 
 
 def _check_decoder(backend: tokenizers.Tokenizer) -> None:
-    """It works on the tokens that a model writes, one by one and between steps: there it must be fast."""
+    """Check a decoder, which works on the tokens that a model writes, one by one and between steps: there it must be
+    fast."""
     most = 1
     for name, step in _steps(backend.decoder, "decoder", "decoders"):
         most *= _replacing(step) if step["type"] == "Replace" else _DECODE_GROWS.get(step["type"], 1)

@@ -47,7 +47,7 @@ def bounded(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 class ProxyEncoding(NamedTuple):
-    """As of the library, as far as it is asked for."""
+    """An encoding as the library's, as far as it is asked for."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -76,7 +76,7 @@ class TokenizerProxy:
         return None if self._backend.normalizer is None else _Normalizer(self)
 
     def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
-        """As of the library; `BadRequest` for a text that takes too long, or too much memory."""
+        """Encode texts as the library does; `BadRequest` for a text that takes too long, or too much memory."""
         if self.slow:
             return [self.encode(text, add_special_tokens) for text in texts]
         for text in texts:
@@ -84,7 +84,7 @@ class TokenizerProxy:
         return list(self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-        """As `encode_batch_fast` of one text, and where its tokens lie in it."""
+        """Encode one text, and where its tokens lie in it."""
         self._check_length(text)
         if not self.slow:
             return self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -150,7 +150,7 @@ class TokenizerProxy:
             process.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        """Start anew in the child of a fork: start anew, and hold no end of what belongs to the parent."""
         if self._process is not None:
             self._process.forget()
         self._process, self._lock = None, threading.Lock()

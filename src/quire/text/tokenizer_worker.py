@@ -1,7 +1,9 @@
-"""The process that encodes texts by a tokenizer which may take long over them: `quire.text.tokenizer_process` starts it.
+"""The process that encodes texts by a tokenizer which may take long over them: `quire.text.tokenizer_process` starts
+it.
 
 Its first message is the tokenizer, as JSON; others are texts, each encoded in a fork under the kernel's bounds.
-`tokenizer_worker.py FOLDERS MEMORY SHARE`: bytes that a fork may have beside those of the process, and for each of a text.
+`tokenizer_worker.py FOLDERS MEMORY SHARE`: bytes that a fork may have beside those of the process, and for each of a
+text.
 """
 
 from __future__ import annotations

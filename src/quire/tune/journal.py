@@ -10,8 +10,7 @@ from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.metrics import METRICS
-from quire.figures.schema import FigureRow, RowModel
-from quire.figures.schema import PlannedLoad as RowLoad
+from quire.figures.schema import FigureRow, RowLoad, RowModel
 from quire.figures.statistics import interval, median
 from quire.plan.planned_load import PlannedLoad
 from quire.tune.search import CandidateTrial
@@ -45,7 +44,7 @@ class Journal:
         self._runs = {row.key: _runs(row) for row in rows if row.engine.version == self._engine.version}
 
     def known(self, candidate: Candidate) -> list[dict[str, float]]:
-        """Its runs of an earlier search."""
+        """Runs of a candidate in of an earlier search."""
         return self._runs.get(self._row(candidate, []).key, [])
 
     def add(self, trial: CandidateTrial) -> None:
@@ -96,7 +95,7 @@ class Journal:
 
 
 def _runs(row: FigureRow) -> list[dict[str, float]]:
-    """Its samples, run by run."""
+    """Samples of a row, run by run."""
     count = min(map(len, row.samples.values()), default=0)
     return [{name: found[i] for name, found in row.samples.items()} for i in range(count)]
 

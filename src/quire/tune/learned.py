@@ -109,7 +109,7 @@ class Learned:
         return min(START, max(FLOOR, math.expm1(spread)))
 
     def hopeful(self, found: Found) -> dict[str, float]:
-        """What it might be if all that is expected of it is off to its good."""
+        """What a candidate might be if all that is expected of it is off to its good."""
         better = 1 + self.margin
         return {name: value / better if "_ms" in name else value * better for name, value in found.items()}
 
@@ -123,5 +123,5 @@ class Learned:
 
 
 def best_of(scores: Mapping[Candidate, float]) -> Candidate:
-    """That with the highest score; of equal ones that which changes least, then the first."""
+    """Choose that with the highest score; of equal ones that which changes least, then the first."""
     return max(scores, key=lambda candidate: (scores[candidate], -candidate.changes))

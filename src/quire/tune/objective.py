@@ -49,7 +49,7 @@ class Objective:
 
     @property
     def of_requests(self) -> dict[str, float]:
-        """The same as targets of each request, which goodput counts."""
+        """The objective as targets of each request, which goodput counts."""
         return {n: limit for n, limit in (("ttft", self.slo.ttft), ("tpot", self.slo.itl)) if limit}
 
     def excess(self, found: Found) -> float:

@@ -120,7 +120,7 @@ class Search:
         self._learned = Learned(space, objective, self._first)
 
     def run(self) -> TuneResult:
-        """To the end, or until the budget is spent or somebody interrupts it."""
+        """Run to the end, or until the budget is spent or somebody interrupts it."""
         predicted, stopped = len(self._guesses), ""
         try:
             self._probe()
@@ -166,7 +166,7 @@ class Search:
             idle = 0 if self._beats(trial.found, best) else idle + 1
 
     def _halve(self) -> None:
-        """Those that may be best run in turns; the worse half goes each time, the others run twice as often."""
+        """Let those that may be best run in turns; the worse half goes each time, the others run twice as often."""
         left = sorted(self._trials.values(), key=lambda t: -self._score(t))
         if not left:
             return
@@ -204,7 +204,7 @@ class Search:
         return len(other.samples) > 6 and values[0] <= (1 + GAIN) * values[1]
 
     def _chosen(self) -> CandidateTrial | None:
-        """Of those within `GAIN` of the best of the last turns, that which changes least."""
+        """Choose of those within `GAIN` of the best of the last turns, that which changes least."""
         if not self._trials:
             return None
         most = max(len(trial.samples) for trial in self._trials.values())

@@ -55,7 +55,8 @@ class Guesses:
         self._planners: dict[EngineConfig, Planner] = {}
 
     def planner(self, config: EngineConfig) -> Planner:
-        """Of what counts for it; threads are the machine's. `ConfigError` where an engine would refuse the config."""
+        """Planner of what counts for it; threads are the machine's. `ConfigError` where an engine would refuse the
+        config."""
         plain = replace(
             config,
             cache=replace(config.cache, enable_prefix_caching=True),
@@ -70,7 +71,7 @@ class Guesses:
         return found
 
     def machine(self, config: EngineConfig) -> Machine | None:
-        """This one, calibrated for the formats of `config`; None where that cannot be."""
+        """Calibrate this machine for the formats of `config`; None where that cannot be."""
         model, kept = config.model, config.cache.kv_cache_dtype
         key = (model.dtype, model.quantization, model.group_size, config.device.bf16_bits, kept)
         if key not in self._machines:
@@ -91,7 +92,7 @@ class Guesses:
         return expected(planner.predict(load), load, self._objective)
 
     def all(self, space: Space) -> dict[Candidate, dict[str, float]]:
-        """Of every candidate that is not refused; those that are leave the space."""
+        """Guesses of every candidate that is not refused; those that are leave the space."""
         found = {}
         for candidate in list(space.candidates):
             try:

@@ -76,7 +76,7 @@ def option_of(config: EngineConfig, name: str) -> Value:
 
 
 def usual(name: str) -> Value:
-    """Its default."""
+    """Default of an option."""
     return option_of(USUAL, name)
 
 
@@ -150,7 +150,7 @@ def usual_axes(base: EngineConfig, load: PlannedLoad, slo: Slo, bf16: bool, prom
 
 
 def _until(values: Sequence[int], enough: int) -> tuple[int, ...]:
-    """Those below `enough`, and the first that is not: larger ones change nothing under the load."""
+    """Values below `enough`, and the first that is not: larger ones change nothing under the load."""
     return tuple(v for i, v in enumerate(values) if not i or values[i - 1] < enough)
 
 

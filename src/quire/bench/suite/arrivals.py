@@ -27,7 +27,8 @@ class Arrivals:
         return self.numbers[0] if self.numbers else 0.0
 
     def due(self, count: int, seed: int) -> list[float]:
-        """Of `count` requests; the first comes at once. A ramp's rate rises evenly from request to request."""
+        """Due times of `count` requests; the first comes at once. A ramp's rate rises evenly from request to
+        request."""
         rng = random.Random(seed)
         if not self.numbers:
             return [0.0] * count
@@ -44,7 +45,7 @@ class Arrivals:
 
 
 def parse_arrivals(text: str, where: str) -> Arrivals:
-    """From "at-once" or "gamma:2:0.5"; `ConfigError` says what is wrong and `where`."""
+    """Parse "at-once" or "gamma:2:0.5"; `ConfigError` says what is wrong and `where`."""
     kind, *given = text.split(":")
     if kind not in NUMBERS:
         raise ConfigError(f"{where}: arrivals {text!r}: known are {', '.join(NUMBERS)}")

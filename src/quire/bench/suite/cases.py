@@ -1,4 +1,5 @@
-"""A suite put out: groups of variants that take turns, each with the load that is put on all of them."""
+"""A suite put out: groups of variants that take turns, each with the load that is put on all of them.
+See docs/design/bench-suite.md."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Variant:
     length: int
 
     def job(self, work: Path, batch: int, make: bool) -> EngineJob:
-        """What its engine is asked to load."""
+        """What the variant's engine is asked to load."""
         options = dict(self.options)
         if "kv_store" in options:
             folder = work / "kv-store"
@@ -60,7 +61,7 @@ class Match:
 
 
 def matches(suite: Suite, sources: dict[str, SuiteModel]) -> list[Match]:
-    """All of a suite, less what is excluded, each once; those that share engines follow each other."""
+    """Matches of a suite, less what is excluded, each once; those that share engines follow each other."""
     found: dict[str, Match] = {}
     for grid in suite.grid:
         for model, technique, fmt in itertools.product(grid.models, grid.techniques, grid.formats):

@@ -29,7 +29,7 @@ class Pair:
         return found.improves if found is not None else THROUGHPUT
 
     def ratio(self, metric: str) -> Comparison | None:
-        """Of the rounds' medians, on / off; None where either has none. One value each says nothing of chance."""
+        """Ratio of the rounds' medians, on / off; None where either has none. One value each says nothing of chance."""
         a = self.on.samples.get(metric) or [self.on.metrics[metric]] if metric in self.on.metrics else []
         b = self.off.samples.get(metric) or [self.off.metrics[metric]] if metric in self.off.metrics else []
         return compare(a, b) if a and b and any(b) else None
@@ -47,7 +47,8 @@ def pairs(rows: Iterable[FigureRow]) -> list[Pair]:
 
 
 def lines(rows: Iterable[FigureRow]) -> list[str]:
-    """Of each pair: what the technique is for, on and off, with the ratio and its interval; throughput; the claim."""
+    """Lines of each pair: what the technique is for, on and off, with the ratio and its interval; throughput; the
+    claim."""
     told = []
     for pair in pairs(rows):
         load, about = pair.on.load, TECHNIQUES.get(pair.on.technique)

@@ -67,19 +67,19 @@ class EngineJob:
 
     @property
     def load_format(self) -> str:
-        """Of folders."""
+        """Load format of folders."""
         return "dummy" if self.source.random else "auto"
 
     @property
     def folder(self) -> str:
-        """Of the model. `ConfigError` where it is a file."""
+        """Folder of the model. `ConfigError` where it is a file."""
         if self.source.facts is None or self.source.facts.folder.is_file():
             raise ConfigError(f"{self.source.name} is no folder")
         return str(self.source.facts.folder)
 
 
 def quire(job: EngineJob) -> Command:
-    """In this environment; formats of GGUF files by the file that llama.cpp gets."""
+    """Start quire as an engine in this environment; formats of GGUF files by the file that llama.cpp gets."""
     told = {"model": str(gguf_file(job))} if job.format in PEER_FORMATS else job.source.options
     options = told | dict(job.options) | {"cache_packed": "off"}
     words = [sys.executable, "-m", "quire.bench.suite.worker", json.dumps(options), job.mode]
@@ -180,7 +180,7 @@ def name_of(engine: str) -> str:
 
 
 def command_of(engine: str, job: EngineJob) -> Command:
-    """Of an engine as a suite names it. `ConfigError`: why it cannot take part."""
+    """Command of an engine as a suite names it. `ConfigError`: why it cannot take part."""
     if job.source.why and "://" not in engine:
         raise ConfigError(job.source.why)
     if "://" in engine:

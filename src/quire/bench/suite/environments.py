@@ -41,7 +41,7 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
+        """Path of the environment's interpreter."""
         return str(self.folder / "bin" / "python")
 
     def run(self, *words: str | Path) -> None:

@@ -41,11 +41,11 @@ class Probe:
         self._data.fill(0)
 
     def facts(self) -> dict[str, str]:
-        """Which unit."""
+        """Name of the instruction set unit."""
         return {"isa": self.cpu.native.isa}
 
     def limits(self) -> dict[str, float]:
-        """By name, per second, of all threads together; half a second."""
+        """Limits of this machine by name, per second, of all threads together; half a second."""
         found = {"read_bytes_per_s": read_rate(self.cpu.call, self._data)}
         out = np.zeros(1, np.int64)
         for op, (kind, work) in PROBES.items():

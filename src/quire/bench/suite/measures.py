@@ -20,7 +20,7 @@ def records_of(found: dict[str, Any], inputs: list[int]) -> list[Record]:
 
 
 def metrics_of(found: dict[str, Any], inputs: list[int], load: LoadCase) -> dict[str, float]:
-    """Of what an engine answered to `load`; empty where it answered no request."""
+    """Metrics of what an engine answered to `load`; empty where it answered no request."""
     records, seconds = records_of(found, inputs), float(found["seconds"])
     metrics = {"failed": float(len(inputs) - len(records))}
     if not records:
@@ -54,7 +54,8 @@ def metrics_of(found: dict[str, Any], inputs: list[int], load: LoadCase) -> dict
 
 
 def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told: dict[str, float]) -> dict[str, float]:
-    """Of steps that decode `load.batch` sequences of the load's mean length: what they multiply and read a second.
+    """Roofline of steps that decode `load.batch` sequences of the load's mean length: what they multiply and read a
+    second.
 
     `told`: `weights`, bytes of all but the table of tokens, and `kv`, of a token's keys and values. Nothing where
     steps are not all alike: requests wait, or drafts are verified.

@@ -57,7 +57,7 @@ class SuiteModel:
 
 
 def _formats(config: EngineConfig, facts: ModelFacts) -> tuple[Dtype, str]:
-    """Of keys and values, and of weights that are not quantized while loading."""
+    """Formats of keys and values, and of weights that are not quantized while loading."""
     dtype, _ = compute_dtype(config.model.dtype, facts.dtype)
     stored = dtype.name if facts.scheme in ("", "none", "dense") else facts.scheme
     layouts = layouts_of(facts.spec, config.cache.kv_cache_dtype, dtype, backend_of(config.device))

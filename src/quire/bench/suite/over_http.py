@@ -20,14 +20,14 @@ from quire.core.machine import end_with_parent
 
 
 class Server:
-    """One of which nothing is known but its URL."""
+    """A server of which only the URL is known."""
 
     def __init__(self, url: str) -> None:
         self._client = Client(url.removesuffix("/v1"))
         self.model = str(asyncio.run(self._client.get("/v1/models"))["data"][0]["id"])
 
     def facts(self) -> dict[str, Any]:
-        """What it calls its model."""
+        """What the server calls its model."""
         return {"model": self.model}
 
     def load(self, items: list[list[Any]], most: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the first of its processes."""
+        """Process id of the first of its processes."""
         return self._process.pid
 
     def ask(self, command: dict[str, Any], limit: float = LOAD_SECONDS) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Prompts:
         self._tokens: dict[str, list[int]] = {}
 
     def items(self, source: SuiteModel, load: LoadCase, seed: int) -> list[Item]:
-        """Of one round; another seed gives others, its shared prefix too."""
+        """Items of one round; another seed gives others, its shared prefix too."""
         most = source.vocab_size or USUAL_VOCABULARY
         drawn = random_items(
             load.requests, load.inputs, load.outputs, vocab_size=most, seed=seed, shared_prefix=load.shared_prefix

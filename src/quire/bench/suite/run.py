@@ -46,7 +46,7 @@ class Running:
     notes: list[str] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
-        """It takes part no more."""
+        """Stop the variant: it takes part no more."""
         self.why = str(error)
         if self.process is not None:
             self.process.kill()
@@ -77,7 +77,7 @@ class Bench:
         work.mkdir(parents=True, exist_ok=True)
 
     def key(self, variant: Variant, load: LoadCase) -> str:
-        """Of the row that a variant becomes under a load."""
+        """Key of the row that a variant becomes under a load."""
         return self._row(variant, load).key
 
     def measure(self, match: Match, done: Callable[[], None] = lambda: None) -> list[FigureRow]:
@@ -264,7 +264,7 @@ class Bench:
             self._probe.close()
 
     def kill(self) -> None:
-        """The same at once."""
+        """Kill all processes at once."""
         for one in self._kept.values():
             if one.process is not None:
                 one.process.kill()

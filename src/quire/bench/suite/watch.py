@@ -30,7 +30,7 @@ class Energy:
         return "" if self.sources else "energy: no readable counter (powercap's RAPL, NVML)"
 
     def joules(self) -> float:
-        """Since the last call, over all sources; a counter that began anew in between counts once around."""
+        """Joules since the last call, over all sources; a counter that began anew in between counts once around."""
         now = self._read()
         total = 0.0
         for (before, most), (after, _) in zip(self._last, now, strict=True):
@@ -87,7 +87,7 @@ class _Nvml:
         return found if handles and all(found.joules()) else None
 
     def joules(self) -> list[float]:
-        """Of each device since its driver was loaded; 0 where it does not say."""
+        """Joules of each device since its driver was loaded; 0 where it does not say."""
         found = []
         for handle in self._handles:
             millijoules = ctypes.c_ulonglong()

@@ -178,7 +178,8 @@ class SuiteWorker:
         return PlainMode(self.engine)
 
     def perplexity(self, size: int, texts: dict[str, str]) -> dict[str, float]:
-        """Of the first `size` bytes of `texts`, else of what is beside the model; {} where there is nothing."""
+        """Perplexity of the first `size` bytes of `texts`, else of what is beside the model; {} where there is
+        nothing."""
         folder = Path(self.engine.info.folder)
         if not texts and (folder / "heldout.json").is_file():
             texts = heldout_texts(folder)

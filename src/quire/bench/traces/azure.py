@@ -13,7 +13,7 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read(path: Path) -> Iterator[Traced]:
-    """Its requests, in the file's order."""
+    """Read the trace's requests, in the file's order."""
     for where, row in table(path, COLUMNS):
         yield Traced(
             at=_time(row["TIMESTAMP"], where),

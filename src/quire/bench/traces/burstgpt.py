@@ -14,7 +14,7 @@ COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
 def read(path: Path) -> Iterator[Traced]:
-    """Its requests, in the file's order."""
+    """Read the trace's requests, in the file's order."""
     for where, row in table(path, COLUMNS):
         yield Traced(
             at=seconds(row["Timestamp"], where, "Timestamp"),

@@ -17,7 +17,7 @@ BLOCK = 512
 
 
 def read(path: Path) -> Iterator[Traced]:
-    """Its requests, in the file's order."""
+    """Read the trace's requests, in the file's order."""
     for number, text in lines_of(path):
         where = f"{path}, line {number}"
         try:

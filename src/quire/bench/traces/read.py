@@ -19,7 +19,7 @@ READERS: dict[str, Callable[[Path], Iterator[Traced]]] = {
 
 
 def layout_of(path: Path) -> str:
-    """By what `path` is and begins with. `ConfigError` where that is none of those known."""
+    """Find the layout by what `path` is and begins with. `ConfigError` where that is none of those known."""
     if path.is_dir():
         return "recording"
     first = next((text for _, text in lines_of(path)), "")

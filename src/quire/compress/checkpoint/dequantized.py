@@ -51,8 +51,8 @@ def _names(rule: Rewrite) -> re.Pattern[str]:
 
 
 class FusedSource:
-    """A `TensorSource` of the tensors of `source` under the names of the model's release, fused and stacked as its files have
-    them.
+    """A `TensorSource` of the tensors of `source` under the names of the model's release, fused and stacked as its
+    files have them.
 
     `source` has them as rewrites name them, one for each matrix.
     """
@@ -160,7 +160,7 @@ class _Slot:
 
 
 class DequantizedSource:
-    """A `TensorSource` of f32 tensors, named and laid out as `spec` and `family` have them, made from those of `opened`."""
+    """A `TensorSource` of f32 tensors, named and laid out as `spec` and `family` say, made of those of `opened`."""
 
     def __init__(self, opened: ModelHeaders, spec: ModelSpec, family: Family) -> None:
         self._reader = WeightReader(opened, differentiable(), MatrixForm(F32), Share(), None)

@@ -1,4 +1,5 @@
 """A checkpoint as a function of its tensors: the decoder of its family, differentiable in what lies on disk.
+See docs/design/workbench.md.
 
 Cutting, un-fusing, the order of rope's rows and stacking are torch functions of the reader that serves the model, so
 gradients flow to the tensors as they are named on disk, and a model is written back as the same names with new values.
@@ -304,9 +305,9 @@ def checkpoint_dtype(net: Net) -> torch.dtype:
 
 
 def flat_batch(tokens: Tensor, rows: Tensor | None = None) -> Batch:
-    """Build a batch of whole sequences of tokens int [B, L] over `AutogradCache` caches; `rows` int32: those that want logits.
+    """Build a batch of whole sequences of tokens int [B, L] over `AutogradCache` caches.
 
-    None: all rows.
+    `rows` int32: those that want logits; None: all.
     """
     count, length = tokens.shape
     return packed_batch(tokens.flatten(), torch.full((count,), length), rows)

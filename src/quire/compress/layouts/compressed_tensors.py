@@ -1,7 +1,7 @@
 """Files of compressed-tensors, which llm-compressor writes and vLLM and transformers read.
 
-`quire.quant.compressed_tensors`, `fp8`, `fp4` and `sparse` say how tensors lie. A matrix's kind decides its format: integers
-are "pack-quantized" and weights alone are rounded, but int8 with a scale a row for activations of 8 bits is
+`quire.quant.compressed_tensors`, `fp8`, `fp4` and `sparse` say how tensors lie. A matrix's kind decides its format:
+integers are "pack-quantized" and weights alone are rounded, but int8 with a scale a row for activations of 8 bits is
 "int-quantized" (W8A8); float8 is "float-quantized", MXFP4 "mxfp4-pack-quantized". Groups of matrices in one format are
 `config_groups`; the commonest has the target "Linear", the others their matrices' names.
 """

@@ -118,7 +118,7 @@ class Grid(ABC):
         found: dict[int, QuantParams] = {}
 
         def work(rows: slice) -> None:
-            found[parallel_rows.start] = self._best(groups[rows], measure)
+            found[rows.start] = self._best(groups[rows], measure)
 
         over_rows(len(groups), groups[0].numel(), work)
         return QuantParams.of(lambda *tensors: torch.cat(tensors), *(found[start] for start in sorted(found)))

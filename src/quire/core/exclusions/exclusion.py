@@ -25,7 +25,7 @@ class Known:
     words: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, other: Known) -> Known:
-        """Both together."""
+        """Join two sets of known features."""
         return Known(self.features | other.features, {**self.words, **other.words})
 
 

@@ -23,13 +23,13 @@ class Feature:
 
     @property
     def flag(self) -> str:
-        """As it is typed; its name where no option asks for it."""
+        """The flag as it is typed; its name where no option asks for it."""
         typed = f"--{self.option.replace('_', '-')}"
         return " ".join(filter(None, (typed, self.value))) if self.option else self.name
 
 
 def found(*pairs: tuple[Feature, bool]) -> frozenset[Feature]:
-    """Those that are there."""
+    """Features that are there."""
     return frozenset(feature for feature, there in pairs if there)
 
 

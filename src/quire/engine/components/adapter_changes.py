@@ -29,7 +29,7 @@ class AdapterChanger:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the loaded ones."""
+        """Names of the loaded ones."""
         return tuple(self._room.names) if self._room is not None else ()
 
     def load(self, name: str, folder: str) -> None:

@@ -66,7 +66,7 @@ class BlockStore:
 
     @property
     def secret(self) -> bytes:
-        """Of the hash chain."""
+        """Secret of the hash chain."""
         return secrets.token_bytes(32) if self._folder is None else self._folder.chain
 
     def identity(self, adapter: str) -> str:

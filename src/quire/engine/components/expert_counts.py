@@ -35,7 +35,7 @@ class ExpertCounts:
         return {"expert_pairs": tuple(ranks), "expert_imbalance": imbalance}
 
     def counts(self) -> tuple[tuple[int, ...], ...]:
-        """By layer and expert; what was known at the start weighs half."""
+        """Counts by layer and expert; what was known at the start weighs half."""
         rows = self._counted[:, : -self._ranks - 1].tolist()
         before = self._before if [*map(len, self._before)] == [*map(len, rows)] else ((0,) * len(rows[0]),) * len(rows)
         return tuple(
@@ -58,6 +58,6 @@ class ExpertCounts:
 
 
 def expert_counts(decoder: Forward, parallel: ParallelConfig, plan: ExpertPlan) -> ExpertCounts | None:
-    """Those of `decoder` from now on, or None where every rank has all experts."""
+    """Expert counts of `decoder` from now on, or None where every rank has all experts."""
     counted = counted_pairs(decoder)
     return None if counted is None else ExpertCounts(counted, parallel, plan)

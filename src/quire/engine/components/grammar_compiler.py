@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from quire.core.config import ModelConfig
 from quire.core.errors import PartFailure
 from quire.core.machine import trim_heap
-from quire.core.sequence import GrammarGuide as AnyGuide
+from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.model.disk.tokenizer import tokenizer_folder
 from quire.text.structured.guide import Grammar, GrammarGuide
@@ -61,7 +61,7 @@ class GrammarCompiler:
         return guide
 
     def _grammar(self, text: str) -> Grammar:
-        """That of `text`, made anew where nobody has it who may be joined."""
+        """Grammar of `text`, made anew where nobody has it who may be joined."""
         found = self._kept.pop(text, None) or self._alive.get(text)
         if found is None or found.spent:
             found = self._alive[text] = Grammar(text, self._vocabulary)

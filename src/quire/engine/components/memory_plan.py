@@ -27,7 +27,8 @@ class MemoryPlan:
 
 
 def make_memory_plan(executor: Executor) -> MemoryPlan:
-    """For loaded models; on a GPU the largest steps are run to see what they take. `ConfigError` if it cannot be."""
+    """Plan memory for loaded models; on a GPU the largest steps are run to see what they take. `ConfigError` if it
+    cannot be."""
     config, model, ops = executor.config, executor.model, executor.ops
     kept = kept_by(executor.models)
     shape = shape_kv(config, kept, model.max_model_len)
@@ -55,7 +56,7 @@ def same_weights(one: EngineConfig, other: EngineConfig) -> bool:
 
 
 def _limits(limits: SchedulerConfig, model: Model, length: int) -> SchedulerConfig:
-    """Those of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
+    """Limits of steps. An encoder reads all of a prompt at once: none is cut, and a step has room for `length`."""
     if model.encoder is None:
         return replace(limits, max_num_batched_tokens=limits.rows(length))
     room = max(limits.max_num_batched_tokens, length)
@@ -85,7 +86,7 @@ def _cache_bytes(executor: Executor, shape: KVPlan) -> int | None:
 
 
 def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
-    """Of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
+    """Bytes of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
     if model.vision is None:
         return 0
     return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))

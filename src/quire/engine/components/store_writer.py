@@ -91,7 +91,8 @@ class LeavingRequests:
             self._begun &= self._scheduler.requests.keys()
 
     def take(self) -> tuple[str, ...]:
-        """Those that may leave since the last call. Who waits is not looked at: prompts are computed by who runs."""
+        """Take the requests that may leave since the last call. Who waits is not looked at: prompts are computed by
+        who runs."""
         requests, now, found = self._scheduler.requests, time.monotonic(), list[str]()
         for name in dict.fromkeys(seq.request.id for seq in self._scheduler.running):
             if name in self._begun and all(len(seq.tokens) > seq.prompt_len for seq in requests[name]):

@@ -45,8 +45,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timings(clocks: Sequence[SequenceClock], prompt_tokens: int) -> Timings:
-    """Of sequences that were received together: queue = received to first scheduled, prefill = from there to the first
-    token, decode = from there to the last, TTFT and E2E = received to first and last token at the edge."""
+    """Timings of sequences that were received together: queue = received to first scheduled, prefill = from there to
+    the first token, decode = from there to the last, TTFT and E2E = received to first and last token at the edge."""
     scheduled, first, last = span(clocks)
     arrival = min((clock.arrival for clock in clocks), default=0.0)
     return Timings(
@@ -77,7 +77,7 @@ class Moments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def moments(clocks: Sequence[SequenceClock], received: float, told: float) -> Moments:
-    """Of sequences that were received together: the earliest beginnings, the latest end."""
+    """Moments of sequences that were received together: the earliest beginnings, the latest end."""
     admitted, first, last = (moment or None for moment in span(clocks))
     return Moments(received=received, admitted=admitted, first_token=first, last_token=last, told=told)
 

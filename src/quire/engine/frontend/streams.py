@@ -1,4 +1,5 @@
-"""What one client waits for: outputs as they come, merged while it does not read, and no more than it can keep."""
+"""What one client waits for: outputs as they come, merged while it does not read, and no more than it can keep.
+See docs/design/server.md."""
 
 from __future__ import annotations
 

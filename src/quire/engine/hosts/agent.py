@@ -1,4 +1,5 @@
 """The agent of a host that is not the first: it joins at host 0 and runs what it is told to, each for one link.
+See docs/design/replicas.md.
 
 A process ends with its link. So what was lost by the other side, with a cable or a host, takes no memory here.
 """

@@ -52,12 +52,12 @@ class JoinedNodes:
         )
 
     def address(self, node: int) -> Address | None:
-        """As `Nodes` says."""
+        """Implement `Nodes`."""
         with self._lock:
             return self._there[node][0] if node in self._there else None
 
     def close(self) -> None:
-        """As `Nodes` says."""
+        """Implement `Nodes`."""
         self._closing.set()
         self._listener.close()
 

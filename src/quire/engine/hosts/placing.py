@@ -154,7 +154,7 @@ class Placing:
         raise EngineFailure(f"host {node} was given up while it was waited for")
 
     def _link(self, nodes: Nodes, node: int, given_up: Callable[[], bool]) -> Link:
-        """To the agent of a host, once it is there."""
+        """Open a link to the agent of a host, once it is there."""
         while True:
             address = self._wait(nodes, node, given_up)
             try:

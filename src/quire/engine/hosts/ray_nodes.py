@@ -66,14 +66,14 @@ class RayNodes:
         self._hosts = [self._start(node, config) for node in range(cluster.nnodes)]
 
     def address(self, node: int) -> Address | None:
-        """As `Nodes` says."""
+        """Implement `Nodes`."""
         with contextlib.suppress(self._ray.exceptions.RayError):  # it is being started again
             host, port = self._ray.get(self._hosts[node].address.remote(), timeout=ANSWER_SECONDS)
             return host, port
         return None
 
     def close(self) -> None:
-        """As `Nodes` says: a cluster that was started here ends."""
+        """Implement `Nodes`: a cluster that was started here ends."""
         for host in self._hosts:
             self._ray.kill(host)
         self._ray.util.remove_placement_group(self._group)

@@ -62,7 +62,7 @@ class LocalChannel:
         self.process = Process(WORKER, msgspec.json.encode(told), files)
 
     def send(self, message: bytes) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         if self.process.ended() is not None:
             raise EngineFailure("the engine process is not running")
         try:
@@ -71,7 +71,7 @@ class LocalChannel:
             raise EngineFailure("the engine process is not listening") from None
 
     def receive(self, timeout: float) -> bytes | None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         if self._from.poll(int(timeout * 1000)):
             return self._from.recv()
         code = self.process.ended()
@@ -81,13 +81,13 @@ class LocalChannel:
         return None
 
     def kill(self) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         self.process.kill(signal.SIGUSR1)
         time.sleep(DUMP_SECONDS)
         self.process.kill()
 
     def close(self, seconds: float) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         self.process.end(seconds)
         self._clean_up()
 
@@ -130,11 +130,11 @@ class RemoteChannel:
         self._send(order(Launch("engine", line)))
 
     def send(self, message: bytes) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         self._send(DATA + message)
 
     def receive(self, timeout: float) -> bytes | None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         try:
             said = self._link.receive(timeout)
         except ConnectionDropped as lost:
@@ -145,11 +145,11 @@ class RemoteChannel:
         raise _failure(ended.code, f"{self._name}: {ended.message}")
 
     def kill(self) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         self._send(order(Kill()))
 
     def close(self, seconds: float) -> None:
-        """As `Channel` says."""
+        """Implement `Channel`."""
         self._link.close()
 
     def _send(self, message: bytes) -> None:

@@ -1,4 +1,5 @@
 """Several engines of one model behind one edge (data parallel). Each is supervised, and has a thread that polls it.
+See docs/design/replicas.md.
 
 When one dies, or is started anew because somebody asked for that, the others go on with its requests bit for bit;
 what may have killed it stays with it, to be tried alone.
@@ -100,7 +101,7 @@ class ReplicatedEngine:
         return [i in self._alive and replica.ready for i, replica in enumerate(self._replicas)]
 
     def submit(self, request: Request) -> None:
-        """To the replica that the router chooses."""
+        """Submit to the replica that the router chooses."""
         with self._lock:
             there = self._ready
             if not any(there):  # those that are being started; none that is gone for good
@@ -218,7 +219,7 @@ class ReplicatedEngine:
                     self._adopt(kept, ready)
 
     def _adopt(self, kept: UnfinishedRequest, ready: Ready) -> None:
-        """One of those that are `ready` goes on with it."""
+        """Let one of those that are `ready` go on with it."""
         self._leave(kept.request.id)
         place = self._places[kept.request.id] = self._router.place(kept.request, ready)
         self._replicas[place].adopt(kept)

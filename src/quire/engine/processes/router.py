@@ -29,7 +29,7 @@ Ready = Sequence[bool] | NDArray[np.bool_]
 
 
 def suited(ready: Ready, prefill: int, started: bool) -> Ready:
-    """Of those that are ready, which are to take a request whose prompt was computed (`started`) or was not.
+    """Choose of those that are ready, which are to take a request whose prompt was computed (`started`) or was not.
 
     The first `prefill` compute prompts and the others go on with them; where none of a kind runs the others do both.
     """
@@ -72,7 +72,7 @@ class Router:
         self.in_flight[replica] -= 1
 
     def forget(self, replica: int) -> None:
-        """Its cache is empty: it was started anew."""
+        """Note that a replica's cache is empty: it was started anew."""
         for key in self._held[replica]:
             self._drop(replica, key)
         self._held[replica].clear()

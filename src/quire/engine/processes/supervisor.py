@@ -1,4 +1,5 @@
 """An engine that outlives its deaths: started anew, it goes on with every request where the last one stopped.
+See docs/design/server.md.
 
 A token depends on the request, its seed and the tokens before it alone, and all of these are kept here, outside of the
 engine. So every sequence goes on bit for bit, and its client sees a pause.

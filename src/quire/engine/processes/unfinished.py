@@ -76,7 +76,7 @@ class UnfinishedRequest:
         self.emitted[index] = None
 
     def condemned(self) -> list[Output]:
-        """It ended an engine all by itself: an error for each sequence that goes on."""
+        """Answer a request that ended an engine all by itself: an error for each sequence that goes on."""
         logger.error("request %s ended the engine when it ran alone; it gets an error", self.request.id)
         error = "the engine died of this request, also when it ran alone"
         live = [index for index, emitted in enumerate(self.emitted) if emitted is not None]

@@ -1,4 +1,5 @@
-"""The engine process: `python -m quire.engine.processes.worker`, started by `LocalChannel`, or before it is known what for.
+"""The engine process: `python -m quire.engine.processes.worker`, started by `LocalChannel`, or before it is known what
+for.
 
 What it is told (`WorkerStart`) comes as one JSON line on standard input, which afterwards serves as a death pipe: when
 it closes, the parent is gone and so is this process. Messages are msgpack of fixed schemas (no pickle).

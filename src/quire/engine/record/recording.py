@@ -66,7 +66,7 @@ class AdapterLine(msgspec.Struct, tag="adapter", frozen=True, kw_only=True):
 
 
 class LostLine(msgspec.Struct, tag="lost", frozen=True, kw_only=True):
-    """So many lines are missing here: the disk was too slow, or they were too long."""
+    """Note that so many lines are missing here: the disk was too slow, or they were too long."""
 
     lines: int
 

@@ -126,7 +126,7 @@ def _patterns(config: HfConfig) -> Iterable[str]:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """As PEFT matches: the end of the name, from a dot on."""
+    """Match as PEFT does: the end of the name, from a dot on."""
     return re.match(rf"(?:.*\.)?(?:{pattern})$", module) is not None
 
 

@@ -23,7 +23,7 @@ class GenerationDefaults:
 
 
 def read_generation(folder: Path, spec: ModelSpec) -> GenerationDefaults:
-    """From generation_config.json if there is one, else from the spec. `do_sample` false asks for greedy decoding."""
+    """Read generation_config.json if there is one, else from the spec. `do_sample` false asks for greedy decoding."""
     path = folder / "generation_config.json"
     if not (path.exists() or path.is_symlink()):
         return GenerationDefaults(spec.eos_token_ids, spec.bos_token_id, decoder_start=spec.encoder.start)

@@ -1,4 +1,5 @@
 """GGUF files as models: metadata becomes the fields of a config.json, and roles take the names that the format has.
+See docs/design/weight-formats.md.
 
 Everything behind that is shared with folders: the families table, the claim of every tensor, cutting and packing. What
 the format's converter has done to the weights is undone here: Gemma's norms hold 1 + weight already, and some

@@ -25,12 +25,12 @@ NEWEST = Hub()
 
 
 def hub_of(options: ModelConfig) -> Hub:
-    """For the model itself."""
+    """Revision and folder for the model itself."""
     return Hub(options.revision, options.download_dir)
 
 
 def hub_beside(options: ModelConfig) -> Hub:
-    """For what is loaded beside the model, which has revisions of its own."""
+    """Revision and folder for what is loaded beside the model, which has revisions of its own."""
     return Hub(None, options.download_dir)
 
 

@@ -72,7 +72,7 @@ def _classes(config: HfConfig, made: Pooling) -> Pooling:
 
 
 def _modules(folder: Path, made: Pooling) -> Pooling:
-    """By modules.json: a transformer, a pooling, perhaps a division by the length."""
+    """Read modules.json: a transformer, a pooling, perhaps a division by the length."""
     modules = _json(folder / "modules.json", list)
     if modules is None:
         return made

@@ -11,7 +11,8 @@ from quire.ops.arrays import AnyArray, stack
 
 
 class StackedSource:
-    """A `TensorSource` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role is."""
+    """A `TensorSource` in which the numbered pieces `family.stacks` names are rows of one tensor named as the role
+    is."""
 
     def __init__(self, source: TensorSource, family: Family, layers: int) -> None:
         self._source = source

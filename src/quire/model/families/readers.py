@@ -126,7 +126,7 @@ def multi_query(config: HfConfig) -> int:
 
 
 def every_head(config: HfConfig, layers: int) -> int:
-    """As many key/value heads as heads, whatever else the file says."""
+    """Return as many key/value heads as heads, whatever else the file says."""
     return config.integer("num_attention_heads", high=1 << 12)
 
 
@@ -140,7 +140,7 @@ def gptj_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
 
 
 def neox_join(config: HfConfig, layers: int) -> str:
-    """Both norms are there either way."""
+    """Return both norms: they are there either way."""
     return "parallel_two_norms" if config.flag("use_parallel_residual", True) else "sequential"
 
 
@@ -153,7 +153,7 @@ def alibi_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
 
 
 def mpt_slopes(config: HfConfig, layers: int) -> tuple[float, ...]:
-    """Like `alibi_slopes` in another order, and with `alibi_bias_max` instead of 8."""
+    """Work like `alibi_slopes` in another order, and with `alibi_bias_max` instead of 8."""
     attention = config.child("attn_config")
     if config.has("logit_scale"):
         raise config.fail("logit_scale", "is not supported")
@@ -191,7 +191,7 @@ def endless(config: HfConfig, layers: int) -> tuple[Rope, ...]:
 
 
 def twice(config: HfConfig, layers: int) -> int:
-    """As long for the decoder as for the encoder."""
+    """Return twice the length: as long for the decoder as for the encoder."""
     return 2 * config.integer("max_position_embeddings", high=1 << 20)
 
 

@@ -1,4 +1,5 @@
 """What a row of the family table holds, and how config.json is read through one. The rows are in families.
+See docs/design/models.md.
 
 A row is a Family, or a function of config.json that gives one (where tensors or joins depend on it):
 - names     role -> on-disk name. `layer` is the prefix of a layer's tensors, `encoder_layer` of an encoder's layer.
@@ -93,7 +94,8 @@ class Family:
         return HfConfig(raw, config.where)
 
     def named_as(self, tensors: Collection[str]) -> Family:
-        """This family with names as these tensors have them: with or without the prefix, or under another name."""
+        """Return this family with names as these tensors have them: with or without the prefix, or under another
+        name."""
         names, bases = dict(self.names), {name.rpartition(".")[0] for name in tensors}
         prefix = self.prefix or "model."  # which files of the stack alone leave out
         inside = next((nest for nest in self.nested if any(name.startswith(nest) for name in tensors)), prefix)

@@ -337,7 +337,8 @@ def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, Hf
 
 
 def layer_spec(config: HfConfig, target: ModelSpec, name: str) -> ModelSpec:
-    """Of EAGLE's layer, from its config.json; `ModelError` where its widths are not those of the target, `name`."""
+    """Spec of EAGLE's layer, from its config.json; `ModelError` where its widths are not those of the target,
+    `name`."""
     raw = {"model_type": "llama", "vocab_size": target.vocab_size, **config.raw, "num_hidden_layers": 1}
     raw.pop("layer_types", None)
     spec, _, config = read_spec(raw, config.where)

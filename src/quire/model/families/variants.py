@@ -52,7 +52,7 @@ def granite(config: HfConfig) -> Family:
 
 
 def stablelm(config: HfConfig) -> Family:
-    """Its parallel blocks have one norm. Per-head norms lie head by head."""
+    """Family of StableLM: its parallel blocks have one norm. Per-head norms lie head by head."""
     parallel = config.flag("use_parallel_residual", False)
     heads = {"q_head_norms": "self_attn.q_layernorm", "k_head_norms": "self_attn.k_layernorm"}
     return Family(

@@ -1,1 +1,1 @@
-"""From claimed tensors to packed layers."""
+"""The way from claimed tensors to packed layers."""

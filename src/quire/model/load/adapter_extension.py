@@ -1,4 +1,5 @@
-"""From an adapter's file to what it changes beyond low-rank matrices of layers: numbers, computed once at its load."""
+"""The way from an adapter's file to what it changes beyond low-rank matrices of layers: numbers, computed once at its
+load."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Base:
 
     @property
     def table(self) -> Embedding:
-        """This rank's rows of the table of tokens."""
+        """The rank's rows of the table of tokens."""
         assert isinstance(self.embed, Embedding), "as it was loaded"
         return self.embed
 
@@ -58,7 +59,7 @@ class Base:
 
     @property
     def row_dtype(self) -> Dtype:
-        """Of rows between ops: a GPU's have that of the table of tokens."""
+        """Dtype of rows between ops: a GPU's have that of the table of tokens."""
         table = self.table.table
         return F32 if isinstance(table, PackedTable) else self.ops.row_dtype(dtype_of(table))
 
@@ -129,7 +130,7 @@ def settled(part: LowRank, weights: Weights, what: str) -> tuple[LowRank, Host |
 def cut(
     role: str, low: LowRank, added: tuple[Host | None, Host | None], spec: ModelSpec, share: Share
 ) -> tuple[LowRank, Host | None, Host | None]:
-    """This rank's part of what `settled` gave, (low, *added), for a role, cut as its matrix is.
+    """Cut out this rank's part of what `settled` gave, (low, *added), for a role, cut as its matrix is.
 
     Rows of partial sums are scaled by every rank; what is added to all sums is rank 0's.
     """

@@ -59,7 +59,7 @@ class ActiveExtensions:
 
 
 class AdapterExtensions:
-    """Those of the adapters that are loaded. `version` changes with them."""
+    """Extensions of the adapters that are loaded. `version` changes with them."""
 
     def __init__(self, ops: Ops, slots: int, limit: int, rows: Any, logit_rows: Any) -> None:
         """`limit`: bytes they may take together; `rows` and `logit_rows` [tokens] int32: the slots of a step's rows."""
@@ -91,7 +91,7 @@ class AdapterExtensions:
         self._base = base
 
     def know(self, roles: tuple[str, ...], layer: int, pieces: tuple[LoraSlots, ...]) -> None:
-        """There is a linear of these roles, with such room for low-rank matrices."""
+        """Note that there is a linear of these roles, with such room for low-rank matrices."""
         self._linears[roles[0], layer] = roles, tuple(p.b.shape[2] for p in pieces)
         self._first[id(pieces[0])] = roles[0], layer
 
@@ -125,7 +125,7 @@ class AdapterExtensions:
         return held, low
 
     def _taken(self, held: ActiveExtensions) -> int:
-        """With what keeps the rows of heads."""
+        """Add what keeps the rows of heads."""
         return held.nbytes + (self._base.kept_bytes(len(self._rows)) if held.heads and self._base is not None else 0)
 
     def _check(self, nbytes: int) -> None:
@@ -163,7 +163,7 @@ class AdapterExtensions:
         return found
 
     def hold(self, held: ActiveExtensions) -> None:
-        """From now on this is held. No step that has a row of one that changes is under way."""
+        """Hold this extension from now on. No step that has a row of one that changes is under way."""
         self._held = held
         self.version += 1
         if not held.heads or self._base is None:

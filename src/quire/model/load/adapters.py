@@ -1,4 +1,4 @@
-"""Room for LoRA adapters in a model's linears, and the folders that are read into it."""
+"""Room for LoRA adapters in a model's linears, and the folders that are read into it. See docs/design/adapters.md."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Adapters:
                         yield role, layer
 
     def _has_room(self, role: str, layer: int) -> bool:
-        """Here, or where another stage has the layer: all of them refuse the same adapters."""
+        """Whether there is room here, or where another stage has the layer: all of them refuse the same adapters."""
         spec = self._opened.spec
         if layer in self._share.span(spec):
             return (role, layer) in self._pieces

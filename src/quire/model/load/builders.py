@@ -154,7 +154,8 @@ def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
 
 
 def load_crossed(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
-    """The same with attention over the encoder's output, whose queries `rope`, which has no columns, does not turn."""
+    """Load a decoder layer with attention over the encoder's output, whose queries `rope`, which has no columns, does
+    not turn."""
     qkv, attention, _ = load_attention(reader, index, rope)
     return qkv, attention, load_cross(reader, index, rope)
 

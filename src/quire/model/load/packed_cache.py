@@ -1,4 +1,5 @@
 """Keeps a model's packed matrices on disk, so that the next start neither converts nor quantizes (`--cache-packed`).
+See docs/design/loading.md.
 
 The file is never trusted: it must come from the same model files, options and code, its checksums must be right, and
 each matrix must have the shape that the model's config asks for. Otherwise the weights are made anew and the file is
@@ -99,7 +100,7 @@ class PackedCache:
         return kept
 
     def find(self, name: str, shape: tuple[int, int]) -> WrittenMatrix | None:
-        """Like `get`, of a matrix whose bias has a number per row."""
+        """Work like `get`, of a matrix whose bias has a number per row."""
         kept = self.get(name, *shape)
         return kept if kept is None or kept.bias is None or len(kept.bias) == shape[0] else None
 

@@ -49,7 +49,7 @@ class WrittenMatrix:
         return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def described(self) -> tuple[Entry, dict[str, AnyArray]]:
-        """Its entry in an index, without places, and its parts."""
+        """Entry of the matrix in an index, without places, and its parts."""
         facts, parts = self.form.describe(self.packed)
         entry = Entry(**facts._asdict(), parts={})
         return entry, {**parts} if self.bias is None else {**parts, "bias": self.bias}

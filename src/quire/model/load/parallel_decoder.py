@@ -107,7 +107,7 @@ def parallel_encoder(encoder: Encoder | None, place: RankPlace, options: Paralle
 
 
 def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share) -> PipelineStage:
-    """With the ways in from the stage before and out to the next.
+    """Add the ways in from the stage before and out to the next.
 
     In a post-LN model the norm that ends the layer before is what comes in.
     """
@@ -120,7 +120,7 @@ def _pipeline_stage(decoder: Decoder, spec: ModelSpec, comm: Comm, share: Share)
 
 
 def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: Comm) -> Decoder:
-    """With experts whose pairs are computed by who holds them."""
+    """Divide experts, whose pairs are computed by who holds them."""
     counts = np.zeros((len(decoder.layers), experts + comm.world + 1), np.int64)
     counted, layers = counts, list[Layer]()
     for i, layer in enumerate(decoder.layers):
@@ -133,7 +133,8 @@ def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: C
 
 
 def counted_pairs(decoder: Forward) -> Any:
-    """By layer what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are divided."""
+    """Counts by layer of what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are
+    divided."""
     for layer in decoder.layers if isinstance(decoder, Decoder) else ():
         if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ExpertParallel):
             return layer.mlp.holders.counted
@@ -141,7 +142,7 @@ def counted_pairs(decoder: Forward) -> Any:
 
 
 def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
-    """With the sums over ranks that a block needs, and all columns of the logits."""
+    """Add the sums over ranks that a block needs, and all columns of the logits."""
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
@@ -167,14 +168,14 @@ def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:
 
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
-    """With the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    """Add the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
     if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ExpertParallel) or mlp.holders.comm is not comm:
         return TensorParallelMlp(mlp, comm)
     return replace(mlp, shared=None if mlp.shared is None else TensorParallelMlp(mlp.shared, comm))
 
 
 def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
-    """The same with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
+    """Layer with rows split between the joins; the `first` finds the rows of the stream whole, and its norms."""
     cross = layer.cross
     if cross is not None:
         cross = replace(cross, norm=SequenceParallelNorm(cross.norm, comm), o=SequenceParallelLinear(cross.o, comm))

@@ -70,7 +70,7 @@ def numbers_of(spec: ModelSpec, layer: int) -> float:
 
 
 def costs(spec: ModelSpec) -> Costs:
-    """Of layers and head: the numbers that a token of a prompt, and one of an answer, reads."""
+    """Costs of layers and head: the numbers that a token of a prompt, and one of an answer, reads."""
     return [2 * numbers_of(spec, i) for i in range(spec.layers)], float(prod(ROLES["head"].shape(spec)))
 
 

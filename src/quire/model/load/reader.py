@@ -1,4 +1,5 @@
-"""Reads claimed tensors, brings matrices into canonical form, and packs them; `builders` say what they are for."""
+"""Reads claimed tensors, brings matrices into canonical form, and packs them; `builders` say what they are for.
+See docs/design/loading.md."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ class WeightReader:
         trim_heap()
 
     def of(self, share: Share) -> WeightReader:
-        """The same of another share, in one account."""
+        """Reader of another share, in one account."""
         made = copy(self)
         made.share, made.local = share, local_spec(self.opened.spec, share, heads=False)
         return made
@@ -137,7 +138,7 @@ class WeightReader:
         return tensor
 
     def table(self, role: str) -> Unplaced:
-        """This rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
+        """The rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
         names, spec = self.opened.claim.get(role), self.opened.spec
         raw = {s: self.read(name) for s, name in names.items()}
         rows = self.share.cut(role, spec, spec.vocab_size) if DISK_ROLES[role].shard == ROWS else slice(None)

@@ -90,7 +90,7 @@ ROLES: dict[str, Role] = {
 
 
 def _encoder(name: str) -> Role:
-    """The same part of the encoder, none of whose layers has experts."""
+    """Role of the same part of the encoder, none of whose layers has experts."""
     return replace(ROLES[name], encoder=True, where=lambda s, layer: True, optional=not ROLES[name].layer)
 
 
@@ -200,7 +200,7 @@ class Share:
         return Share(*self.head) if name == "head" and self.head is not None else self
 
     def span(self, spec: ModelSpec) -> range:
-        """Its layers."""
+        """Layers of the share."""
         return range(spec.layers) if self.layers is None else self.layers
 
     def cuts(self, name: str) -> bool:
@@ -300,7 +300,7 @@ def shard(weight: QWeight, bias: A | None, name: str, spec: ModelSpec, share: Sh
 
 
 def shard_vector(vector: A, name: str, spec: ModelSpec, share: Share) -> A:
-    """This rank's part of a vector role, or of the table [., units] that a column shard has."""
+    """Cut out this rank's part of a vector role, or of the table [., units] that a column shard has."""
     role = ROLES[name]
     if not share.cuts(name):
         return vector

@@ -26,16 +26,16 @@ class Attention:
 
     @property
     def read(self) -> tuple[int, int, int]:
-        """Its own heads and numbers."""
+        """Heads and numbers that attention reads."""
         return self.heads, self.kv_heads, self.head_dim
 
     @property
     def projected(self) -> int:
-        """Those of queries, keys and values."""
+        """Numbers of queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
-        """In any format, on every backend."""
+        """Keep keys and values in any format, on every backend."""
         return KV_TYPES.get(asked, dtype)
 
     def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:

@@ -23,7 +23,7 @@ class EncoderDecoderAttention(Attention):
 
 
 def _cross(role: Role) -> Role:
-    """The same part of a decoder layer's attention over the encoder's output."""
+    """Role of the same part of a decoder layer's attention over the encoder's output."""
     return replace(role, where=lambda s, layer: s.encoder_decoder)
 
 

@@ -37,11 +37,12 @@ class Latents:
 
     @property
     def projected(self) -> int:
-        """Those of the space of queries, of the latent, of the rotated key and of the queries."""
+        """Numbers of the space of queries, of the latent, of the rotated key and of the queries."""
         return self.q_rank + self.rank + self.rope + self.heads * self.head_dim
 
     def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
-        """In bf16 or f32. In f16 only on backends that multiply it, GPUs; others keep those of f16 weights in f32."""
+        """Keep latents in bf16 or f32. In f16 only on backends that multiply it, GPUs; others keep those of f16
+        weights in f32."""
         halves = dtype == F16 and backend == "triton"
         kept = KV_TYPES.get(asked, F32 if dtype == F16 and not halves else dtype)
         if kept not in FORMATS and not (kept == F16 and halves):

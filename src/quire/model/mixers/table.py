@@ -28,7 +28,7 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
 
 
 def mixers_of(spec: ModelSpec) -> tuple[Mixer, ...]:
-    """Those of all layers."""
+    """Mixers of all layers."""
     return tuple(mixer_of(spec, layer) for layer in range(spec.layers))
 
 
@@ -55,7 +55,7 @@ def layouts_of(
 
 
 def format_of(layouts: Iterable[CacheLayout]) -> Dtype:
-    """Of the numbers in the cache of these layers: all mixers of a model that keep tokens keep them in one."""
+    """Format of the numbers in the cache of these layers: all mixers of a model that keep tokens keep them in one."""
     return next(layout.dtype for parts in layouts for layout in parts)
 
 
@@ -72,5 +72,5 @@ def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> 
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: Dtype) -> int:
-    """Of one token in all layers, those that read another's cache not counted."""
+    """KV bytes of one token in all layers, those that read another's cache not counted."""
     return sum(LayerCacheSpec(mixer_of(spec, layer).parts(1, dtype)).bytes_per_token for layer in spec.own_layers)

@@ -1,4 +1,5 @@
 """A sequence's keys and values over several ranks, by whole splits: how rows come to what others have of their keys.
+See docs/design/context-parallel.md.
 
 What a rank finds of a row in the splits that it has are states, and these are folded in the order of splits wherever
 they come from, so a row has the bits of one rank. Three ways, by what passes between ranks: states alone, where all
@@ -79,7 +80,7 @@ class PassStates:
     fold: Fold
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `KeyExchange`."""
+        """Implement `KeyExchange`."""
         p = self.pages
         states = ops.attention_states(qkv, cache, p.cu_q, p.context, p.block_tables, self.starts, spec)
         return self.fold(ops, comm.all_gather(ops, states, self.counts), qkv.shape[1], cache, spec)
@@ -102,7 +103,7 @@ class PassQueries:
     fold: Fold
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `KeyExchange`."""
+        """Implement `KeyExchange`."""
         p, every = self.pages, comm.all_gather(ops, qkv, self.rows)
         if writes:
             ops.cache_rows(_kv(ops, every, cache), self.slots, cache)
@@ -126,7 +127,7 @@ class PassKeys:
     pages: KeyPages
 
     def __call__(self, ops: Ops, comm: Comm, qkv: Array, cache: KVCache, spec: AttentionSpec, writes: bool) -> Array:
-        """As `KeyExchange`."""
+        """Implement `KeyExchange`."""
         if writes:
             ops.cache_rows(comm.all_gather(ops, _kv(ops, qkv, cache), self.rows), self.slots, cache)
         layout, p = cache.layout, self.pages
@@ -172,7 +173,7 @@ class ContextParallelAttention:
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-        """As `own_attention`."""
+        """Implement `own_attention`."""
         qkv = self.rows(ops, layer, h, batch, cache)
         way = batch.way if isinstance(batch, ContextParallelBatch) else None
         if way is None:
@@ -188,7 +189,7 @@ class ContextParallelDecoder(Decoder):
     comm: Comm | None = None
 
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
-        """As of `Decoder`, of all ranks' rows."""
+        """Implement `Decoder`, of all ranks' rows."""
         h = super().last(x, delta, batch, wanted)
         if not isinstance(batch, ContextParallelBatch) or batch.order is None or self.comm is None:
             return h
@@ -196,7 +197,7 @@ class ContextParallelDecoder(Decoder):
         return rows
 
     def score(self, h: Array, batch: Batch) -> Array:
-        """As of `Decoder`; only the first rank's logits are read, so others make none."""
+        """Implement `Decoder`; only the first rank's logits are read, so others make none."""
         follows = self.comm is not None and self.comm.rank > 0
         return h[:0] if follows and isinstance(batch, ContextParallelBatch) else super().score(h, batch)
 

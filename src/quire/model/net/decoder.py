@@ -1,4 +1,5 @@
-"""The decoder: a residual stream that every block reads, and adds to. No family, no format and no parallel word."""
+"""The decoder: a residual stream that every block reads, and adds to. No family, no format and no parallel word.
+See docs/design/models.md."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def own_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCa
 
 
 def reading_attention(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-    """Like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
+    """Work like `own_attention` with queries only: `cache` is that of an earlier layer, which wrote the rows' keys."""
     return attended_rows(ops, layer, reading_rows(ops, layer, h, batch, cache), batch, cache, wanted)
 
 
@@ -125,7 +126,7 @@ def own_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache) 
 
 
 def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache) -> Array:
-    """Like `own_rows` with queries only."""
+    """Work like `own_rows` with queries only."""
     layout, q = cache[0].layout, layer.qkv(ops, h)
     for change in layer.qkv_changes:
         q = change(ops, q, batch)
@@ -154,7 +155,7 @@ def sequential_block(
 def post_norm_block(
     ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
-    """Like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
+    """Work like `sequential_block`, with a norm of what attention and what the MLP add (OLMo 2, Gemma 2)."""
     attended = layer.attn_post_norm(ops, layer.attention(ops, layer, h, batch, cache, wanted))
     x, h = layer.mlp_norm.add(ops, chosen(ops, x, wanted), attended)
     return x, layer.mlp_post_norm(ops, layer.mlp(ops, h))
@@ -171,7 +172,7 @@ def parallel_block(
 def parallel_two_norms_block(
     ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
-    """Like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
+    """Work like `parallel_block`, with a norm of its own for the MLP (GPT-NeoX)."""
     attended = layer.attention(ops, layer, h, batch, cache, wanted)
     x = chosen(ops, x, wanted)
     return x, ops.add(attended, layer.mlp(ops, layer.mlp_norm(ops, x)))
@@ -180,7 +181,7 @@ def parallel_two_norms_block(
 def crossed_block(
     ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
-    """Like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
+    """Work like `sequential_block`, with attention over an encoder's output between attention and MLP (T5)."""
     assert layer.cross is not None and batch.cross is not None, "decoders with an encoder are loaded and fed with them"
     x, h = layer.cross.norm.add(ops, x, layer.attention(ops, layer, h, batch, cache, None))
     x, h = layer.mlp_norm.add(ops, x, layer.cross(ops, h, batch.cross, cache))

@@ -26,7 +26,7 @@ class ExpertParallel:
     counted: Array
 
     def __call__(self, ops: Ops, own: Experts, x: Array, ids: Array, weights: Array) -> Array:
-        """As `Holders` says: the bits of one rank with all of them."""
+        """Implement `Holders`: the bits of one rank with all of them."""
         rows, top_k = ids.shape
         parts = row_parts(rows, self.comm.world)
         count, first = parts[self.comm.rank], sum(parts[: self.comm.rank])

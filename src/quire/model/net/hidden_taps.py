@@ -43,7 +43,7 @@ class TappedDecoder(Decoder):
         layers: range | None = None,
         wanted: Wanted = None,
     ) -> tuple[Array, Array]:
-        """As of `Decoder`, with stops before the layers whose input is kept."""
+        """Implement `Decoder`, with stops before the layers whose input is kept."""
         layers = range(len(self.layers)) if layers is None else layers
         stops = sorted(set(self.taps.layers) & set(layers[1:]))
         for start, stop in pairwise((layers.start, *stops, layers.stop)):
@@ -61,7 +61,7 @@ class TappedDecoder(Decoder):
                 ops.place_columns(self.kept, ops.take_rows(x, delta, None), place * x.shape[1])
 
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
-        """As of `Decoder`; the norms of all rows are kept, or those of the rows that want logits."""
+        """Implement `Decoder`; the norms of all rows are kept, or those of the rows that want logits."""
         ops, h = self.ops, super().last(x, delta, batch, wanted)
         if not self.taps.layers:
             kept = self.final_norm(ops, ops.take_rows(x, delta, None)) if self.taps.every else h

@@ -1,8 +1,10 @@
 """What adapters do in the decoder. LoRA (Hu et al. 2021): y += B_i (A_i x) * scale for the rows of adapter i.
+See docs/design/adapters.md.
 
 Every linear of a layer has room for `max_loras` adapters, ranks padded with zeros; a row names its adapter by a number
 in an array that the step fills, so that recorded steps serve any mixture. Each row is computed from itself alone.
-What else an adapter may hold is in the decoder only while one that holds it is in the step (`load/adapter_extensions.py`).
+What else an adapter may hold is in the decoder only while one that holds it is in the step
+(`load/adapter_extensions.py`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class LocalExperts:
     count: int
 
     def __call__(self, ops: Ops, own: Experts, x: Array, ids: Array, weights: Array) -> Array:
-        """As `Holders` says."""
+        """Implement `Holders`."""
         return own(ops, x, (*ops.sort_by_expert(ids, self.count), weights))
 
 
@@ -39,20 +39,20 @@ class FusedExperts:
     between: ExpertActivation
 
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
-        """As `Experts` says."""
+        """Implement `Experts`."""
         return ops.expert_mlp(x, self.gate_up, self.down, self.between, choices)
 
 
 @dataclass(frozen=True)
 class CutExperts:
-    """The same op by op, for matrices that `expert_mlp` does not take. `act`: [P, 2 f] -> [P, f]."""
+    """Gated MLPs of experts op by op, for matrices that `expert_mlp` does not take. `act`: [P, 2 f] -> [P, f]."""
 
     gate_up: Grouped
     down: Grouped
     act: Callable[[Ops, Array], Array]
 
     def __call__(self, ops: Ops, x: Array, choices: Choices) -> Array:
-        """As `Experts` says."""
+        """Implement `Experts`."""
         tokens, places, offsets, weights = choices
         inner = self.act(ops, ops.grouped_linear(x, self.gate_up, tokens, offsets))
         y = ops.grouped_linear(inner, self.down, None, offsets)

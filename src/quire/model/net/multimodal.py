@@ -63,7 +63,8 @@ def divided(
     places: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> BidirectionalSpans:
-    """`BidirectionalSpans` of a step of sequences `cu_q` and `context`; `rows`, `places` and `ends` of its rows of pictures."""
+    """`BidirectionalSpans` of a step of sequences `cu_q` and `context`; `rows`, `places` and `ends` of its rows of
+    pictures."""
     starts = np.zeros(int(cu_q[-1]) + 1, bool)
     starts[cu_q] = starts[rows] = starts[rows + 1] = True
     bounds = np.flatnonzero(starts)
@@ -85,7 +86,7 @@ class BidirectionalAttention:
     tables: dict[int, tuple[Array, Array, Array]]
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-        """As `own_attention`."""
+        """Implement `own_attention`."""
         qkv, spec, mutual = own_rows(ops, layer, h, batch, cache), layer.attend, self.mutual
         cu_q, context, tables = self._paged(ops, batch)
         attended = ops.attention(qkv, cache, cu_q, context, tables, spec, batch.tree)
@@ -122,7 +123,7 @@ class EmbeddedRows:
 
 
 def axes(sight: Sight) -> NDArray[np.int64]:
-    """Of each frequency of a head which of the positions (0 time, 1 row, 2 column) turns it.
+    """Find for each frequency of a head which of the positions (0 time, 1 row, 2 column) turns it.
 
     In `sections` that follow each other (Wang et al. 2024, Qwen2-VL), or in turns as long as the sections of row and
     column last, the rest being the time's (Bai et al. 2025, Qwen3-VL).
@@ -155,7 +156,7 @@ class MultimodalDecoder(Decoder):
     sight: Sight = field(kw_only=True)
 
     def enter(self, batch: Batch) -> Array:
-        """As of `Decoder`; what is changed in embedded tokens (their scale) was not in what is given."""
+        """Implement `Decoder`; what is changed in embedded tokens (their scale) was not in what is given."""
         x = super().enter(batch)
         put(self.ops, x, self.given.rows, self.given.features[:, : x.shape[1]])
         return x
@@ -169,7 +170,7 @@ class MultimodalDecoder(Decoder):
         layers: range | None = None,
         wanted: Wanted = None,
     ) -> tuple[Array, Array]:
-        """As of `Decoder`, with further features added behind the first layers."""
+        """Implement `Decoder`, with further features added behind the first layers."""
         layers, hidden = range(len(self.layers)) if layers is None else layers, x.shape[1]
         if self.sight.sections:
             places = self.ops.put(np.arange(len(views[0].tokens), dtype=np.int32))

@@ -174,7 +174,7 @@ class GatedMlp:
 
 @dataclass(frozen=True)
 class FusedGatedMlp:
-    """The same in one call, whose wide intermediates never reach memory."""
+    """A gated MLP in one call, whose wide intermediates never reach memory."""
 
     gate_up: Linear
     down: Linear
@@ -201,7 +201,7 @@ class PlainMlp:
 
 @dataclass(frozen=True)
 class FusedPlainMlp:
-    """The same in one call, whose wide rows never reach memory."""
+    """An MLP without a gate in one call, whose wide rows never reach memory."""
 
     up: Linear
     down: Linear
@@ -220,7 +220,7 @@ class Scale:
     factor: float
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
-        """In place."""
+        """Scale x in place."""
         return ops.scale(x, self.factor)
 
 
@@ -242,7 +242,7 @@ class SoftCap:
     cap: float
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
-        """In place."""
+        """Cap x in place."""
         return ops.softcap(x, self.cap)
 
 
@@ -253,7 +253,7 @@ class Clip:
     limit: float
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
-        """In place."""
+        """Clip x in place."""
         return ops.clip(x, self.limit)
 
 
@@ -265,7 +265,7 @@ class Positions:
     offset: int
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
-        """In place."""
+        """Add positions to x in place."""
         return ops.add_positions(x, batch.positions, self.table, self.offset)
 
 
@@ -291,7 +291,7 @@ class NormSpans:
     eps: float
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
-        """In place."""
+        """Norm spans of x in place."""
         return ops.norm_spans(x, self.weight, self.start, self.span, self.centered, self.eps)
 
 

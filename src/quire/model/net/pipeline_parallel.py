@@ -1,4 +1,5 @@
 """A decoder that has some of the layers: what comes in is the stream, and what goes out to the next stage.
+See docs/design/pipeline-parallel.md.
 
 Pipeline parallelism: Huang et al. 2019 (GPipe), Narayanan et al. 2021.
 """
@@ -56,7 +57,7 @@ class PipelineStage(Decoder):
         return self.comm.rank == self.comm.world - 1
 
     def wanted(self, batch: Batch) -> Wanted:
-        """As of `Decoder`, in the last stage; keys and values of others' layers need all rows."""
+        """Implement `Decoder`, in the last stage; keys and values of others' layers need all rows."""
         return super().wanted(batch) if self.ends else None
 
     def enter(self, batch: Batch) -> Array:
@@ -69,7 +70,7 @@ class PipelineStage(Decoder):
         return x
 
     def last(self, x: Array, delta: Array, batch: Batch, wanted: Wanted) -> Array:
-        """As of `Decoder`; other stages hand the stream on."""
+        """Implement `Decoder`; other stages hand the stream on."""
         if self.ends:
             h = super().last(x, delta, batch, wanted)
             if self.shared:
@@ -79,7 +80,7 @@ class PipelineStage(Decoder):
         return x[:0]
 
     def score(self, h: Array, batch: Batch) -> Array:
-        """As of `Decoder`, in the last stage."""
+        """Implement `Decoder`, in the last stage."""
         return super().score(h, batch) if self.ends else h
 
     def part(self, h: Array, batch: Batch) -> Array:
@@ -87,7 +88,7 @@ class PipelineStage(Decoder):
         return super().score(h, batch)
 
     def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
-        """As of `Decoder`, by itself."""
+        """Implement `Decoder`, by itself."""
         x = Decoder.enter(self, batch) if self.first else self.ops.zeros((len(batch.tokens), self.hidden))
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))
         x, delta = self.walk(x, None, (batch,) * len(caches), caches, layers, wanted)

@@ -42,7 +42,7 @@ class SequenceParallelAttention:
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-        """As `own_attention`, of this rank's rows."""
+        """Implement `own_attention`, of this rank's rows."""
         return scattered(ops, self.own(ops, layer, h, batch, cache, wanted), self.comm)
 
 

@@ -1,4 +1,5 @@
 """Parts of a layer whose weights are split over ranks: what they have of a result is joined with what others have.
+See docs/design/ranks.md.
 
 A row's product with a matrix that is split by columns is a sum over ranks, one of rows lies beside those of others
 (Megatron-LM, Shoeybi et al. 2019).
@@ -25,7 +26,7 @@ class TensorParallelAttention:
     comm: Comm
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
-        """As `own_attention`."""
+        """Implement `own_attention`."""
         return self.comm.all_reduce(ops, self.own(ops, layer, h, batch, cache, wanted))
 
 

@@ -20,7 +20,7 @@ def allowed(config: EngineConfig) -> int:
 
 
 def folder(config: EngineConfig) -> Path:
-    """Of the file that weights are read from."""
+    """Folder of the file that weights are read from."""
     given = config.offload.weight_offload_folder
     return Path(given) if given else cache_folder() / "offload"
 
@@ -61,7 +61,7 @@ class OffloadAccount:
         return stays
 
     def too_small(self, needed: int, what: str) -> ConfigError:
-        """That `needed` bytes are the least, and why."""
+        """Explain that `needed` bytes are the least, and why."""
         return ConfigError(
             f"--weight-memory-gib: {what} take {needed:,} bytes, {self.budget.most:,} are allowed; give at least "
             f"{needed / 2**30 + 0.0005:.3f}",

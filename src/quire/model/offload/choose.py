@@ -1,4 +1,4 @@
-"""Who keeps the layers that are loaded, as the options ask."""
+"""Who keeps the layers that are loaded, as the options ask. See docs/design/offload.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.ops.backend import Ops
 
 
 def keeper(config: EngineConfig, opened: ModelHeaders, ops: Ops, shards: Shards | None) -> LayerKeeper:
-    """That of a decoder, for options that model and backend allow (`quire.core.exclusions`).
+    """Keeper of a decoder, for options that model and backend allow (`quire.core.exclusions`).
 
     `shards`: the memory that replicas share.
     """

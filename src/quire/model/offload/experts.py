@@ -66,7 +66,7 @@ class ExpertKeeper:
         return self._spilled(layer)
 
     def finish(self, layers: Sequence[Any], outer: int) -> PlacedLayers:
-        """Those that are in the file come from there, or all are in memory where that is enough."""
+        """Experts that are in the file come from there, or all are in memory where that is enough."""
         account = self._account
         room = account.budget.most - outer - account.fixed
         if sum(account.sizes) <= room:

@@ -120,6 +120,6 @@ class CopiedAhead:
         self._holds[slot], self._there[slot] = turn, self._copy(turn)
 
     def _copy(self, turn: int) -> QueueEvent:
-        """Behind all that the main queue holds by now: it may still read the slot."""
+        """Copy a layer behind all that the main queue holds by now: it may still read the slot."""
         data = self._hosts[turn]
         return self._runtime.ahead([(self._slots[turn % len(self._slots)][: len(data)], data)])

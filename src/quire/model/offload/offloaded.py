@@ -1,4 +1,5 @@
-"""Layers without the numbers of their matrices, and matrices whose numbers are wherever they were put."""
+"""Layers without the numbers of their matrices, and matrices whose numbers are wherever they were put.
+See docs/design/offload.md."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class ArrayOffset:
     shape: tuple[int, ...]
 
     def of(self, data: Any) -> Any:
-        """It as a view of `data` (uint8)."""
+        """The array as a view of `data` (uint8)."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return view_as(data[self.offset : self.offset + size], self.dtype).reshape(self.shape)
 

@@ -77,7 +77,7 @@ class SharedFile:
             raise differs(index)
 
     def finish(self, layers: int, end: int) -> None:
-        """The others may read now."""
+        """Let the other replicas read now."""
         if self.writes:
             os.pwrite(self.file, HEADER.pack(end), 0)
             fcntl.lockf(self.file, fcntl.LOCK_UN)

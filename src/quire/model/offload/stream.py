@@ -18,7 +18,7 @@ THREADS, PIECE = 4, 2 << 20
 
 
 class StreamCounts(NamedTuple):
-    """So far: bytes read, nanoseconds that steps waited, experts needed, experts that were not in memory."""
+    """Counts so far: bytes read, nanoseconds that steps waited, experts needed, experts that were not in memory."""
 
     read: int
     waited: int
@@ -27,7 +27,8 @@ class StreamCounts(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Of layer `part`: `bytes` from `offset` of the file `file` (a descriptor) on, to `at` of its slot."""
+    """A run of bytes of layer `part`: `bytes` from `offset` of the file `file` (a descriptor) on, to `at` of its
+    slot."""
 
     part: int
     file: int
@@ -54,7 +55,7 @@ class Stream:
         self._ops.native(name, self._at, *args)
 
     def counts(self) -> StreamCounts:
-        """What it did so far."""
+        """What the stream did so far."""
         found = np.zeros(4, np.int64)
         self._beside.native("stream_counts", self._at, found)
         return StreamCounts(*found.tolist())

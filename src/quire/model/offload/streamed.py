@@ -45,7 +45,7 @@ class Streamed:
             self._stream.call("stream_wait", self._turn[layer])
 
     def after(self, layer: int) -> None:
-        """Its slot is free for the next that comes there."""
+        """Note that a layer's slot is free for the next that comes there."""
         if layer in self._turn:
             self._stream.call("stream_done", self._turn[layer])
 

@@ -62,7 +62,7 @@ class Bridge:
 
     @functools.cached_property
     def table(self) -> Array:
-        """Of a rope that turns nothing, for any position."""
+        """Table of a rope that turns nothing, for any position."""
         return self.ops.zeros((1 << 27, 2, 0))
 
     def begin(self, batch: Batch | None, caches: Sequence[LayerCache] = (), views: Sequence[Batch] = ()) -> None:

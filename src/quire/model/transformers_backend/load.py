@@ -1,4 +1,5 @@
-"""Models without a row in the table, run: transformers' modules around our attention, cache and matrices."""
+"""Models without a row in the table, run: transformers' modules around our attention, cache and matrices.
+See docs/design/models.md."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ of so400m's shape takes 5 % longer with 384, and 3 % with all at once."""
 
 
 def scratch_bytes(tower: ModelSpec, rows: int) -> int:
-    """Of what lies between pixels and the features of a picture of `rows` rows: for each of its patches the numbers of
-    its pixels, twice; of the stream, its queries, keys and values, what it attended to, and two layers that are kept;
-    and of one piece what goes through a layer.
+    """Bytes of what lies between pixels and the features of a picture of `rows` rows: for each of its patches the
+    numbers of its pixels, twice; of the stream, its queries, keys and values, what it attended to, and two layers that
+    are kept; and of one piece what goes through a layer.
     """
     patches = rows * tower.patches.merge**2
     piece = min(patches, PIECE) * (4 * tower.hidden + 2 * tower.intermediate)

@@ -36,7 +36,8 @@ class Attention(Protocol):
 
 
 class PagedAttention:
-    """By the kernel that decoders use, over blocks of keys and values, so that bits depend on no other row."""
+    """Attention by the kernel that decoders use, over blocks of keys and values, so that bits depend on no other
+    row."""
 
     def __init__(self, ops: Ops, spec: ModelSpec, groups: Groups, table: Host, dtype: Dtype) -> None:
         self._ops, self._spec, self._groups = ops, spec, groups

@@ -101,7 +101,7 @@ def _shortened(spec: ModelSpec, reading: Reading, merge: int) -> ModelSpec:
 
 
 def _trimmed(family: Family, whole: ModelSpec, spec: ModelSpec, reading: Reading) -> Family:
-    """Without what is not run: the layers behind the last that is read, and the norm behind them."""
+    """Drop what is not run: the layers behind the last that is read, and the norm behind them."""
     layer = family.names["layer"]
     skipped = (*family.skipped, *(layer.format(i) for i in range(spec.layers, whole.layers)))
     if reading.normed or "final_norm" not in family.names:

@@ -50,7 +50,8 @@ def bicubic(table: Floats, lines: int, across: int) -> Floats:
 
 
 def _neighbours(side: int, count: int, corners: bool) -> tuple[Places, Places, Floats]:
-    """Of each of `count` places among `side` numbers: the one before, the one behind, and the share of the latter."""
+    """Neighbours of each of `count` places among `side` numbers: the one before, the one behind, and the share of the
+    latter."""
     places = np.arange(count, dtype=F32)
     if corners:
         real = np.float32(side - 1) / np.float32(max(count - 1, 1)) * places
@@ -61,7 +62,8 @@ def _neighbours(side: int, count: int, corners: bool) -> tuple[Places, Places, F
 
 
 def _four(side: int, count: int) -> tuple[Places, Floats]:
-    """Of each of `count` places among `side` numbers: the four around it, and their weights [4, count]."""
+    """Four neighbours of each of `count` places among `side` numbers: the four around it, and their weights [4,
+    count]."""
     real = _from_borders(side, count)
     low = np.floor(real)
     share = np.clip(real - low, 0, 1)

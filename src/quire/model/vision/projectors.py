@@ -43,7 +43,7 @@ class Projector:
 
     @property
     def family(self) -> Family:
-        """Its names as of a decoder's family."""
+        """Names of the projector as of a decoder's family."""
         return Family(self.names, required=self.required)
 
 

@@ -52,7 +52,7 @@ class Reading:
 
 
 def read_pixels(folder: Path, usual: Pixels) -> Pixels:
-    """From what the folder says of cutting pictures, too (`image_settings`).
+    """Read pixel scaling from what the folder says of cutting pictures, too (`image_settings`).
 
     `usual`: what it leaves out, and all of it where it says nothing, as in a folder without weights.
     """

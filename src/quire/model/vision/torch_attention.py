@@ -47,7 +47,7 @@ class WholeAttention:
             yield some, self._ops.put(flat[some] if flat.is_cuda else flat[some].float())
 
     def _attended(self) -> Tensor:
-        """Of all rows, [rows, hidden]."""
+        """Attention of all rows, [rows, hidden]."""
         _, heads, count, head_dim = self._qkv.shape
         out = self._qkv.new_empty(count, heads, head_dim)
         for group in self._groups:

@@ -1,4 +1,5 @@
-"""The CPU backend: numpy arrays, outputs in an arena, steps recorded as one list of native calls."""
+"""The CPU backend: numpy arrays, outputs in an arena, steps recorded as one list of native calls.
+See docs/design/cpu-kernels.md."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ class CpuOps(Ops):
         return definition if definition.__module__ == IN_NUMPY else _by_torch(definition)
 
     def tune(self, tuning: Tuning) -> None:
-        """In all of this process."""
+        """Set kernel tuning in all of this process."""
         self.cpu.native.set_tuning(tuning)
         super().tune(tuning)
 
@@ -105,7 +106,7 @@ class CpuOps(Ops):
         return np.zeros(shape, dtype)
 
     def empty(self, rows: int, cols: int, dtype: Dtype = F32) -> Host:
-        """Of the arena."""
+        """Take memory of the arena."""
         return self.cpu.arena.empty(rows, cols, dtype)
 
     def copy_out(self, array: Host) -> Host:
@@ -121,7 +122,7 @@ class CpuOps(Ops):
         self.cpu.call(name, *args)
 
     def beside(self) -> Ops:
-        """Without the arena, and not recorded."""
+        """Give ops without the arena, and not recorded."""
         return UnrecordedOps(self)
 
     def pack(self, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
@@ -130,7 +131,7 @@ class CpuOps(Ops):
 
     @property
     def packs_stored(self) -> bool:
-        """As long as no op reads plain weights."""
+        """Whether stored matrices are packed: as long as no op reads plain weights."""
         return not self.refers
 
     def stacks(self, kind: str) -> bool:
@@ -153,7 +154,7 @@ class CpuOps(Ops):
         return assemble(bare.kind, (bare.n, bare.k), bare.group, numbers, {**parts, **shared})
 
     def put_in_places(self, bare: Packed, parts: Mapping[str, Any], places: Host) -> Packed:
-        """As many matrices as `places` has offsets, in bytes from `parts` of the first of them."""
+        """Put together as many matrices as `places` has offsets, in bytes from `parts` of the first of them."""
         one = self.put_together(replace(bare, n=bare.n // len(places)), parts)
         one.handle.n, one.handle.places = bare.n, address(places)
         return replace(one, n=bare.n, nbytes=bare.nbytes)
@@ -183,7 +184,7 @@ class CpuOps(Ops):
 
     @property
     def layout(self) -> type[KVLayout]:
-        """That of vector registers."""
+        """Layout of vector registers."""
         return KVLayout
 
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
@@ -195,7 +196,7 @@ class CpuOps(Ops):
         return KVCache(layout, keys, values)
 
     def reserve(self, outer: int, layer: int) -> None:
-        """In the arena."""
+        """Reserve memory in the arena."""
         self.cpu.arena.reserve(outer, layer)
 
     def begin_step(self) -> None:
@@ -220,7 +221,7 @@ class CpuOps(Ops):
 
 
 def open_ops(device: DeviceConfig) -> CpuOps:
-    """As `device` has it."""
+    """Open the CPU backend as `device` asks."""
     return CpuOps(Cpu(Native(device.isa, device.threads), device.bf16_bits, device.sparse), device.ops)
 
 
@@ -231,15 +232,15 @@ class UnrecordedOps(CpuOps):
         self.cpu, self.isa, self.threads, self.chosen = ops.cpu, ops.isa, ops.threads, {}
 
     def native(self, name: str, *args: Any) -> None:
-        """At once."""
+        """Make a native call at once."""
         Ops.native(self, name, *args)
 
     def empty(self, rows: int, cols: int, dtype: Dtype = F32) -> Host:
-        """Of the heap."""
+        """Take memory of the heap."""
         return np.empty((rows, cols), dtype)
 
     def beside(self) -> Ops:
-        """This."""
+        """Give this object itself."""
         return self
 
 

@@ -18,7 +18,7 @@ from quire.ops.weights import MOST, SUPER, Packed, PackedFacts, Weight
 
 
 class CpuForm:
-    """That of the native layouts, as `cpu` packs them."""
+    """The file form of the native layouts, as `cpu` packs them."""
 
     def __init__(self, cpu: Cpu) -> None:
         self._cpu, self.narrows = cpu, cpu.bf16_bits == 12
@@ -30,16 +30,16 @@ class CpuForm:
         return ("-12" if self.narrows else "") + sparse
 
     def digest(self, quantized: Iterable[Callable[[Host], Weight]]) -> str:
-        """As of `PackedForm`."""
+        """Implement `PackedForm`."""
         return layout_digest(self._cpu, [quantize(numbers()) for quantize in quantized])
 
     def describe(self, packed: Packed) -> tuple[PackedFacts, dict[str, Host]]:
-        """As of `PackedForm`."""
+        """Implement `PackedForm`."""
         (wide, bits), parts = take_apart(packed)
         return PackedFacts(packed.kind, packed.n, packed.k, packed.group, wide, bits), parts
 
     def restore(self, facts: PackedFacts, parts: Mapping[str, Host]) -> Packed:
-        """As of `PackedForm`."""
+        """Implement `PackedForm`."""
         kind, n, k, group, wide, bits = facts
         _check_facts(facts)
         _check_sizes(facts, {name: part.nbytes for name, part in parts.items()})

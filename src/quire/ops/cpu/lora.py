@@ -40,7 +40,8 @@ def lora_expand(cpu: Cpu, h: Host, y: Host, b: Host, rows: Host, start: int) -> 
 
 @impl("lora_scale", "cpu")
 def lora_scale(cpu: Cpu, y: Host, excess: Host, rows: Host) -> Host:
-    """Of the kernels there are: factors are rows of ones to which each adapter adds its own, then relu(factor) * y."""
+    """Scale rows by the kernels there are: factors are rows of ones to which each adapter adds its own, then
+    relu(factor) * y."""
     count, n = check(y, "lora_scale y", F32, -1, -1).shape
     check(excess, "lora_scale excess", F32, -1, 1, n)
     _check_rows(rows, count)

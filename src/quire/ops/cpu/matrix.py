@@ -21,7 +21,8 @@ SHARED = ("table", "order")
 
 
 class Numbers(NamedTuple):
-    """Of a packed matrix of integers: whether scales and minimums are f32 (else f16), bits of its activations."""
+    """Numbers of a packed matrix of integers: whether scales and minimums are f32 (else f16), bits of its
+    activations."""
 
     wide: bool = False
     activation_bits: int = 8

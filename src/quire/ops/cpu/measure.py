@@ -27,7 +27,7 @@ STREAMS = (1, 4)
 
 @dataclass(frozen=True)
 class ThreadRate:
-    """Of `threads` threads together: GB/s of reading memory, G operations/s of an int8 linear of 64 rows."""
+    """Rates of `threads` threads together: GB/s of reading memory, G operations/s of an int8 linear of 64 rows."""
 
     threads: int
     read: float

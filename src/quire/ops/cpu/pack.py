@@ -34,7 +34,7 @@ def pack(cpu: Cpu, weight: Weight | StoredMatrix, keep_plain: bool = False, narr
 
 
 def pack_dense(cpu: Cpu, weight: Weight | StoredMatrix, narrow: bool = False) -> Packed:
-    """As `pack`, zeros and all."""
+    """Work as `pack`, zeros and all."""
     if isinstance(weight, StoredMatrix):
         return pack_stored(cpu, weight)
     _validate(weight)

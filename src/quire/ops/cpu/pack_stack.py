@@ -57,7 +57,7 @@ class _Stack:
         self._filled += 1
 
     def packed(self) -> Packed:
-        """All of them."""
+        """All matrices that were packed."""
         assert self._format is not None and self._filled == self._count
         kind, (n, k), group, numbers = self._format
         whole = assemble(kind, (self._count * n, k), group, numbers, self._own | self._shared)
@@ -79,6 +79,6 @@ class _Stack:
 
 
 def _with_zeros(weight: Weight) -> Weight:
-    """The same weight with zeros that are 0."""
+    """Copy of the weight with zeros that are 0."""
     assert weight.scales is not None
     return replace(weight, zeros=np.zeros_like(weight.scales, dtype=I8))

@@ -24,7 +24,7 @@ FLOATS: dict[str, Dtype] = {"f32": F32, "bf16": BF16, "bf16_f32": BF16, "f16": F
 
 
 def layout_digest(cpu: Cpu, more: Iterable[Weight]) -> str:
-    """Of all samples, and of `more`, as they are packed now."""
+    """Digest of all samples, and of `more`, as they are packed now."""
     found = hashlib.blake2b(digest_size=16)
     codes = np.round(numbers() * 7).astype(I8)
     two = np.arange(COLUMNS) % 4 < 2

@@ -32,7 +32,8 @@ MOST_BATCHES = 64
 
 
 class Arena:
-    """The same `empty` and `next_layer` calls after `begin` give the same addresses, as recordings require.
+    """Memory of a step's outputs: the same `empty` and `next_layer` calls after `begin` give the same addresses, as
+    recordings require.
 
     Three areas: one for what lives until `begin`, and two that the layers take in turn, so that a step needs the memory
     of two layers instead of all (a prefill of 512 tokens of a 1 B model: 140 MB instead of 1.1 GB, every page of which

@@ -62,5 +62,5 @@ class ReferenceOps(Ops):
 
 
 def open_ops(device: DeviceConfig) -> ReferenceOps:
-    """As `device` has it."""
+    """Open the reference backend as `device` asks."""
     return ReferenceOps(device.ops)

@@ -75,7 +75,7 @@ def quantize_activations(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, 
 
 
 def quantize_to_float8(x: Tensor, group: int, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """As `quantize_activations`, with codes in float8_e4m3fn (as f32): scale = max|x| / 448."""
+    """Work as `quantize_activations`, with codes in float8_e4m3fn (as f32): scale = max|x| / 448."""
     groups = x.reshape(x.shape[0], x.shape[1] // group, group)
     top = groups.abs().amax(-1)
     inverse = torch.where(top > 2e-34, E4M3_MOST / top, torch.zeros_like(top))

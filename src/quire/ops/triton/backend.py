@@ -1,4 +1,4 @@
-"""The GPU backend: Triton's kernels over torch tensors, steps recorded as CUDA graphs."""
+"""The GPU backend: Triton's kernels over torch tensors, steps recorded as CUDA graphs. See docs/design/gpu.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GpuOps(Ops):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """With the chip's facts, by which kernels are chosen."""
+        """Identity with the chip's facts, by which kernels are chosen."""
         return *super().identity[:-1], repr(self.gpu.chip)
 
     def put(self, array: Any) -> Tensor:
@@ -77,23 +77,23 @@ class GpuOps(Ops):
         return pack(self.gpu, self.place(weight), keep_plain=self.refers)
 
     def row_dtype(self, table: Dtype) -> Dtype:
-        """As the table has them."""
+        """Dtype of rows: that of the token table."""
         return table
 
     def head_dtype(self, dtype: Dtype) -> Dtype:
-        """The same."""
+        """Dtype of the head: that of the token table."""
         return dtype
 
     def pack_exact(self, numbers: Any) -> Packed:
-        """In f32: its products of bf16 round activations."""
+        """Pack in f32: its products of bf16 round activations."""
         return self.pack(Weight("f32", numbers))
 
     def fuses_mlp(self, gate_up: Packed, down: Packed) -> bool:
-        """There are no fused kernels."""
+        """Return False: there are no fused kernels."""
         return False
 
     def fuses_experts(self, down: Grouped) -> bool:
-        """There are no fused kernels."""
+        """Return False: there are no fused kernels."""
         return False
 
     @property
@@ -102,7 +102,7 @@ class GpuOps(Ops):
         return False
 
     def float8_activations(self, dtype: Dtype) -> int:
-        """In float8, where the chip multiplies it."""
+        """Multiply in float8, where the chip multiplies it."""
         return 8 if self.gpu.chip.float8 else 0
 
     def gather(self, parts: Sequence[Array], tail: Host) -> Callable[[], Host]:

@@ -159,7 +159,7 @@ def _by_size(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
 
 
 def _by_step(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
-    """The same by the 32-bit words from one block to the next, between which other layers may have theirs."""
+    """Copy blocks by the 32-bit words from one block to the next, between which other layers may have theirs."""
     tensors = [t for cache in caches for t in (cache.keys, cache.values)]
     if any(t.stride(0) * t.element_size() % 4 for t in tensors):
         raise ValueError("blocks of caches must be whole words of 32 bits")

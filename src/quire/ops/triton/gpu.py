@@ -188,7 +188,7 @@ class GpuFacts:
 
 
 def gpu_facts() -> GpuFacts:
-    """Of the current GPU, which must be there."""
+    """Facts of the current GPU, which must be there."""
     device = torch.cuda.current_device()
     found = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)

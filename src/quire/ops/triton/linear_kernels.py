@@ -198,7 +198,7 @@ E2M1_LOW, E2M1_HIGH = tl.constexpr(_four_e2m1(0)), tl.constexpr(_four_e2m1(4))
 
 @triton.jit
 def _numbers_by_ptx(packed, zero, FORM: tl.constexpr, HIGH: tl.constexpr, DTYPE: tl.constexpr):
-    """As `_numbers` of INT4, or of E2M1 in bf16, with a third of the instructions: decoding waits for these."""
+    """Numbers of INT4, or of E2M1 in bf16, with a third of the instructions: decoding waits for these."""
     if FORM == E2M1:
         ASM: tl.constexpr = E2M1_HIGH if HIGH else E2M1_LOW
         numbers = tl.inline_asm_elementwise(ASM, "=r,=r,r", [packed], dtype=tl.bfloat16, is_pure=True, pack=4)

@@ -42,7 +42,7 @@ class Cuda:
         return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> _Event:
-        """This point of the current stream."""
+        """Mark this point of the current stream."""
         return _Event(torch.cuda.current_stream(self._device))
 
     def send(self, copies: Copies, after: QueueEvent | None) -> _Event:
@@ -102,7 +102,7 @@ class Cuda:
         return graph.replay, output
 
     def memory(self) -> tuple[int, int]:
-        """Of the whole device, other processes included."""
+        """Memory of the whole device, other processes included."""
         return torch.cuda.mem_get_info(self._device)
 
     def peak(self, step: Callable[[], object]) -> int:
@@ -167,7 +167,7 @@ class Immediate:
         return replay, output
 
     def memory(self) -> tuple[int, int]:
-        """As much as a cache of tests needs."""
+        """Memory, as much as a cache of tests needs."""
         return 1 << 30, 1 << 30
 
     def peak(self, step: Callable[[], object]) -> int:

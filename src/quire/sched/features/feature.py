@@ -1,4 +1,5 @@
-"""What features plan: the hooks that a scheduler calls, of those features alone that any of its requests uses."""
+"""What features plan: the hooks that a scheduler calls, of those features alone that any of its requests uses.
+See docs/design/scheduler.md."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ class SideQueue(Protocol):
         ...
 
     def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
-        """Those that have what they waited for, and the others that wait no more, each with what is wrong."""
+        """Sequences that have what they waited for, and the others that wait no more, each with what is wrong."""
         ...
 
     def drop(self, seq: Sequence) -> None:

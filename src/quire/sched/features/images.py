@@ -1,4 +1,5 @@
 """When pictures are encoded, and how far chunks go without: rows of a picture are given, once its features are there.
+See docs/design/images.md.
 
 Encoding has a budget of its own beside that of tokens, and features are kept for prompts that bring the same picture
 (the encoder cache of vLLM's v1 scheduler). Who has features is known here, the runner has the numbers and does what
@@ -35,15 +36,15 @@ class EncoderLimits(NamedTuple):
 
     @property
     def picture(self) -> ImageLimits:
-        """Of one picture."""
+        """Limits of one image."""
         return ImageLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
 
 
 @dataclass
 class EncoderStep:
-    """One step as it is planned, of which `EncoderScheduler` keeps nothing before `takes`. `kept`: rows of features that are
-    there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or that
-    sequences `through` a part of a picture need later."""
+    """One step as it is planned, of which `EncoderScheduler` keeps nothing before `takes`. `kept`: rows of features
+    that are there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or
+    that sequences `through` a part of a picture need later."""
 
     limits: EncoderLimits
     kept: Mapping[bytes, int]
@@ -127,9 +128,9 @@ class EncoderStep:
 class EncoderScheduler(SchedulerFeature):
     """Plans what is encoded, step by step.
 
-    A step encodes pictures up to `EncoderLimits.encoded` rows, and one in any case. Where others wait for their next tokens
-    it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least recently
-    used first.
+    A step encodes pictures up to `EncoderLimits.encoded` rows, and one in any case. Where others wait for their next
+    tokens it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least
+    recently used first.
 
     `queries`: pictures that chunks came to, `hits`: those whose features were there.
     """
@@ -143,7 +144,7 @@ class EncoderScheduler(SchedulerFeature):
 
     @property
     def rows(self) -> int:
-        """Of features that are kept."""
+        """Rows of features that are kept."""
         return sum(self._kept.values())
 
     def check(self, pictures: Iterable[PromptImage]) -> None:

@@ -40,8 +40,8 @@ class StoreQueue:
         return True
 
     def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
-        """Those that have what they waited for, or what there was; it is theirs once the next plan is prepared. Nobody
-        fails."""
+        """Sequences that have what they waited for, or what there was; it is theirs once the next plan is prepared.
+        Nobody fails."""
         ready = []
         for seq, (reading, rest) in list(self._under_way.items()):
             if not reading.done.is_set():

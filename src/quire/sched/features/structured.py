@@ -61,7 +61,8 @@ class GrammarQueue:
         return True
 
     def returned(self) -> tuple[list[Sequence], list[tuple[Sequence, QuireError]]]:
-        """Those that have their guide now, and the others that are done, each with what is wrong; these are dropped."""
+        """Sequences that have their guide now, and the others that are done, each with what is wrong; these are
+        dropped."""
         ready, failed = list[Sequence](), list[tuple[Sequence, QuireError]]()
         self._any.clear()
         while self._made:

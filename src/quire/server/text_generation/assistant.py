@@ -11,7 +11,7 @@ from quire.text.messages.text_source import MessageDelta
 
 
 @dataclass(slots=True)
-class MessageDelta:
+class ChoiceDelta:
     """What a message gains: deltas, the log-probabilities of its content's tokens, why it ended."""
 
     deltas: list[MessageDelta] = field(default_factory=list)
@@ -53,11 +53,11 @@ class Assistant:
         self.reasoning_tokens = 0
         self.message = Message()
 
-    def push(self, piece: Piece) -> MessageDelta:
+    def push(self, piece: Piece) -> ChoiceDelta:
         """What `piece` adds; `message` collects it."""
         reason = piece.finish_reason
         if self._parser is None:
-            said = MessageDelta([MessageDelta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
+            said = ChoiceDelta([MessageDelta("content", piece.text)] if piece.text else [], piece.logprobs, reason)
         else:
             deltas = self._parser.push(piece.text)
             if reason is not None:
@@ -65,7 +65,7 @@ class Assistant:
             logprobs = self._credit(piece, deltas)
             if not self._parallel:
                 deltas = [delta for delta in deltas if delta.index == 0]
-            said = MessageDelta(deltas, logprobs, reason)
+            said = ChoiceDelta(deltas, logprobs, reason)
         self._collect(said)
         said.finish_reason = self.ended(reason)
         return said
@@ -94,7 +94,7 @@ class Assistant:
         entries, self._pending, self._tokens = self._pending, [], 0
         return entries if self._last in ("", "content") else []
 
-    def _collect(self, said: MessageDelta) -> None:
+    def _collect(self, said: ChoiceDelta) -> None:
         message = self.message
         message.logprobs += said.logprobs
         for delta in said.deltas:

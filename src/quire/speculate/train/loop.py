@@ -37,7 +37,7 @@ class Trained(Protocol):
     """Heads that learn."""
 
     def loss(self, hidden: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Of one row of text, from what `Target.read` gives; tokens [n] int64."""
+        """Loss of one row of text, from what `Target.read` gives; tokens [n] int64."""
         ...
 
     def layout(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -57,7 +57,7 @@ class HeadLearner:
         return dict(self._heads.named_parameters())
 
     def backward(self, step: int) -> float:
-        """Of one row after the other."""
+        """Compute gradients of one row after the other."""
         heads: Any = self._heads
         total = 0.0
         for j in range(self._batch):

@@ -34,7 +34,7 @@ class Member(NamedTuple):
         return f"property {self.key[:MAX_NAME]!r}"
 
     def refusal(self, reason: str) -> BadRequest:
-        """That it cannot be written; the message and param begin with its place."""
+        """Explain that an argument cannot be written; the message and param begin with its place."""
         place = f"properties.{self.key[:MAX_NAME]}"
         return BadRequest(f"{place}: {reason}", param=place)
 
@@ -70,7 +70,7 @@ class Tags:
     never: str
 
     def __call__(self, rules: LarkRules, schema: Mapping[str, Any]) -> str:
-        """Those that an object requires and any of the others, in its order."""
+        """Members that an object requires and any of the others, in its order."""
         parts = []
         for member in members_of(schema, _TAG_KEY):
             before, after = rules.said(self.before.replace("KEY", member.key)), rules.said(self.after)
@@ -79,7 +79,7 @@ class Tags:
         return rules.rule(" ".join(parts)) if parts else ""
 
     def _value(self, rules: LarkRules, member: Member) -> str:
-        """With what closes it. Text stands there bare, all else is JSON."""
+        """Value with what closes it. Text stands there bare, all else is JSON."""
         schema, types = member.schema, types_of(member.schema)
         if "string" not in types:
             return f"{rules.json(schema, member.place)} {rules.said(self.closer)}"

@@ -1,4 +1,5 @@
-"""The formats: rows by the names of vLLM's parsers, and the marks by which a chat template shows which it speaks."""
+"""The formats: rows by the names of vLLM's parsers, and the marks by which a chat template shows which it speaks.
+See docs/design/messages.md."""
 
 from __future__ import annotations
 
@@ -194,7 +195,7 @@ def tool_format(name: str | None, template: str) -> ToolFormat | None:
 
 
 def reasoning_format(name: str | None, template: str) -> ReasoningFormat | None:
-    """The same for reasoning."""
+    """Find the format of reasoning of a template."""
     found = _found(name, template, tuple(REASONING), _REASONING_MARKS, "reasoning_parser")
     return None if found is None else REASONING[found]
 

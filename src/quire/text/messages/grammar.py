@@ -31,7 +31,7 @@ class LarkRules:
         self.where = ""
 
     def lark(self, start: str) -> str:
-        """All of them."""
+        """All rules as one Lark grammar."""
         return LARK + "\n".join([f"start: {start}", *self.lines, ""])
 
     def rule(self, body: str) -> str:

@@ -32,14 +32,14 @@ def short_id(given: str) -> str:
 
 
 class ShortIds:
-    """Of one conversation: an id of nine letters and digits stays, each other gets one that no other has."""
+    """Ids of one conversation: an id of nine letters and digits stays, each other gets one that no other has."""
 
     def __init__(self, given: Sequence[str]) -> None:
         self._taken = {name for name in given if _SHORT.fullmatch(name)}
         self._made: dict[str, str] = {name: name for name in self._taken}
 
     def of(self, given: str) -> str:
-        """The same for the same, always."""
+        """Give the same id for the same, always."""
         if given not in self._made:
             tries = (short_id(given if not i else f"{given} {i}") for i in itertools.count())
             found = next(name for name in tries if name not in self._taken)

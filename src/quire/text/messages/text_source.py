@@ -1,4 +1,5 @@
 """The engine that all formats share: text comes in pieces of any size, a format reads it as if it were whole.
+See docs/design/messages.md.
 
 A format is a generator that yields where it wants more text. What it reads next depends on the text alone, never on
 where that was cut, so any split of a stream gives the same messages.
@@ -105,7 +106,7 @@ class TextSource:
         return False
 
     def expect(self, *literals: str) -> Steps[None]:
-        """One of `literals` must come next."""
+        """Read one of `literals` must come next."""
         if not (yield from self.accept(*literals)):
             raise Malformed
 

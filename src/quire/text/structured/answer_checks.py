@@ -66,7 +66,7 @@ NO_CHECKS = AnswerChecks()
 
 
 def checks_of(shape: StructuredOutputsParams | None) -> AnswerChecks:
-    """By what a text of `shape` is checked; nothing where its grammar says all."""
+    """Find by what a text of `shape` is checked; nothing where its grammar says all."""
     if shape is None or (shape.json is None and shape.structural_tag is None):
         return NO_CHECKS
     if shape.json is not None:

@@ -127,7 +127,7 @@ def hints_of(grammar: str) -> tuple[bytes, ...]:
 
 
 def _sought(schema: object) -> Iterator[str]:
-    """Of each pattern that does not say how a text begins the longest run of plain characters."""
+    """Find of each pattern that does not say how a text begins the longest run of plain characters."""
     left = [schema]
     while left:
         found = left.pop()

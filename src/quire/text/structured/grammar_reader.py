@@ -1,4 +1,5 @@
-"""What requests ask for is read by processes that the kernel bounds (`helper`), once for each thing asked."""
+"""What requests ask for is read by processes that the kernel bounds (`helper`), once for each thing asked.
+See docs/design/structured-output.md."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ class CompiledGrammar(msgspec.Struct, frozen=True):
 class GrammarReader:
     """Threads with a process each, begun when there is work for them and ended when there is none; any thread may call.
 
-    Whose turn it is is said by `GrammarJobs`. A job is read at once where a reader may take all of `SECONDS` over it, else
-    tried for `FIRST_SECONDS`; if these do not suffice it waits for one that may. So what is read fast waits for
+    Whose turn it is is said by `GrammarJobs`. A job is read at once where a reader may take all of `SECONDS` over it,
+    else tried for `FIRST_SECONDS`; if these do not suffice it waits for one that may. So what is read fast waits for
     `FIRST_SECONDS` of a few others, and never for a bomb.
     """
 
@@ -254,7 +255,7 @@ class GrammarReader:
             process.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        """Start anew in the child of a fork: start anew, and hold no end of what belongs to the parent."""
         for process in self._processes:
             process.forget()
         self.__init__(self._most)  # type: ignore[misc]

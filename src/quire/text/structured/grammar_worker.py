@@ -1,9 +1,9 @@
 """The process that reads grammars, which come with requests and are trusted with nothing.
 
 Whoever asks for a grammar may write one that takes for ever or all memory. So each is first compiled here, in a fork
-under the kernel's bounds of CPU time and address space (`quire.text.fork_server`; `quire.text.bounded_process` says how the process
-is started), and brought to an end once: what passes costs the engine no more. `grammar_worker.py FOLDERS MEMORY`: bytes that a
-fork may have beside those of the process at rest.
+under the kernel's bounds of CPU time and address space (`quire.text.fork_server`; `quire.text.bounded_process` says
+how the process is started), and brought to an end once: what passes costs the engine no more. `grammar_worker.py
+FOLDERS MEMORY`: bytes that a fork may have beside those of the process at rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """What a sequence may say next so that it follows its grammar, and so that it comes to an end in time.
+See docs/design/structured-output.md.
 
 Each guide keeps a *completion*: tokens with which what was said so far would be complete, never more than there are
 tokens left. A token that was drawn is taken if there is again such a completion behind it; if not it is refused and
@@ -73,7 +74,7 @@ class Grammar:
                 raise BadRequest(f"structured_outputs: {matcher.get_error()[:300]}", param="structured_outputs")
 
     def matchers(self) -> tuple[LLMatcher, LLMatcher]:
-        """Of tokens and of bytes, at the beginning."""
+        """Matchers of tokens and of bytes, at the beginning."""
         return self._by_token.deep_copy(), self._by_byte.deep_copy()
 
     def renewed(self) -> Grammar:
@@ -99,7 +100,8 @@ class GuideCost:
 
 
 class GrammarGuide(GuideCost):
-    """Of one sequence, which may have `most` tokens and ends by one of `ends`; `completion` is one of the empty text.
+    """Guide of one sequence, which may have `most` tokens and ends by one of `ends`; `completion` is one of the empty
+    text.
 
     `path` are the tokens it has read: those said, and perhaps some of a draft behind them.
     """
@@ -119,7 +121,7 @@ class GrammarGuide(GuideCost):
         self._stands = [_Stand(tuple(completion), 0, self._over(accepts), accepts)]
 
     def anew(self) -> GrammarGuide:
-        """One of the same grammar that stands at the beginning."""
+        """Make a guide of the same grammar that stands at the beginning."""
         return GrammarGuide(self._grammar, self._most, self._ends, self._first)
 
     # ------------------------------------------------------------------------------------------------- along the path
@@ -296,7 +298,7 @@ class GrammarGuide(GuideCost):
         return None if spelled is None else self._proven(spelled)
 
     def _proven(self, spelled: list[int]) -> _Stand | None:
-        """These bytes in tokens, if they complete the text."""
+        """Give these bytes in tokens, if they complete the text."""
         tokens = self._vocabulary.fewest(spelled, self._ends)
         if tokens is None or self._by_token.validate_tokens([*tokens, self._vocabulary.end]) != len(tokens) + 1:
             return None

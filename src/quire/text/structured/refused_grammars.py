@@ -21,7 +21,7 @@ SECONDS = 600.0
 
 @dataclass
 class _Failures:
-    """Of one grammar: how many, what the latest of them said and when that was.
+    """Failures of one grammar: how many, what the latest of them said and when that was.
 
     Not the error itself: once it is raised, its traceback has all that the request's frames hold.
     """

@@ -1,8 +1,9 @@
 """The process that checks answers by their JSON schemas, which come with requests and are trusted with nothing.
 
 A pattern may take for ever in Python, a reference may recur without end, and an answer may be long. So the kernel
-bounds it (`quire.text.bounded_process` says how it is started): `schema_check_worker.py FOLDERS MEMORY`. Nothing is fetched: no file can be
-opened and no socket. What is checked is what JSON Schema asserts, and formats that grammars hold.
+bounds it (`quire.text.bounded_process` says how it is started): `schema_check_worker.py FOLDERS MEMORY`. Nothing is
+fetched: no file can be opened and no socket. What is checked is what JSON Schema asserts, and formats that grammars
+hold.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _unique(validator: Any, unique: Any, value: Any, schema: Any) -> Errors:
 
 
 def _plain(value: Any) -> Any:
-    """With whole numbers as integers, as JSON Schema calls those equal."""
+    """Convert a value, with whole numbers as integers, as JSON Schema calls those equal."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

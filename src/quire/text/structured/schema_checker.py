@@ -109,7 +109,7 @@ class SchemaChecker:
             process.close()
 
     def after_fork(self) -> None:
-        """In the child of a fork: start anew, and hold no end of what belongs to the parent."""
+        """Start anew in the child of a fork: start anew, and hold no end of what belongs to the parent."""
         for process in self._idle:
             process.forget()
         self.__init__()  # type: ignore[misc]

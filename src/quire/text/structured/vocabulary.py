@@ -42,7 +42,8 @@ class Vocabulary:
 
     @property
     def tokenizer(self) -> LLTokenizer:
-        """Of the tokens, as llguidance reads them; made when first asked for, in a third of a second for 128,000."""
+        """Tokenizer of the tokens, as llguidance reads them; made when first asked for, in a third of a second for
+        128,000."""
         with self._lock:
             return self._tokenizer
 
@@ -91,7 +92,7 @@ _MAKING = Lock()
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """That of a tokenizer and a model of `size` ids; made once."""
+    """Vocabulary of a tokenizer and a model of `size` ids; made once."""
     with _MAKING:
         found = _KNOWN.get(tokenizer)
         if found is None or found.size != size:

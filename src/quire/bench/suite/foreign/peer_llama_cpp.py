@@ -145,7 +145,7 @@ class LlamaCppPeer:
         return [self._take(number, row) for number, row in ready]
 
     def _take(self, number: int, row: int) -> tuple[int, int, bool]:
-        """Its next token, from the logits of a row of the batch."""
+        """Take the next token of a request, from the logits of a row of the batch."""
         asked = self.running[number]
         values = llama_cpp.llama_get_logits_ith(self.context, row)
         asked.last, asked.made = int(np.ctypeslib.as_array(values, (self.width,)).argmax()), asked.made + 1

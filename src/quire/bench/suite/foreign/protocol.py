@@ -33,7 +33,7 @@ class Stepping(Protocol):
 
 
 class Record(NamedTuple):
-    """Of one request: when it was due, sent, and when how many tokens came."""
+    """Times of one request: when it was due, sent, and when how many tokens came."""
 
     due: float
     sent: float

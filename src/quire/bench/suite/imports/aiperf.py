@@ -90,7 +90,8 @@ def _scale(spread: dict[str, Any], units: dict[str, float], where: str, name: st
 
 
 def _from_csv(text: str, where: str) -> dict[str, Any]:
-    """The same as JSON has: `Time to First Token (ms)` with its columns is time_to_first_token, ms."""
+    """Metrics of a CSV file by the names that JSON has: `Time to First Token (ms)` with its columns is
+    time_to_first_token, ms."""
     found: dict[str, Any] = {}
     columns: list[str] = []
     try:

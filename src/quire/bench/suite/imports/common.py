@@ -74,7 +74,7 @@ def table(value: Any) -> dict[str, Any]:
 
 
 def numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `found` that are numbers."""
+    """Values of `found` that are numbers."""
     return {name: value for name, given in found.items() if (value := number(given)) is not None}
 
 

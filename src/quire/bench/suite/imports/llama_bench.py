@@ -55,7 +55,7 @@ def _tests(text: str, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _markdown(text: str, where: str) -> Iterator[dict[str, Any]]:
-    """By the same names as JSON has. Lines after the table say which build it was."""
+    """Rows of a Markdown table by the same names as JSON has. Lines after the table say which build it was."""
     lines = [line for line in text.splitlines() if line.strip()]
     names, build = [cell.strip() for cell in lines[0].strip().strip("|").split("|")], re.search(r"build:\s*(\S+)", text)
     for line in lines[2:]:
@@ -80,7 +80,7 @@ def _markdown(text: str, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _parameters(text: str) -> float:
-    """From "7.62 B"."""
+    """Parse a number of parameters: "7.62 B"."""
     value, _, unit = text.partition(" ")
     return (number(value) or 0.0) * {"B": 1e9, "M": 1e6, "K": 1e3}.get(unit.strip(), 1.0)
 

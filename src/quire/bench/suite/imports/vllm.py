@@ -109,5 +109,6 @@ def _throughput(found: dict[str, Any]) -> FigureRow:
         metrics["output_tokens_per_s"] = written / seconds
     read_tokens = tokens - written if written else 0
     load = RowLoad(requests=requests, batch=0, input_len=read_tokens / requests, output_len=written / requests)
-    return made("vllm-throughput", metrics=numbers(metrics), engine=RowEngine(name="vllm"), model=_model(found), load=load,
+    return made("vllm-throughput", metrics=numbers(metrics), engine=RowEngine(name="vllm"), model=_model(found),
+    load=load,
                 dialect=THROUGHPUT)  # fmt: skip

@@ -38,7 +38,7 @@ def told(at: Place) -> str:
 
 
 class SchemaWork:
-    """Of one document. `loose`: what the grammar does not hold, each with its place.
+    """Work on one document. `loose`: what the grammar does not hold, each with its place.
 
     `tags`: by the number of a schema it and its tags, as `values` finds them.
     `foreign`: references go by `$id`, `$anchor` or a dynamic scope; then they and what they name stay as they are.
