@@ -1,10 +1,10 @@
 """Choosing the native kernels' numbers by timing decode steps of the model itself. See docs/design/cpu-kernels.md.
 
-The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops. Settings
-take turns and the median counts: what the machine does beside us hits them alike. Results never depend on the choice
-(`tests/ops/test_tune.py`), hence a wrong one costs time only, and users' own steps can be what is timed (`TimedDecode`):
-no start waits. With tile registers made-up steps are timed at the first start instead: the choice is one of batches too,
-and who knows which will come.
+The objective is the step that users wait for, so nothing has to be assumed about shapes, formats or fused ops.
+Settings take turns and the median counts: what the machine does beside us hits them alike. Results never depend on
+the choice (`tests/ops/test_tune.py`), hence a wrong one costs time only, and users' own steps can be what is timed
+(`TimedDecode`): no start waits. With tile registers made-up steps are timed at the first start instead: the choice is
+one of batches too, and who knows which will come.
 """
 
 from __future__ import annotations
