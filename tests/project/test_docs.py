@@ -17,7 +17,7 @@ import pytest
 from command_line import parse
 from docs_pages import PAGES, TARGETS, written
 from messages import DIFFERS, texts
-from paths import ROOT
+from paths import CSRC, ROOT, SOURCE
 from quire.cli.app import app
 from quire.cli.config_file import with_config
 from quire.server.apis.field_help import help_of
@@ -197,3 +197,14 @@ def test_files_of_flags_are_read(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text(block)
     assert with_config(str(file), {})["max_model_len"] == 8192
+
+
+FILE = re.compile(r"`([\w.-]+/[\w./-]*\.(?:py|h|cpp|inc|cmake|toml|sh|js))`")
+"""A file with its folder in the text of a page: of the repository, of the package or of csrc/."""
+
+
+@pytest.mark.parametrize("path", names(DOCUMENTS + PAGES))
+def test_files_that_are_named_exist(path: Path) -> None:
+    homes = ROOT, SOURCE, CSRC
+    named = set(FILE.findall(FENCED.sub("", written(path))))
+    assert not [name for name in named if not any((home / name).exists() for home in homes)]
