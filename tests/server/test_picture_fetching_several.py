@@ -13,7 +13,7 @@ import pytest
 from live_server import LiveServer, wait_until
 from picture_hosts import ANSWERS, answer, host, rules
 from quire.core.errors import BadRequest
-from quire.server.text_generation.fetching import Wanted, fetch
+from quire.server.text_generation.fetching import FetchCancellation, fetch
 from quire.server.text_generation.media import AT_ONCE, FETCHES
 from seeing import asked, file_of, image_part, said, seeing, url_of
 
@@ -107,7 +107,7 @@ def test_the_first_refusal_ends_the_others(port: int, server: LiveServer, monkey
 
 
 def test_nothing_is_fetched_that_nobody_wants(port: int) -> None:
-    wanted, named = Wanted(), rules(f"127.0.0.1:{port}", seconds=WAIT)
+    wanted, named = FetchCancellation(), rules(f"127.0.0.1:{port}", seconds=WAIT)
     timer = threading.Timer(0.2, wanted.end)
     timer.start()
     began = time.monotonic()

@@ -64,7 +64,7 @@ class Server:
 
     @property
     def machine(self) -> RowMachine:
-        """This one, or one of which no more is known than that it is another."""
+        """Describe this machine, or one of which no more is known than that it is another."""
         return this_machine() if self.local else RowMachine(name="another machine")
 
 
@@ -155,7 +155,7 @@ class ServingResult:
         return found
 
     def row(self, command: str = "", suite: str = "") -> FigureRow:
-        """As a measured row of the benchmark "serve"; `command` makes it again."""
+        """Make a measured row of the benchmark "serve"; `command` makes it again."""
         load, good = self.load, [r for r in self.records if r.ok]
         rate = 0.0 if math.isinf(load.request_rate) else load.request_rate
         if self.workload.arrivals == "ramp":

@@ -127,7 +127,7 @@ async def _measured(load: ServeLoad, warm: bool) -> ServingResult:
 
 
 async def search(load: ServeLoad, one: Measure, on_point: Callable[[SweepPoint], None]) -> Sweep:
-    """The same, where `one` measures a load."""
+    """Search the highest load, where `one` measures a load."""
     check(load)
     return await _Search(load, one, on_point).go()
 

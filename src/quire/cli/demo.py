@@ -35,7 +35,7 @@ TEXTS = ("for key, value in items.items():\n    if not isinstance(", "    def __
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """One streamed answer and its clock."""
 
     asked: str
@@ -100,7 +100,7 @@ def _end(server: subprocess.Popen[str]) -> None:
         server.kill()
 
 
-async def _ask_all(url: str) -> tuple[list[Answer], float]:
+async def _ask_all(url: str) -> tuple[list[StreamedAnswer], float]:
     """All answers, and the seconds they took together."""
     from quire.bench.http import Client, ClientTimeouts
 
@@ -128,8 +128,8 @@ async def _model_name(client: Client) -> str:
             await asyncio.sleep(0.05)
 
 
-async def _ask(client: Client, text: str, path: str, fields: dict[str, Any]) -> Answer:
-    answer = Answer(text, sent=time.perf_counter())
+async def _ask(client: Client, text: str, path: str, fields: dict[str, Any]) -> StreamedAnswer:
+    answer = StreamedAnswer(text, sent=time.perf_counter())
     body = {"max_tokens": 64, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     async for event in client.events(path, body | fields):
         for choice in event["choices"]:
@@ -144,7 +144,7 @@ async def _ask(client: Client, text: str, path: str, fields: dict[str, Any]) -> 
     return answer
 
 
-def _print(answers: list[Answer], seconds: float) -> None:
+def _print(answers: list[StreamedAnswer], seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -42,7 +42,7 @@ STRUCTS: tuple[type[msgspec.Struct], ...] = (*SECTIONS.values(), ServerOptions, 
 
 @cache
 def _fields() -> dict[str, OptionField]:
-    """Those of an entry by name."""
+    """Fields of an entry by name."""
     return {field.name: field for struct in STRUCTS for field in fields_of(struct) if field.name in OWN}
 
 
@@ -84,7 +84,7 @@ class _Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _planned(models: list[_Named], budget_gb: float) -> list[Listed]:
-    """With the memory that each is to have. Pinned ones come first: others have what these leave."""
+    """Give each model the memory that it is to have. Pinned ones come first: others have what these leave."""
     found: dict[str, Listed] = {}
     room = round(budget_gb * 1e9)
     for model in sorted(models, key=lambda each: not each.pinned):

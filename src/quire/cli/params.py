@@ -53,11 +53,11 @@ class Argument(click.Argument):
 
     @property
     def human_readable_name(self) -> str:
-        """As messages name it."""
+        """Name that messages use."""
         return self.metavar or str(self.name)
 
     def get_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """In the line of usage: {NAME}, or [NAME] where it may be left out."""
+        """Write the line of usage: {NAME}, or [NAME] where it may be left out."""
         name = f"{{{self.human_readable_name}}}" if self.required else f"[{self.human_readable_name}]"
         return [name + "..." * (self.nargs != 1)]
 
@@ -68,7 +68,7 @@ class Argument(click.Argument):
         return f"{name} {_shown(self, several)}", (self.help or "") + "  [required]" * self.required
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """As errors name it."""
+        """Name that errors use."""
         return f"'{self.human_readable_name}'"
 
 

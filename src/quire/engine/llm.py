@@ -212,7 +212,7 @@ class LLM(PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[GenerateDelta, None, None]:
-        """As `generate`, but texts come as they grow. Closing the iterator ends what still runs."""
+        """Generate, with texts that come as they grow. Closing the iterator ends what still runs."""
         return self._run(self._builders(prompts, sampling_params))
 
     def chat(

@@ -40,7 +40,7 @@ class BatchError(msgspec.Struct, kw_only=True):
     message: str
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class BatchAnswer(msgspec.Struct, kw_only=True):
     """One line of the output."""
 
     id: str
@@ -166,10 +166,10 @@ async def run(app: ASGIApp, source: Path, target: Path, most: int, done: Callabl
     return counts[0], counts[1]
 
 
-async def _answer(app: ASGIApp, number: int, text: bytes, twice: bool) -> Answer:
-    """Of a line; `twice`: its custom_id is that of an earlier one, whose answer alone is to be found by it."""
+async def _answer(app: ASGIApp, number: int, text: bytes, twice: bool) -> BatchAnswer:
+    """Answer a line; `twice`: its custom_id is that of an earlier one, whose answer alone is to be found by it."""
     name = name_of(text)
-    answer = Answer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
+    answer = BatchAnswer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
     if name is None or twice:
         answer.id, answer.custom_id = id_of(number), None
     try:
@@ -189,7 +189,7 @@ async def _answer(app: ASGIApp, number: int, text: bytes, twice: bool) -> Answer
     return answer
 
 
-def _write(out: IO[bytes], answer: Answer) -> None:
+def _write(out: IO[bytes], answer: BatchAnswer) -> None:
     out.write(msgspec.json.encode(answer) + b"\n")
     out.flush()
 

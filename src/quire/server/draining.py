@@ -86,7 +86,7 @@ LAST_WORDS_SECONDS = 2  # for the errors of requests that were not finished
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first signal new requests are refused (503) while those in flight finish; a second signal ends it now.
+    """Server that refuses new requests (503) from the first signal while others finish; a second signal ends it.
 
     SIGHUP reads the file of keys again, where there is one. Otherwise, as when a terminal goes away, it is a first
     signal and never a second one: shells and systemd send it beside others. Where it is ignored (nohup) it stays so.
@@ -201,6 +201,6 @@ def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient)
 def make_server(
     config: EngineConfig, options: ServerOptions, client: EngineClient
 ) -> tuple[AsyncEngine, DrainingServer]:
-    """The same with the server that answers by it."""
+    """Make the application and the server that answers by it."""
     engine, app = make_app(config, options, client)
     return engine, DrainingServer(uvicorn_config(app, options), app.state.service)

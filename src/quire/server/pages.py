@@ -73,7 +73,7 @@ class LiveModel(msgspec.Struct, kw_only=True):
 
 
 class LiveTenant(msgspec.Struct, kw_only=True):
-    """Of all requests since the start; `in_flight`: sequences now. `weight`: of its share where that counts."""
+    """Counts of a tenant since the start; `in_flight`: sequences now. `weight`: of its share where that counts."""
 
     name: str
     in_flight: int
@@ -127,7 +127,7 @@ async def live_history(server: ServerState, request: Request) -> Response:
 
 
 def state_of(server: ServerState, services: Sequence[Service], request: Request) -> Response:
-    """Of the models that are loaded. Whoever has a key that is no administrator's sees what is its own."""
+    """State of the models that are loaded. A key that is no administrator's sees what is its own."""
     tenant = request.state.tenant
     whole = tenant.admin or not server.keys.needed
     held: Counter[str] = Counter()

@@ -61,7 +61,7 @@ def _check_files(options: ServerOptions) -> None:
 
 
 def check_texts(config: EngineConfig) -> None:
-    """The same of a template or tokenizer that is not there."""
+    """Refuse a template or tokenizer that is not there."""
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
     if config.model.tokenizer is not None:

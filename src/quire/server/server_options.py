@@ -154,7 +154,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
     def sized(self, pictures: bool) -> ServerOptions:
-        """With the limit of bodies that is meant where none was given; `pictures`: they may come in bodies."""
+        """Set the limit of bodies that is meant where none was given; `pictures`: they may come in bodies."""
         usual = LARGE_BODY if pictures else USUAL_BODY
         return self if self.max_body_bytes else replace(self, max_body_bytes=usual)
 

@@ -47,7 +47,7 @@ class _Scaled:
         self._times, self._factor = times, factor
 
     def seconds(self, chunks: Sequence[PlannedChunk]) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return self._times.seconds(chunks) * self._factor
 
 

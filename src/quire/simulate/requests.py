@@ -72,7 +72,7 @@ class SimulatedTenant:
 
     @classmethod
     def parse(cls, text: str) -> SimulatedTenant:
-        """From "name=share", "name=share:weight" or "name=share:weight:priority"."""
+        """Parse "name=share", "name=share:weight" or "name=share:weight:priority"."""
         name, _, numbers = text.partition("=")
         share, weight, priority, *rest = (*numbers.split(":"), "", "")
         try:

@@ -56,7 +56,7 @@ class SimulatedLoad(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, about("Seed of lengths, arrivals, failures and routers.")] = 0
 
     def served(self, trace: str) -> ServeLoad:
-        """The same arrivals as `quire bench serve` has them; `ConfigError` for what a simulation does not know."""
+        """Arrivals as `quire bench serve` has them; `ConfigError` for what a simulation does not know."""
         check_values(self)
         names = set(ServeLoad.__struct_fields__) & set(self.__struct_fields__)
         return ServeLoad(trace=trace, **{name: getattr(self, name) for name in names})

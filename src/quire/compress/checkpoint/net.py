@@ -50,18 +50,18 @@ class _SiteReader(WeightReader):
     def matrix(
         self, roles: tuple[str, ...], layer: int | None, expert: int | None = None
     ) -> tuple[QWeight, AnyArray | None]:
-        """As of `WeightReader`. The table of tokens is a matrix of products where it is the head."""
+        """Read a matrix as `WeightReader` does. The table of tokens is one of products where it is the head."""
         self._tell_site(("head",) if roles == ("embed",) else roles, layer)
         return super().matrix(roles, layer, expert)
 
     def dense(self, role: str, layer: int) -> Linear:
-        """As of `WeightReader`."""
+        """Read dense numbers as `WeightReader` does."""
         self._tell_site((role,), layer)
         return super().dense(role, layer)
 
     @contextmanager
     def part(self, layer: int | None = None) -> Iterator[None]:
-        """As of `WeightReader`, which gives memory back; not where the same is read again at once."""
+        """Give memory back as `WeightReader` does; not where the same part is read again at once."""
         if not self.streams:
             yield
             return

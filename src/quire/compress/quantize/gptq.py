@@ -83,7 +83,7 @@ class FactoredHessian:
 
     @staticmethod
     def of(hessian: Tensor, damping: float, act_order: bool) -> FactoredHessian:
-        """The same of `hessian` [k, k]. `ModelError` where it is not positive definite with its damping."""
+        """Factor `hessian` [k, k]. `ModelError` where it is not positive definite with its damping."""
         diagonal = hessian.diagonal()
         dead = diagonal == 0
         order = diagonal.argsort(descending=True, stable=True) if act_order else None

@@ -96,7 +96,7 @@ class Int8WithOutliers:
         return whole
 
     def product(self, x: Tensor) -> Tensor:
-        """Its definition on x [T, k] f32, [T, n]: int8 by int8 with one scale a token, and outlier columns in full."""
+        """Multiply x [T, k] f32, to [T, n]: int8 by int8 with one scale a token, and outlier columns in full."""
         rest = x.clone()
         rest[:, self.columns] = 0
         return w8a8_product(self.weight, rest) + x[:, self.columns] @ self.kept.float().t()

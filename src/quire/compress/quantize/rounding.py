@@ -74,7 +74,7 @@ class QuantParams:
 
     @property
     def by_column(self) -> QuantParams:
-        """The same parameters, shaped to broadcast against groups [n, g, group]."""
+        """Parameters shaped to broadcast against groups [n, g, group]."""
         return QuantParams.of(lambda t: t[..., None], self)
 
 
@@ -89,7 +89,7 @@ class Grid(ABC):
         return tuple(sorted({*self.clips, *clip_candidates()}, reverse=True))
 
     def with_clips(self, clips: tuple[float, ...]) -> Self:
-        """The same grid with other `clips`."""
+        """Copy of the grid with other `clips`."""
         return replace(self, clips=clips)  # type: ignore[type-var]
 
     @property

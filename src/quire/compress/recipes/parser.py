@@ -76,7 +76,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Of what it says, defaults included: the same for two spellings of one recipe."""
+        """Digest of what the recipe says, defaults included: the same for two spellings of one recipe."""
         # Fields of a stage are those of its own struct, which the encoder looks up by the value's type.
         return hashlib.blake2b(msgspec.json.encode(self, order="sorted"), digest_size=16).hexdigest()
 

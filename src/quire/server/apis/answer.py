@@ -55,7 +55,7 @@ class Answer(ABC):
         """The whole response, in parts."""
 
     def said(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Of each choice the text, and the names and arguments of calls."""
+        """Text of each choice, and the names and arguments of calls."""
         return [(self.generation.text(choice), []) for choice in range(self.generation.count)]
 
     async def check(self) -> None:
@@ -71,7 +71,7 @@ class Answer(ABC):
 
     @property
     def verdict(self) -> Report | UnsetType:
-        """That what was said is not all that the schemas ask for; nothing where it is."""
+        """Report that an answer is not all that the schemas ask for; nothing where it is."""
         if not self.schema_errors:
             return UNSET
         return Report(request_id=self.request_id, schema_errors=self.schema_errors)

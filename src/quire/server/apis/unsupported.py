@@ -49,7 +49,7 @@ WITHOUT_EFFECT = ("metadata", "store", "service_tier", "prompt_cache_key", "safe
 
 
 def without_effect(body: msgspec.Struct, names: Sequence[str] = WITHOUT_EFFECT) -> list[str]:
-    """Those of `names` that `body` gives."""
+    """Fields among `names` that `body` gives."""
     return [name for name in names if getattr(body, name) is not None]
 
 

@@ -97,7 +97,7 @@ def json_line(found: Entry) -> str:
 
 
 def text_line(found: Entry) -> str:
-    """For eyes: uvicorn's line, then what else is known."""
+    """Line for eyes: uvicorn's, then what else is known."""
     path = found.path.encode("unicode_escape").decode()
     words = [f'{found.time} {found.client or "-"} "{found.method} {path}" {found.status} {found.seconds:.3f} s']
     words.append(f"id={found.request_id}")

@@ -37,7 +37,7 @@ class Incident:
 
 @dataclass
 class Counts:
-    """Of a tenant since the start: requests that were posted, those of them refused and failed, and tokens."""
+    """Counts of a tenant since the start: requests that were posted, those of them refused and failed, and tokens."""
 
     requests: int = 0
     refused: int = 0
@@ -76,7 +76,7 @@ class Activity:
             counts.output_tokens += usage.completion_tokens
 
     def close(self) -> None:
-        """There is nothing to finish."""
+        """Finish nothing: there is nothing to finish."""
 
     def note(self, level: str, message: str, tenant: str = "") -> None:
         """Keep an incident."""

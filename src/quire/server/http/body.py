@@ -77,7 +77,7 @@ async def read_struct(request: Request, options: ServerOptions, choose: Callable
 
 
 async def read_bytes(request: Request, limit: int, timeout: float) -> bytes:
-    """At most `limit` bytes within `timeout` seconds."""
+    """Read at most `limit` bytes within `timeout` seconds."""
     _check_headers(request, limit)
     try:
         async with asyncio.timeout(timeout):

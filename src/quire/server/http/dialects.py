@@ -46,7 +46,7 @@ class AnthropicFields(msgspec.Struct, kw_only=True):
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
-    """As Anthropic's clients read it."""
+    """Error as Anthropic's clients read it."""
 
     type: Literal["error"] = "error"
     error: AnthropicFields
@@ -61,19 +61,19 @@ class LlamaCppFields(msgspec.Struct, kw_only=True):
 
 
 class LlamaCppError(msgspec.Struct, kw_only=True):
-    """As clients of llama.cpp's server read it."""
+    """Error as clients of llama.cpp's server read it."""
 
     error: LlamaCppFields
 
 
 class OllamaError(msgspec.Struct, kw_only=True):
-    """As Ollama's clients read it."""
+    """Error as Ollama's clients read it."""
 
     error: str
 
 
 class TgiError(msgspec.Struct, kw_only=True):
-    """As TGI's clients read it."""
+    """Error as TGI's clients read it."""
 
     error: str
     error_type: str

@@ -18,7 +18,7 @@ from quire.server.text_generation.reports import Usage
 
 
 class Bodies:
-    """Those of all requests together: `limit` bytes at most, but for one that is alone."""
+    """Bodies of all requests together: `limit` bytes at most, but for one that is alone."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -26,7 +26,7 @@ class Bodies:
 
 
 class Part:
-    """Those of one request, until it says that it keeps no more of its body than fields."""
+    """Body of one request, until it says that it keeps no more of its body than fields."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies

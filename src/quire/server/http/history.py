@@ -70,7 +70,7 @@ class History:
         self.moments.append((now, [found.get(place) for place in range(len(self.series))]))
 
     def told(self, now: float) -> Past:
-        """All of it, for a page."""
+        """Whole history, for a page."""
         series = [PastSeries(name=name, labels=dict(labels)) for name, labels in self.series]
         return Past(series=series, moments=[PastMoment(ago=now - at, values=values) for at, values in self.moments])
 

@@ -91,7 +91,7 @@ _IS_MARK[[ord(each) for each in "[]{},:"]] = True
 
 
 def _marks(data: bytes) -> _Marks:
-    """All of them; `BadRequest` as soon as there are too many values, or they are too deep."""
+    """Marks of a text, all of them; `BadRequest` as soon as there are too many values, or they are too deep."""
     found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.int32]]] = []
     values, groups, depth, inside = 1, 0, 0, False
     for start, block in _blocks(data):

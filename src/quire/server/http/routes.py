@@ -64,7 +64,7 @@ class Route:
 
     @property
     def summary(self) -> str:
-        """What it does, in one line."""
+        """Summary of what the route does, in one line."""
         return (self.handler.__doc__ or "").strip().splitlines()[0]
 
     @property

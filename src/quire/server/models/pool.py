@@ -80,7 +80,7 @@ class Running(Protocol):
     """A model that is loaded."""
 
     def begin(self) -> None:
-        """It is to be used from now on; called on the event loop."""
+        """Use the model from now on; called on the event loop."""
 
     @property
     def busy(self) -> bool:

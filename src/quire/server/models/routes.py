@@ -37,7 +37,7 @@ def _json(value: Any) -> Response:
 
 
 def _card(server: MultiModelServer, slot: Slot, name: str) -> StateCard:
-    """Of a model, or of an adapter of it."""
+    """Card of a model, or of an adapter of it."""
     server.pool.look()
     listed, service = slot.listed, service_of(slot)
     own = name == listed.name

@@ -62,7 +62,7 @@ class AllEngines:
 
     @property
     def loaded(self) -> list[Service]:
-        """Of models that are loaded."""
+        """Models that are loaded."""
         return [found for slot in self._pool.slots.values() if (found := service_of(slot)) is not None]
 
     def check_room(self) -> None:
@@ -131,7 +131,7 @@ class MultiModelServer:
 
 
 def service_of(slot: Slot) -> Service | None:
-    """That of a model, while it is loaded."""
+    """Service of a model, while it is loaded."""
     return None if slot.running is None else cast(LoadedModel, slot.running).service
 
 

@@ -1,1 +1,1 @@
-"""From a request's prompts to pieces of text: what the answers of every API are made of."""
+"""Text generation: from a request's prompts to the pieces of text that every API's answers are made of."""

@@ -1,4 +1,4 @@
-"""From pieces of a choice's text to its message (content, reasoning, tool calls), for every API that has messages."""
+"""Messages (content, reasoning, tool calls) out of pieces of a choice's text, for every API that has messages."""
 
 from __future__ import annotations
 

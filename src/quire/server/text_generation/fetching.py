@@ -92,7 +92,7 @@ def _spelled(name: str) -> str:
         return name.lower()
 
 
-class Wanted:
+class FetchCancellation:
     """Whether anybody waits for what is fetched; once nobody does, the connection ends, and none begins."""
 
     def __init__(self) -> None:
@@ -109,16 +109,16 @@ class Wanted:
             connection.cut()
 
     def by(self, connection: _Connection) -> None:
-        """It comes by this connection; `TimeoutError` where nobody waits for it."""
+        """Take the connection that it comes by; `TimeoutError` where nobody waits for it."""
         with self._lock:
             self._connection = connection
             if not self._wanted:
                 raise TimeoutError
 
 
-def fetch(url: str, where: str, rules: Rules, wanted: Wanted | None = None) -> bytes:
+def fetch(url: str, where: str, rules: Rules, wanted: FetchCancellation | None = None) -> bytes:
     """The bytes behind `url`, which came in the field `where`. `BadRequest` says why there are none."""
-    end, wanted = time.monotonic() + rules.seconds, wanted or Wanted()
+    end, wanted = time.monotonic() + rules.seconds, wanted or FetchCancellation()
     try:
         for _ in range(REDIRECTS + 1):
             connection = _Connection(_target(url, where, rules), where, rules, end)
@@ -205,7 +205,7 @@ def _body(response: HTTPResponse, where: str, limit: int, end: float) -> bytes:
 
 
 class _Connection(HTTPConnection):
-    """To an address that was looked at, by whatever name it goes."""
+    """Connection to an address that was looked at, by whatever name it goes."""
 
     def __init__(self, target: _Target, where: str, rules: Rules, end: float) -> None:
         super().__init__(target.parts.netloc.rpartition("@")[2], timeout=max(0.01, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""From engine outputs to pieces of text: the part that completions and chat share."""
+"""Pieces of text out of engine outputs: the part that completions and chat share."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Generation:
         return [reason for request in self.requests for reason in self.finish_reasons_of(request)]
 
     def finish_reasons_of(self, request: Request) -> list[str | None]:
-        """The same of one prompt's choices."""
+        """Reasons why one prompt's choices ended."""
         return [clock.finish_reason for clock in self._stream.clocks(request.id)]
 
     def text(self, choice: int) -> str:

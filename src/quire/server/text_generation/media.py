@@ -17,7 +17,7 @@ from quire.engine.images import Preparer
 from quire.engine.requests import EncodedPrompt, too_long
 from quire.images.prompt import Prepared
 from quire.server.server_options import ServerOptions
-from quire.server.text_generation.fetching import Rules, Wanted, fetch, read_hosts
+from quire.server.text_generation.fetching import FetchCancellation, Rules, fetch, read_hosts
 from quire.text.tokenizer import Tokenizer
 
 FETCHES = 16
@@ -129,7 +129,7 @@ class Media:
 
     async def _fetched(self, source: ImageSource) -> bytes:
         """The file behind a URL; the connection ends where nobody waits for it any more."""
-        wanted, url = Wanted(), source.take()
+        wanted, url = FetchCancellation(), source.take()
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(_FETCHING, fetch, url, source.where, self._rules, wanted)
@@ -159,7 +159,7 @@ class Media:
         return self._preparer.shown(request.prompt, request.pictures)
 
     def shown_of(self, encoded: EncodedPrompt) -> list[int]:
-        """The same of one that no engine has."""
+        """Describe an image that no engine has."""
         if not encoded.pictures:
             return list(encoded.ids)
         return self._preparer.shown(encoded.ids, encoded.pictures)

@@ -30,12 +30,12 @@ class Formats:
     shown: frozenset[int] = frozenset()
 
     def forcing(self, forced: bool) -> Formats:
-        """The same for calls that are `forced`: where the model speaks no known format they are in one of ours."""
+        """Formats for calls that are `forced`: where the model speaks no known format they are in one of ours."""
         return replace(self, tools=GENERIC) if forced and self.tools is None else self
 
 
 def formats_of(options: ServerOptions, template: ChatTemplate | None, tokenizer: Tokenizer) -> Formats:
-    """By the options, else by the chat template. `ConfigError` for a name that no format has."""
+    """Formats by the options, else by the chat template. `ConfigError` for a name that no format has."""
     source = "" if template is None else template.source
     tools = tool_format(options.tool_call_parser, source)
     reasoning = reasoning_format(options.reasoning_parser, source)

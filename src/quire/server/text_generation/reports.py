@@ -21,7 +21,7 @@ class CachedTokens(msgspec.Struct, kw_only=True):
 
 
 def details(cached: int, requests: Iterable[Request]) -> CachedTokens:
-    """Those of `requests`, of whose prompts `cached` tokens were found."""
+    """Details of `requests`, of whose prompts `cached` tokens were found."""
     rows = sum(picture.rows for request in requests for picture in request.pictures)
     return CachedTokens(cached_tokens=cached, image_tokens=rows or UNSET)
 

@@ -48,7 +48,7 @@ _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_
          "ignore_eos", "stream")  # fmt: skip
 
 
-class Pictured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImagePrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A prompt with pictures: base64, each for a mark `<__media__>` of the text."""
 
     prompt_string: str
@@ -59,7 +59,7 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """POST /completion. `n_predict` and `seed` of -1 are none; `cache_prompt` false: nothing cached is used."""
 
     prompt: Annotated[
-        str | list[int] | Pictured, about("Text to continue, token ids, or a list of either; each gets a choice.")
+        str | list[int] | ImagePrompt, about("Text to continue, token ids, or a list of either; each gets a choice.")
     ]
     model: ModelField = None
     n_predict: Annotated[int | None, about("Largest number of output tokens; -1 = until the context is full.")] = None
@@ -137,7 +137,7 @@ async def completion(service: Service, request: Request) -> Response:
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
     sources = list[ImageSource]()
-    if isinstance(body.prompt, Pictured):
+    if isinstance(body.prompt, ImagePrompt):
         text, sources = await off_read(request, _pictured, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
     asked = completion_of(body)
@@ -147,7 +147,7 @@ async def completion(service: Service, request: Request) -> Response:
     return await respond(request, _Answer(service, generation, body))
 
 
-def _pictured(service: Service, prompt: Pictured) -> tuple[str, list[ImageSource]]:
+def _pictured(service: Service, prompt: ImagePrompt) -> tuple[str, list[ImageSource]]:
     """The text with the model's own marks, and the pictures."""
     at = "prompt.multimodal_data"
     sources = [ImageSource(f"{at}[{i}]", Base64(text)) for i, text in enumerate(prompt.multimodal_data or ())]
@@ -220,7 +220,7 @@ class _Answer(Answer):
             self._logprobs += piece.logprobs
 
     async def reply(self) -> list[bytes]:
-        """All of it."""
+        """Reply with the whole answer."""
         whole = Piece(0, "".join(self._text), self._tokens, self._logprobs, None)
         said = self._ended(self._part(whole))
         return [await off_loop(len(whole.text), msgspec.json.encode, said)]
@@ -306,7 +306,7 @@ def settings_of(service: Service, params: Any) -> dict[str, Any]:
 
 
 class Slot(msgspec.Struct, kw_only=True):
-    """One of the list of /slots."""
+    """Entry of the list of /slots."""
 
     id: int
     n_ctx: int

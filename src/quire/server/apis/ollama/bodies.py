@@ -55,7 +55,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     verbose: Annotated[Any, about("No effect.")] = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OllamaRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What /api/generate and /api/chat have in common. They stream unless told otherwise."""
 
     model: RequiredModelField
@@ -73,7 +73,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keep_alive: KeepAliveField = None
 
 
-class GenerateRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(OllamaRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/generate."""
 
     prompt: Annotated[str | None, about("The text to answer, through the chat template unless raw.")] = None
@@ -137,7 +137,7 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tool_call_id: str | None = None
 
 
-class ChatRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(OllamaRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /api/chat."""
 
     messages: Annotated[
@@ -149,7 +149,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tools: ToolsField = None
 
 
-def ignored_of(body: Asked) -> list[str]:
+def ignored_of(body: OllamaRequest) -> list[str]:
     """Fields that are given and change nothing: models stay until the server ends."""
     return without_effect(body, ("keep_alive",))
 
@@ -183,7 +183,7 @@ def chat_of(service: Service, body: GenerateRequest | ChatRequest) -> ChatComple
     return ChatCompletionRequest(**fields, messages=messages, tools=tools)
 
 
-def _fields(service: Service, body: Asked) -> dict[str, Any]:
+def _fields(service: Service, body: OllamaRequest) -> dict[str, Any]:
     refuse_unbuilt(body)
     given = body.options or Options()
     same = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")

@@ -17,9 +17,9 @@ from quire.server.apis.answer import respond
 from quire.server.apis.message_answer import Block, BlockChange, MessageAnswer, arguments_of
 from quire.server.apis.ollama.bodies import (
     FIELD_NAMES,
-    Asked,
     ChatRequest,
     GenerateRequest,
+    OllamaRequest,
     chat_of,
     continuation_of,
     ignored_of,
@@ -104,7 +104,7 @@ async def _chat(service: Service, request: Request, body: GenerateRequest | Chat
     return await respond(request, answer)
 
 
-def _loaded(service: Service, body: Asked) -> Response:
+def _loaded(service: Service, body: OllamaRequest) -> Response:
     """Clients that ask for nothing want the model in memory, where it is."""
     empty: dict[str, Any] = {"response": ""}
     if isinstance(body, ChatRequest):
@@ -119,7 +119,7 @@ class _Answer(MessageAnswer):
     dialect = OLLAMA
 
     def __init__(
-        self, service: Service, generation: Generated, parsing: OutputParsing, body: Asked, reasons: bool = True
+        self, service: Service, generation: Generated, parsing: OutputParsing, body: OllamaRequest, reasons: bool = True
     ) -> None:
         super().__init__(
             service, generation, parsing, model=body.model, stream=body.stream is not False, reasons=reasons
@@ -147,7 +147,7 @@ class _Answer(MessageAnswer):
         return _encode(self._ended(self._line([]))) + b"\n"
 
     def whole(self) -> OllamaReply:
-        """All of it."""
+        """Reply with the whole answer."""
         reply = self._ended(self._line(self.blocks.all))
         if self._top is not None:
             reply.logprobs = self._entries(self.logprobs)

@@ -25,7 +25,7 @@ from quire.text.infill import format_of
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """Of a model's files."""
+    """Details of a model's files."""
 
     parent_model: str = ""
     format: str
@@ -132,7 +132,7 @@ def _model(service: Service, name: str, **more: Any) -> OllamaModel:
 
 
 def details_of(folder: str, quantization: str) -> Details:
-    """Of the files of a model."""
+    """Details of the files of a model."""
     path = Path(folder)
     family = str(read_json(path / "config.json").get("model_type", "unknown")) if folder else "unknown"
     kind = "gguf" if path.suffix == ".gguf" else "safetensors"

@@ -107,7 +107,7 @@ class Beams:
         return replace(found, generated_tokens=sum(self._drawn[each.id] for each in asked))
 
     def moments(self, request: Request, received: float, told: float) -> Moments:
-        """Of the whole only its ends are known."""
+        """Times of the whole search: only its ends are known."""
         return moments((), received, told)
 
     def cache(self, request: Request) -> CacheReport:
@@ -122,7 +122,7 @@ class Beams:
         return self._reasons
 
     def finish_reasons_of(self, request: Request) -> list[str | None]:
-        """The same of one prompt's choices."""
+        """Reasons why one prompt's choices ended."""
         at = self._params.beam_width * [each.id for each in self.requests].index(request.id)
         return self._reasons[at : at + self._params.beam_width]
 

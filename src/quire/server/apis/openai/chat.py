@@ -165,11 +165,11 @@ class _Answer(ChoicesAnswer[ChatCompletionRequest]):
             self._assistants[piece.choice].push(piece)
 
     def said(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Of each choice the content and the calls."""
+        """Content and calls of each choice."""
         return [each.said for each in self._assistants]
 
     def usage(self) -> Usage:
-        """With the tokens of reasoning, where the model's can be told."""
+        """Usage with the tokens of reasoning, where the model's can be told."""
         usage = super().usage()
         if self._counts:
             details = usage.completion_tokens_details or CompletionTokens()
@@ -195,7 +195,7 @@ class _Answer(ChoicesAnswer[ChatCompletionRequest]):
         return ChatCompletionChunk(**self.facts, choices=choices, usage=usage, prompt_token_ids=ids)
 
     def reply_of(self, choices: Choices, usage: Usage) -> ChatCompletion:
-        """With the prompt's ids and log-probabilities, if they were asked for."""
+        """Reply with the prompt's ids and log-probabilities, if they were asked for."""
         rows = self.prompt_rows(0)
         return ChatCompletion(
             **self.facts, choices=choices, usage=usage, prompt_token_ids=self._prompt_ids, prompt_logprobs=rows

@@ -1,4 +1,4 @@
-"""From pieces of text to what a client reads: one reply, or a stream of chunks; the APIs differ in a few shapes."""
+"""Choices as a client reads them: one reply, or a stream of chunks; the APIs differ in a few shapes."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class ChoicesAnswer(Answer, Generic[Body]):
         return [i for group in groups for i in sorted(group, key=lambda i: -self._states[i].likelihood)[:n]]
 
     def _reported(self, reply: Reply) -> Reply:
-        """With what the body's `quire` asks for, and what schemas do not allow."""
+        """Add what the body's `quire` asks for, and what schemas do not allow."""
         if self.body.quire is not None:
             reply.quire = report(self.request_id, self.began, self.generation, self.body.quire)
         if self.schema_errors:

@@ -159,7 +159,7 @@ class _Answer(ChoicesAnswer[CompletionRequest]):
                 piece.finish_reason, piece.stop_reason = "length", None
 
     def usage(self) -> Usage:
-        """Without that token."""
+        """Usage without that token."""
         usage = super().usage()
         if self._echo_only:
             usage.total_tokens, usage.completion_tokens = usage.prompt_tokens, 0

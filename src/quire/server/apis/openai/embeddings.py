@@ -172,7 +172,7 @@ class Pooled:
         self._found: dict[str, Output] = {}
 
     async def all(self) -> Answers:
-        """All of them, once they are there."""
+        """Wait for all vectors."""
         try:
             while outputs := await self._stream.next():
                 self._found |= {output.request_id: output for output in outputs}
@@ -199,7 +199,7 @@ class Pooled:
         return [reason for request in self.requests for reason in self.finish_reasons_of(request)]
 
     def finish_reasons_of(self, request: Request) -> list[str | None]:
-        """The same of one."""
+        """Reasons why one request ended."""
         return [clock.finish_reason for clock in self._stream.clocks(request.id)]
 
 
@@ -342,7 +342,7 @@ def _json(body: bytes) -> Response:
 
 
 def _routes(paths: tuple[str, ...], handler: Handler, body: Kinds, reply: Kinds, operation: str | None) -> list[Route]:
-    """The same under each of its paths."""
+    """Make one route for each of the paths."""
     return [
         Route("POST", path, handler, body, reply, generates=True, operation=operation, batchable=True) for path in paths
     ]

@@ -122,7 +122,7 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
 
 
 def cut(prompt: EncodedPrompt, keep: int | None, limit: int) -> EncodedPrompt:
-    """The same of a prompt that may have pictures, which stay whole."""
+    """Cut a prompt that may have images, which stay whole."""
     ids = truncate(list(prompt.ids), keep, limit)
     if prompt.pictures and len(ids) < len(prompt.ids):
         raise BadRequest(

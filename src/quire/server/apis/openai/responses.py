@@ -45,7 +45,7 @@ class Stored(NamedTuple):
 
 
 class ResponseStore:
-    """By tenant and by id: nobody finds another's. `count` and `tenant_bytes` bound what one has, `total` what all."""
+    """Responses by tenant and id: nobody finds another's. `count` and `tenant_bytes` bound one tenant, `total` all."""
 
     def __init__(self, count: int = MAX_COUNT, tenant_bytes: int = MAX_TENANT_BYTES, total: int = MAX_BYTES) -> None:
         self._count, self._tenant_bytes, self._total = count, tenant_bytes, total
@@ -182,8 +182,10 @@ async def create_response(service: Service, request: Request) -> Response:
 
 
 async def _make(server: ServerState, answer: _Answer, asked: _Asked, left: Exchange) -> None:
-    """In the background: counted as a request, so that a server that drains waits for it; who watches is told at its
-    end what it took."""
+    """Answer in the background: counted as a request, so that a server that drains waits for it.
+
+    Who watches is told at its end what it took.
+    """
     server.active += 1
     left.status = 500
     try:

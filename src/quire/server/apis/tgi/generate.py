@@ -269,7 +269,7 @@ class _Answer(Answer):
                 self._last = piece
 
     async def reply(self) -> list[bytes]:
-        """All of it."""
+        """Reply with the whole answer."""
         return [await off_loop(sum(map(len, self._text)), self._reply)]
 
     def _reply(self) -> bytes:
