@@ -18,7 +18,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Bound(NamedTuple):
-    """Bound of a list or an object: `items` in itself, `values` in all of it, and what members may have in their fields.
+    """Bound of a list or an object: `items` in itself, `values` in all of it, and what its members may have.
 
     0 = as many as a body has.
     """
