@@ -22,8 +22,9 @@ QUIRE_INLINE int64_t group_index(const LinearCall& c, int64_t row, int64_t g, in
     return row * c.groups + (kInterleaved > 1 ? g * kInterleaved + r : r * c.groups + g);
 }
 
-// The start of each sum. `step`: blocks from one to the next, 0 where there is only the first. `x_start` holds minus the offset of the weights' codes times the sum of each digit's codes, or,
-// with zeros, minus just the sum. The sum of digit pairs (p, d) has the index p + d; the first digit is the high one.
+// The start of each sum. `step`: blocks from one to the next, 0 where there is only the first. `x_start` holds minus the offset of
+// the weights' codes times the sum of each digit's codes, or, with zeros, minus just the sum. The sum of digit pairs (p, d) has the
+// index p + d; the first digit is the high one.
 template <int kPlanes, int kDigits, int kOffset, int R, int NB, int kInterleaved>
 QUIRE_INLINE void start_sums(const LinearCall& c, I (&sum)[kPlanes + kDigits - 1][R][NB], int64_t row, int64_t block, int64_t g, int64_t step = 1) {
 #pragma GCC unroll 8
@@ -96,6 +97,7 @@ QUIRE_INLINE void prefetch_weights(const char* w, int64_t block_bytes, int64_t a
     }
 }
 
+// Matrix product of R rows by NB column blocks; with R = 1 it is the matrix-vector product (GEMV) of decoding.
 template <class W, int R, int NB, int kInterleaved, bool kStream>
 [[gnu::noinline]] void int_tile(const LinearCall& c, int64_t row, int64_t block, const Part& part) {
     constexpr bool kFour = W::kBits == 4, kTable = W::kTable;

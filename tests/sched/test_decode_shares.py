@@ -7,7 +7,7 @@ from collections import deque
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.shares import MicroBatches
+from quire.sched.token_budget import MicroBatches
 
 
 def decoding(number: int) -> Sequence:

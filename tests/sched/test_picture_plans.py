@@ -17,7 +17,7 @@ from quire.core.images import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.sched.features.images import EncoderLimits, EncoderScheduler
-from quire.sched.shares import decodes
+from quire.sched.token_budget import decodes
 from turns import turns, working
 
 

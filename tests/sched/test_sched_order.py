@@ -11,7 +11,7 @@ from fake_runner import FakeEngine, request
 from quire.core.plan import Chunk, StepPlan
 from quire.core.sequence import Sequence
 from quire.sched.policy import CREDIT, Fair, Policy
-from quire.sched.shares import LEAST, PrefillPace, shares
+from quire.sched.token_budget import LEAST, PrefillPace, divide_budget
 from scheduler_histories import assert_golden
 from turns import turns, working
 
@@ -44,7 +44,7 @@ def test_a_long_prompt_keeps_nobody_out() -> None:
 
 def test_one_alone_gets_the_whole_step_and_two_share_it() -> None:
     decode, short, long, waits = prompt_of(9, 8, draft=2), prompt_of(6), prompt_of(90), prompt_of(50)
-    alike = partial(shares, urgency=Policy().urgency)
+    alike = partial(divide_budget, urgency=Policy().urgency)
     assert alike([long], 40, True, None) == {long: 40}
     assert alike([long], 40, True, waits) == {long: 20}
     assert alike([long, short, decode], 40, True, None) == {decode: 3, short: 6, long: 31}
@@ -57,9 +57,9 @@ def test_an_urgent_prompt_goes_before_a_short_one_and_leaves_nothing_undone() ->
     """Also one that waits: what is less urgent gets what it leaves; decodes go on in any case."""
     short, long, decode, waits = prompt_of(6), prompt_of(90), prompt_of(9, 8), prompt_of(30)
     urgency = {short: 2.0, long: 1.0, waits: 0.5, decode: 9.0}.__getitem__
-    assert shares([short, long], 40, True, None, urgency) == {long: 40, short: 0}
-    assert shares([short, long], 94, True, None, urgency) == {long: 90, short: 4}
-    assert shares([short, decode, long], 40, True, waits, urgency) == {decode: 1, long: 9, short: 0}
+    assert divide_budget([short, long], 40, True, None, urgency) == {long: 40, short: 0}
+    assert divide_budget([short, long], 94, True, None, urgency) == {long: 90, short: 4}
+    assert divide_budget([short, decode, long], 40, True, waits, urgency) == {decode: 1, long: 9, short: 0}
 
 
 def test_the_newest_gives_its_blocks_back() -> None:

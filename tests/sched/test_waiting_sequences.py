@@ -13,7 +13,7 @@ from fake_runner import FakeEngine, request
 from quire.core.errors import BadRequest
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
-from quire.sched.shares import MicroBatches
+from quire.sched.token_budget import MicroBatches
 from scheduler_histories import assert_golden
 from structured_requests import AnyText, structured
 from turns import turns, working

@@ -52,16 +52,16 @@ def test_a_branch_is_what_a_node_follows() -> None:
     seq = drafted([5, 6, 7, 8, 9], [-1, -1, 0, 1, 2])
     assert [seq.draft.branch(node) for node in range(-1, 5)] == [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]
     assert (
-        seq.draft.foretold(-1, 6),
-        seq.draft.foretold(0, 7),
-        seq.draft.foretold(0, 8),
-        seq.draft.foretold(1, 8),
+        seq.draft.matching_child(-1, 6),
+        seq.draft.matching_child(0, 7),
+        seq.draft.matching_child(0, 8),
+        seq.draft.matching_child(1, 8),
     ) == (1, 2, None, 3)
     masks, depths = ancestors(seq.draft.parents)
     assert masks.tolist() == [0b1, 0b10, 0b101, 0b1010, 0b10101] and depths.tolist() == [0, 0, 1, 1, 2]
     chain = drafted([5, 6], [])
     assert chain.draft.branch(1) == [0, 1]
-    assert [chain.draft.foretold(*asked) for asked in ((-1, 5), (0, 6), (1, 6))] == [0, 1, None]
+    assert [chain.draft.matching_child(*asked) for asked in ((-1, 5), (0, 6), (1, 6))] == [0, 1, None]
 
 
 def test_kept_nodes_move_to_where_the_only_draft_would_lie() -> None:

@@ -233,7 +233,7 @@ class FakeEngine:
         while node is not None:
             token = next_token(self._before(seq, tokens, len(seq.tokens) + node), seq.index)
             result.tokens.append(token)
-            node = seq.draft.foretold(node, token)
+            node = seq.draft.matching_child(node, token)
             result.path += () if node is None else (node,)
         self.accepted += len(result.tokens) - 1
         self.rejected += len(seq.draft.tokens) + 1 - len(result.tokens)

@@ -112,7 +112,7 @@ class LayerGroups:
 
     @cached_property
     def filled(self) -> tuple[int, ...]:
-        """Filling of each group, what of `width` its blocks are filled with."""
+        """What fills the blocks of each group: layers, or bytes of a token, of the `width` there is room for."""
         return tuple(map(sum, self.sizes)) if self.sizes else tuple(map(len, self.layers))
 
     def home(self, layer: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class PrefixCache:
         return StoreKey(_of_group(seq.kv.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
 
     def _find(self, seq: Sequence, i: int, key: bytes, group: int, stored: Stored | None) -> int:
-        """The block of `group` that holds the i-th block of tokens, STORED, or SLID_OUT."""
+        """The block of `group` with the i-th block of tokens; STORED where a store has it, SLID_OUT where none does."""
         size = self.block_size
         block = self.pool.find(_of_group(key, group), seq.tokens[i * size : (i + 1) * size])
         if block is None:

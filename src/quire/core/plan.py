@@ -84,10 +84,10 @@ class ChunkResult:
 
     `path`: the nodes of the draft that all but the last of the tokens are, in order.
 
-    `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from. `again`: a row
-    of a draft gave no numbers. It may be the draft's fault, so the chunk counts for nothing and is done without one.
-
-    `hidden`: of a pooled request, what the head would read of the rows that wanted logits, [n, hidden] f32.
+    `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from.
+    `retry_without_draft`: a row of a draft gave no numbers. It may be the draft's fault, so the chunk counts for
+    nothing and is done without one. `hidden`: of a pooled request, what the head would read of the rows that wanted
+    logits, [n, hidden] f32.
     """
 
     tokens: list[int]
@@ -96,5 +96,5 @@ class ChunkResult:
     path: list[int] = field(default_factory=list)
     error: QuireError | None = None
     finite: bool = False
-    again: bool = False
+    retry_without_draft: bool = False
     hidden: NDArray[np.float32] | None = None

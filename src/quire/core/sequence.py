@@ -71,7 +71,7 @@ class Draft:
         self.lookup: object = None
         self.acceptance = (0.0, 0.0)
 
-    def foretold(self, node: int, token: int) -> int | None:
+    def matching_child(self, node: int, token: int) -> int | None:
         """The node that says `token` after `node` (-1: the last token), so that its row counts; None: no node does."""
         tokens, parents = self.tokens, self.parents
         if not parents:

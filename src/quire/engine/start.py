@@ -36,7 +36,7 @@ from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
 from quire.sched.features.images import EncoderLimits, EncoderScheduler
 from quire.sched.scheduler import Scheduler
-from quire.sched.shares import MicroBatches
+from quire.sched.token_budget import MicroBatches
 from quire.speculate.load_drafts import Drafting, load_drafting
 from quire.speculate.speculator import Speculator
 

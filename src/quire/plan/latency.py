@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.core.sequence import Draft
 from quire.plan.planned_load import PlannedLoad
 from quire.plan.rates import PlannedChunk, StepTimes
-from quire.sched.shares import rows_of, shares
+from quire.sched.token_budget import divide_budget, rows_of
 
 TURNS = 200
 """Rounds of a fixed point; it has settled, or there is none, long before."""
@@ -90,7 +90,7 @@ def _plan(
 ) -> tuple[list[PlannedChunk], list[_Running]]:
     """What each sequence advances by in the next step, and those that do; who is admitted goes over to `running`."""
     room = limits.seqs - len(running)
-    counts = shares(running, limits.tokens, True, waiting[0] if waiting and room else None, lambda seq: 0.0)
+    counts = divide_budget(running, limits.tokens, True, waiting[0] if waiting and room else None, lambda seq: 0.0)
     left = limits.tokens - sum(counts.values())
     while waiting and room and left:
         running.append(seq := waiting.pop(0))

@@ -125,7 +125,7 @@ class Runner:
 
     def results(self, step: LaunchedStep) -> list[ChunkResult]:
         """What a sampled step found, a result per chunk in order, once the device has it."""
-        found = self._collect(step.plan.chunks, step.rows, step.drawn)
+        found = self._verify_drafts(step.plan.chunks, step.rows, step.drawn)
         if step.hidden is not None:
             self._add_hidden(step.plan.chunks, step.pooled, step.hidden, found)
         for piece in step.drawn:
@@ -152,8 +152,8 @@ class Runner:
                 result.error = NUMERICS
                 self.numeric_errors += 1
 
-    def _collect(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
-        """The rows' tokens, those after a draft as long as they are what the draft said.
+    def _verify_drafts(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
+        """Verify drafts: take the rows' tokens as long as the draft proposed the same, and one after them.
 
         Without a draft a chunk has one row, of node -1, and gives one token.
         """
@@ -166,8 +166,8 @@ class Runner:
         for row, found in zip(rows, given, strict=True):
             result = results[id(row.seq)]
             if found.error is not None and row.seq.draft.tokens:
-                result.again = True
-            if row.seq.status is Status.FINISHED or ends.get(row.seq, -1) != row.node or result.again:
+                result.retry_without_draft = True
+            if row.seq.status is Status.FINISHED or ends.get(row.seq, -1) != row.node or result.retry_without_draft:
                 continue  # it ended while this step was under way, or other tokens came than this branch says
             if found.error is not None:
                 self.numeric_errors += result.error is None and found.error is NUMERICS
@@ -179,7 +179,7 @@ class Runner:
                 result.tokens.append(found.token)
                 if found.logprob is not None:
                     result.logprobs.append(found.logprob)
-                ends[row.seq] = follows = row.seq.draft.foretold(row.node, found.token)
+                ends[row.seq] = follows = row.seq.draft.matching_child(row.node, found.token)
                 result.path += [] if follows is None else [follows]
             result.finite = result.error is None
         return list(results.values())

@@ -148,7 +148,7 @@ def _take(pending: _Pending, rows: GenericSequence[LogitRow], drawn: dict[int, i
             if pending.refused < TRIES:
                 return RowEdits(place, banned=np.array([token], np.int32))
             return RowEdits(place, allowed=np.array(guide.only, np.int32))
-        follows = row.seq.draft.foretold(row.node, token)
+        follows = row.seq.draft.matching_child(row.node, token)
         if follows is None or follows not in pending.rows:
             return None
         pending.at, pending.refused = rows[pending.rows[follows]], 0

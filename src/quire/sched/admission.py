@@ -9,7 +9,7 @@ from quire.core.request import longest_prompt
 from quire.core.sequence import Sequence
 from quire.sched.policy import Policy
 from quire.sched.queues import SequenceQueues
-from quire.sched.shares import decodes, rows_of
+from quire.sched.token_budget import decodes, rows_of
 
 
 def check_length(prompt: int, tables: BlockTables, longest: int, pooled: bool = False) -> None:

@@ -27,7 +27,7 @@ from quire.sched.features.structured import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.queues import SequenceQueues
-from quire.sched.shares import MicroBatches, PrefillPace, budget_of, shares
+from quire.sched.token_budget import MicroBatches, PrefillPace, budget_of, divide_budget
 
 
 class PendingBlockWork:
@@ -169,7 +169,7 @@ class Scheduler:
         if self._portions.staged:
             running = self._portions.ready(running)
         budget = budget_of(self.config, self.pace, self._portions, self.running)
-        counts = shares(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
+        counts = divide_budget(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
         for limit in self.hooks.limit:
             unseeing += limit(counts, self.policy.rank)
         return counts, unseeing, budget
@@ -254,7 +254,7 @@ class Scheduler:
             seq.steps_in_flight -= 1
             if seq.status is Status.FINISHED:
                 continue
-            if result.again:
+            if result.retry_without_draft:
                 self.block_work.wipes += self.tables.unpublished(seq)
                 seq.draft.enabled, seq.in_flight = False, 0
                 self._preempt(seq)

@@ -163,7 +163,7 @@ class MedusaDrafter:
         places, owners, at = [], [], 0
         for chunk, result in zip(plan.chunks, results, strict=False):
             wanted = wanted_rows(chunk)
-            if result.tokens and not result.again and result.error is None:
+            if result.tokens and not result.retry_without_draft and result.error is None:
                 first = sum(target is not None for _, target in wanted)
                 places.append(at + first + (result.path[-1] + 1 if result.path else 0))
                 owners.append((chunk.seq, len(chunk.seq.tokens) + len(result.tokens) - 2))

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2023): rounding of columns one after the other; those that follow make up for the error."""
+"""GPTQ (Frantar et al. 2022): rounding of columns one after the other; those that follow make up for the error."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.components.block_store import BlockStore
 from quire.run.runner import Runner
 from quire.sched.scheduler import Scheduler
-from quire.sched.shares import is_decode_chunk
+from quire.sched.token_budget import is_decode_chunk
 
 log = logging.getLogger(__name__)
 

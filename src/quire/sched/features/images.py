@@ -20,7 +20,7 @@ from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.sched.features.feature import SchedulerFeature
 from quire.sched.policy import Rank
-from quire.sched.shares import decodes
+from quire.sched.token_budget import decodes
 
 
 class EncoderLimits(NamedTuple):

@@ -1,4 +1,4 @@
-"""How each API says errors, and how its streams lie on the wire."""
+"""Dialect of each API: the body of its error responses, and the format of its streams."""
 
 from __future__ import annotations
 

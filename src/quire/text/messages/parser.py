@@ -1,4 +1,4 @@
-"""Text of one message as it comes -> what a client is told of it."""
+"""Parser of tool calls and reasoning: the text of one message as it comes -> deltas that a client is sent."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class TextSource:
         return False
 
     def expect(self, *literals: str) -> Steps[None]:
-        """Read one of `literals` must come next."""
+        """Read one of `literals`, which must come next; `Malformed` where none does."""
         if not (yield from self.accept(*literals)):
             raise Malformed
 

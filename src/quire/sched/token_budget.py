@@ -146,7 +146,7 @@ def rows_of(seq: Schedulable, budget: int, chunked: bool) -> int:
     return min(need, budget)
 
 
-def shares(
+def divide_budget(
     running: GenericSequence[T], budget: int, chunked: bool, head: T | None, urgency: Callable[[T], float]
 ) -> dict[T, int]:
     """Tokens of each of `running` in a step of `budget`: decodes, then prompts by `urgency`, smallest first.
