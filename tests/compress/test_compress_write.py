@@ -18,7 +18,7 @@ from net_checks import ALL, ENCODED, error, oracle_logits, random_tokens, read_b
 from often import one_of
 from oracle import write
 from paged_model import TOLERANCE
-from quire.compress import write as writing
+from quire.compress.checkpoint import writer
 from quire.compress.checkpoint.linear_weights import get_role_matrix, matrices_by_role, set_role_matrix
 from quire.compress.checkpoint.net import Net
 from quire.compress.checkpoint.writer import write_folder
@@ -85,7 +85,7 @@ def test_the_dtype_is_that_of_files_and_config(dtype: torch.dtype, tmp_path: Pat
 
 def test_large_models_lie_in_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle, tokens = write(tmp_path / "in", "olmoe", num_experts=6, num_experts_per_tok=2), random_tokens(1, 9)
-    monkeypatch.setattr(writing, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(writer, "SHARD_BYTES", 100_000)
     net = Net.open(str(tmp_path / "in"))
     write_net(tmp_path / "out", net)
     files = sorted((tmp_path / "out").glob("*.safetensors"))

@@ -21,7 +21,7 @@ from quantized_checkpoints import load
 from quire.compress.layouts.base import Layout
 from quire.compress.layouts.compressed_tensors import CompressedTensorsLayout
 from quire.compress.layouts.gguf import write_gguf
-from quire.compress.layouts.gptq import Gptq
+from quire.compress.layouts.gptq import GptqLayout
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.file import GgufFile
 from quire.model.describe import describe
@@ -176,16 +176,16 @@ def test_weights_keep_their_codes(tmp_path: Path) -> None:
         write_gguf(tmp_path, tmp_path / "model.gguf", "Q8_0", {"nothing": Weight("f32", w)})
 
 
-@pytest.mark.parametrize("layout", [Gptq(), CompressedTensorsLayout(sparsity="sparse-bitmask")])
+@pytest.mark.parametrize("layout", [GptqLayout(), CompressedTensorsLayout(sparsity="sparse-bitmask")])
 def test_folders_in_other_layouts(layout: Layout, tmp_path: Path) -> None:
     """A folder that is quantized or sparse already is written with the numbers that it stands for."""
 
     def convert(w: torch.Tensor) -> tuple[foreign.Parts, torch.Tensor]:
         plain = Weight("f32", w * (w > 0))
-        weight = quantize_torch(INT4, w, 64).weight if isinstance(layout, Gptq) else plain
+        weight = quantize_torch(INT4, w, 64).weight if isinstance(layout, GptqLayout) else plain
         return {n.removeprefix("x."): t for n, t in layout.tensors("x", weight).items()}, weight.dequantize()
 
-    example = {"x": quantize_torch(INT4, torch.randn(64, 128), 64).weight if isinstance(layout, Gptq) else
+    example = {"x": quantize_torch(INT4, torch.randn(64, 128), 64).weight if isinstance(layout, GptqLayout) else
                Weight("f32", torch.eye(64))}  # fmt: skip
     model = foreign.replace_linears(tmp_path, layout.config(example), convert)
     (tmp_path / "tokenizer.json").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from fake_runner import FakeEngine, request
 from quire.core.errors import GrammarTooComplex
 from quire.core.request import Request
-from quire.core.sequence import GrammarGuide as AnyGuide
+from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.core.structured import StructuredOutputsParams
 from quire.sched.features.structured import SHARE, SLOW

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fake_runner import request
 from quire.core.request import Request
-from quire.core.sequence import GrammarGuide as SequenceGuide
+from quire.core.sequence import Guide as SequenceGuide
 from quire.core.structured import StructuredOutputsParams
 from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar, GrammarGuide

@@ -13,7 +13,7 @@ from torch import Tensor
 from oracle import BACKENDS, backend, relative_error
 from over_torch import over_torch
 from paths import DATA
-from quire.compress.quantize import fp8, mxfp4, nf4
+from quire.compress.quantize import fp4, fp8
 from quire.compress.quantize.gptq import gptq
 from quire.compress.quantize.rounding import (
     CodeBookGrid,
@@ -130,9 +130,9 @@ def test_what_cannot_be_rounded_is_refused() -> None:
         with pytest.raises(ModelError, match="nan"):
             rtn(bad, grid, 64)
     with pytest.raises(ModelError, match="nan"):
-        nf4.nf4(bad)
+        fp4.nf4(bad)
     with pytest.raises(ModelError, match="nan"):
-        fp8.in_blocks(bad)
+        fp8.per_block(bad)
     with pytest.raises(ConfigError, match="64 columns are not a multiple of group_size 48"):
         rtn(normal(2, 64), IntegerGrid(4), 48)
     with pytest.raises(ConfigError, match="codes of 9 bits"):
@@ -148,7 +148,7 @@ def mx_number(value: float, scale: float) -> float:
     return (E2M1[near[0]] if value >= 0 else -E2M1[near[0]]) * scale
 
 
-@pytest.mark.parametrize("make", [mxfp4.mxfp4, lambda w: quantize_torch(MXFP4, w, 32).weight])
+@pytest.mark.parametrize("make", [fp4.mxfp4, lambda w: quantize_torch(MXFP4, w, 32).weight])
 def test_mxfp4_is_the_definition(make: Callable[[Tensor], Weight]) -> None:
     w = normal(6, 64, 5)
     w[0, :32] = torch.arange(-16, 16) * 0.25  # every tie, largest magnitude 4: the scale is 1
@@ -157,7 +157,7 @@ def test_mxfp4_is_the_definition(make: Callable[[Tensor], Weight]) -> None:
     w[2, 3] = torch.tensor(8.0).nextafter(torch.tensor(0.0))  # just below a power of two
     w[3, :32] *= 2.0**-120
     q = make(w)
-    codes = mxfp4.exponents(q)
+    codes = fp4.mxfp4_exponents(q)
     assert codes.dtype is torch.uint8 and int(codes[2, 0]) == 127
     for row in range(6):
         for block in range(2):
@@ -171,31 +171,31 @@ def test_mxfp4_is_the_definition(make: Callable[[Tensor], Weight]) -> None:
 
 
 def test_mxfp4_is_what_compressed_tensors_makes() -> None:
-    q = mxfp4.mxfp4(THEIRS)
+    q = fp4.mxfp4(THEIRS)
     assert torch.equal(q.dequantize(), MADE["mxfp4.values"])
-    assert torch.equal(mxfp4.exponents(q), MADE["mxfp4.weight_scale"])
+    assert torch.equal(fp4.mxfp4_exponents(q), MADE["mxfp4.weight_scale"])
 
 
 def test_the_better_power_of_two() -> None:
     w = normal(32, 128, 6)
-    plain, searched = squared(mxfp4.mxfp4(w), w, 32), squared(mxfp4.mxfp4(w, clip_candidates=True), w, 32)
+    plain, searched = squared(fp4.mxfp4(w), w, 32), squared(fp4.mxfp4(w, search=True), w, 32)
     assert bool((searched <= plain).all()) and float(searched.sum()) < 0.97 * float(plain.sum())
 
 
 def test_nf4_is_what_bitsandbytes_makes() -> None:
     packed = MADE["nf4.weight"].flatten()
     codes = torch.stack((packed >> 4, packed & 15), -1).view(12, 128)
-    q = rtn(THEIRS, nf4.GRID, nf4.BLOCK)
+    q = rtn(THEIRS, fp4.NF4_GRID, fp4.NF4_BLOCK)
     assert torch.equal(q.codes, codes.to(torch.int8))
     assert torch.allclose(scales_of(q).flatten() * NF4.unit, MADE["nf4.weight.absmax"], rtol=1e-6)
     assert torch.allclose(q.dequantize(), MADE["nf4.values"], atol=2e-5 * float(THEIRS.abs().max()))
 
 
 def test_nf4_doubly_quantized_is_what_bitsandbytes_makes() -> None:
-    q, nested = nf4.nf4(THEIRS)
+    q, nested = fp4.nf4(THEIRS)
     packed = MADE["nf4-nested.weight"].flatten()
     assert torch.equal(q.codes, torch.stack((packed >> 4, packed & 15), -1).view(12, 128).to(torch.int8))
-    assert torch.allclose(nf4.nested_map(), MADE["nf4-nested.weight.nested_quant_map"], rtol=0, atol=1e-7)
+    assert torch.allclose(fp4.nested_map(), MADE["nf4-nested.weight.nested_quant_map"], rtol=0, atol=1e-7)
     assert torch.equal(nested.codes, MADE["nf4-nested.weight.absmax"])
     assert torch.allclose(nested.absmax, MADE["nf4-nested.weight.nested_absmax"], rtol=1e-5)
     assert torch.allclose(q.dequantize(), MADE["nf4-nested.values"], atol=3e-5 * float(THEIRS.abs().max()))
@@ -203,24 +203,24 @@ def test_nf4_doubly_quantized_is_what_bitsandbytes_makes() -> None:
 
 def test_nested_scales_are_in_blocks_of_256() -> None:
     scales = normal(700, 1, 7).abs().flatten()
-    nested = nf4.nest(scales)
+    nested = fp4.nest_scales(scales)
     assert (nested.codes.shape, nested.absmax.shape) == ((700,), (3,))
-    numbers, left = nf4.nested_map().tolist(), (scales - scales.mean()).tolist()
+    numbers, left = fp4.nested_map().tolist(), (scales - scales.mean()).tolist()
     for at in (0, 255, 256, 511, 512, 699):
         block = left[at // 256 * 256 : at // 256 * 256 + 256]
         top = max(abs(x) for x in block)
         nearest = min(range(256), key=lambda code: abs(numbers[code] - left[at] / top))
         assert int(nested.codes[at]) == nearest
     assert float((nested.scales() - scales).abs().max()) < 0.02 * float(scales.max())
-    assert nf4.nest(torch.full((3,), 0.5)).scales().tolist() == [0.5] * 3
+    assert fp4.nest_scales(torch.full((3,), 0.5)).scales().tolist() == [0.5] * 3
 
 
 def test_steps_of_doubly_quantized_nf4_are_what_readers_see() -> None:
     w = normal(10, 128, 8)
-    steps, nested = nf4.nf4_steps(w)
-    assert torch.equal(steps.scale.flatten(), nested.scales())
-    q, _ = nf4.nf4(w)
-    assert torch.allclose(scales_of(q) * NF4.unit, steps.scale, rtol=1e-6)
+    qparams, nested = fp4.nf4_qparams(w)
+    assert torch.equal(qparams.scale.flatten(), nested.scales())
+    q, _ = fp4.nf4(w)
+    assert torch.allclose(scales_of(q) * NF4.unit, qparams.scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -236,7 +236,7 @@ def test_fp8_codes_are_torch_casts(rows: int) -> None:
 @pytest.mark.parametrize("shape", [(256, 256), (200, 192), (130, 320)])
 def test_fp8_blocks_of_128_by_128(shape: tuple[int, int]) -> None:
     w = normal(*shape, seed=10)
-    q, (n, k) = fp8.in_blocks(w), shape
+    q, (n, k) = fp8.per_block(w), shape
     narrow = fp8.block_columns(k)
     for i in range(0, n, 128):
         for j in range(0, k, 128):
@@ -253,8 +253,7 @@ def test_static_scale_of_activations() -> None:
 
 GRIDS: list[tuple[Grid, int]] = [
     (IntegerGrid(4), 32), (IntegerGrid(3, False), 32), (IntegerGrid(8), -1), (CodeBookGrid(NF4), 64),
-    (CodeBookGrid(MXFP4), 32),
-    (fp8.PER_ROW, -1),
+    (CodeBookGrid(MXFP4), 32), (fp8.PER_ROW, -1),
 ]  # fmt: skip
 
 

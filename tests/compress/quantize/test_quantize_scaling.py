@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paths import DATA
 from quire.compress.calibration.statistics import InputStatistics
-from quire.compress.quantize import fp8, mxfp4
+from quire.compress.quantize import fp4, fp8
 from quire.compress.quantize.awq import awq
 from quire.compress.quantize.int8 import (
     llm_int8,
@@ -78,10 +78,10 @@ def test_awq_clips_where_that_helps_and_spares_whom_it_is_told_to() -> None:
 
 def test_awq_for_other_grids_keeps_their_scales() -> None:
     ws, x = made(9)
-    mx = awq(ws, x, mxfp4.GRID, mxfp4.BLOCK)
+    mx = awq(ws, x, fp4.MXFP4_GRID, fp4.MXFP4_BLOCK)
     mantissas = mx.weights[0].dequantize()[mx.weights[0].dequantize() != 0].abs().frexp().mantissa
     assert set(mantissas.tolist()) == {0.5, 0.75}
-    assert off(mx.weights[0], ws[0], x, mx.scales) < 0.8 * off(rtn(ws[0], mxfp4.GRID, mxfp4.BLOCK), ws[0], x)
+    assert off(mx.weights[0], ws[0], x, mx.scales) < 0.8 * off(rtn(ws[0], fp4.MXFP4_GRID, fp4.MXFP4_BLOCK), ws[0], x)
     floats = awq(ws, x, fp8.PER_ROW, -1)
     assert floats.clips == (None, None)
     assert torch.equal(floats.weights[0].dequantize(), fp8.per_row(scale_columns(ws[0], floats.scales)).dequantize())

@@ -17,10 +17,10 @@ from oracle import BACKENDS, backend, logits, relative_error, write
 from paged_model import TOLERANCE, prompt
 from peft_layouts import Layout
 from quire.compress.checkpoint.net import Net
-from quire.compress.quantize import nf4
+from quire.compress.quantize import fp4
 from quire.compress.quantize.fp4 import PackedNf4
 from quire.compress.train.dataset import TrainingRow, collate
-from quire.compress.train.job import merged
+from quire.compress.train.job import write_merged
 from quire.compress.train.lora import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
 from quire.compress.train.objective import CrossEntropy, NetLearner
 from quire.compress.train.parametrized import ParametrizedNet, linear_modules
@@ -102,7 +102,7 @@ def test_what_is_written_is_served_and_merged_alike(family: str, tmp_path: Path)
     for name in BACKENDS:
         (got,) = run_adapted(load_model(config, backend(name)), [tokens], ["one"], [[19]])
         assert relative_error(got, want) < TOLERANCE
-    merged(str(tmp_path / "m"), folder, tmp_path / "out")
+    write_merged(str(tmp_path / "m"), folder, tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert relative_error(logits(again, tokens), want) < TOLERANCE
 
@@ -133,7 +133,7 @@ def test_adapters_of_others_are_merged(kind: str, tmp_path: Path) -> None:
         "tokens": lambda: layout.tokens([3, 5, 17]),
         "table": lambda: layout.low_rank("embed_tokens", "lm_head", "v_proj"),
     }[kind]()
-    merged(str(tmp_path / "m"), layout.write(tmp_path / "a"), tmp_path / "out")
+    write_merged(str(tmp_path / "m"), layout.write(tmp_path / "a"), tmp_path / "out")
     again, tokens = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), [3, 4, 5, 9, 17, 20, 3]
     assert relative_error(logits(again, tokens), logits(layout.merged, tokens)) < TOLERANCE
     assert relative_error(logits(again, tokens), logits(oracle, tokens)) > 0.01, "it changes what the model says"
@@ -156,14 +156,14 @@ def test_codes_are_the_nearest_of_the_book() -> None:
     w = torch.randn((48, 320), generator=torch.Generator().manual_seed(0)) * 0.05
     w[3, :64] = 0.0
     made = PackedNf4.of(w, "w")
-    blocks, scales = w.view(-1, nf4.BLOCK), made.nested.scales()
+    blocks, scales = w.view(-1, fp4.NF4_BLOCK), made.nested.scales()
     top = blocks.abs().amax(1)
     choices = torch.tensor(NF4_NUMBERS)[None] * top[:, None]  # codes are found by the scales before they are rounded
     nearest = (blocks[..., None] - choices[:, None]).abs().argmin(-1)
     numbers = torch.tensor(NF4_NUMBERS)[nearest] * scales[:, None]
-    got = made.dequantize().view(-1, nf4.BLOCK)
+    got = made.dequantize().view(-1, fp4.NF4_BLOCK)
     assert torch.allclose(got[top > 0], numbers[top > 0], atol=1e-7) and not bool(got[top == 0].any())
-    served, nested = nf4.nf4(w)
+    served, nested = fp4.nf4(w)
     assert torch.equal(made.nested.codes, nested.codes)
     assert torch.allclose(made.dequantize(), served.dequantize(), atol=2e-5 * float(w.abs().max()))
     assert made.nbytes * 8 / w.numel() < 4.13

@@ -28,7 +28,7 @@ from quire.compress.train.distillation import (
 )
 from quire.compress.train.objective import CrossEntropy, NetLearner, cross_entropy, target_mask
 from quire.compress.train.parametrized import ParametrizedNet, trainable_tensors
-from quire.compress.train.student import fewer_layers, from_scratch, spread_layers
+from quire.compress.train.student import spread_layers, write_random_student, write_truncated_student
 from quire.core.errors import ConfigError
 from quire.training.loop import LearningSchedule, TrainingRun
 from training_runs import Plan, logits_of
@@ -108,8 +108,8 @@ def test_a_teacher_on_disk_says_what_the_net_says(tmp_path: Path) -> None:
     done: list[int] = []
     cache_teacher(teacher, ROWS, tmp_path / "whole", vocabulary, 2.0, done.append)
     assert done == [1, 2, 3]
-    said, _ = NetTeacher(teacher).wanted(batch, 2.0)
-    kept, _ = CachedTeacher(tmp_path / "whole", ROWS).wanted(batch, 2.0)
+    said, _ = NetTeacher(teacher).predict(batch, 2.0)
+    kept, _ = CachedTeacher(tmp_path / "whole", ROWS).predict(batch, 2.0)
     assert kept.ids is not None
     assert torch.allclose(torch.zeros_like(said.logs).scatter(-1, kept.ids, kept.logs), said.logs, atol=1e-5)
     cache_teacher(teacher, ROWS, tmp_path / "some", 8, 2.0, done.append)
@@ -127,7 +127,7 @@ def test_a_teacher_on_disk_says_what_the_net_says(tmp_path: Path) -> None:
             0, abs=1e-6
         )
     with pytest.raises(ConfigError, match=r"is of temperature 2\.0, not 1\.0"):
-        CachedTeacher(tmp_path / "some", ROWS).wanted(batch, 1.0)
+        CachedTeacher(tmp_path / "some", ROWS).predict(batch, 1.0)
     with pytest.raises(ConfigError, match="is of other rows"):
         CachedTeacher(tmp_path / "some", ROWS[:2])
     with pytest.raises(ConfigError, match="was begun with another teacher"):
@@ -158,15 +158,14 @@ def test_hidden_states_are_learned_through_a_matrix(tmp_path: Path) -> None:
     assert hidden.pairs == {0: 1, 1: 3}
     assert {n: tuple(p.shape) for n, p in hidden.parameters.items()} == {f"projection.{i}": (64, 32) for i in (0, 1)}
     batch = collate(list(enumerate(ROWS)))
-    said = NetTeacher(teacher, (1,)).wanted(batch, 1.0)[1][1]
+    said = NetTeacher(teacher, (1,)).predict(batch, 1.0)[1][1]
     with torch.no_grad():
         states = oracle(torch.tensor([ROWS[0].tokens]), output_hidden_states=True).hidden_states
     assert relative_error(said[:19], states[2][0, :19]) < 1e-5
     objective = DistillationLoss(NetTeacher(teacher, (1, 3)), share=1.0, hidden=hidden, hidden_weight=1.0)
     leaves = trainable_tensors(student, ()) | hidden.parameters
-    run = TrainingRun(
-        NetLearner(student, leaves, objective, ROWS, 3, 0), LearningSchedule(30, 0.01), Plan(30), tmp_path / "state"
-    )
+    learner = NetLearner(student, leaves, objective, ROWS, 3, 0)
+    run = TrainingRun(learner, LearningSchedule(30, 0.01), Plan(30), tmp_path / "state")
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
     same = HiddenStateLoss(teacher, teacher, 0)
@@ -178,7 +177,7 @@ def test_hidden_states_are_learned_through_a_matrix(tmp_path: Path) -> None:
 def test_a_student_of_half_the_layers(family: str, tmp_path: Path) -> None:
     write(tmp_path / "t", family, num_hidden_layers=4, dtype=torch.bfloat16)
     teacher = ParametrizedNet.of(str(tmp_path / "t"))
-    fewer_layers(teacher, 2, tmp_path / "s", torch.bfloat16)
+    write_truncated_student(teacher, 2, tmp_path / "s", torch.bfloat16)
     student = AutoModelForCausalLM.from_pretrained(tmp_path / "s", dtype=torch.float32).eval()
     tokens = prompt(9, 1)
     x, delta = teacher.enter(torch.tensor([tokens])), None
@@ -197,7 +196,7 @@ def test_a_student_from_scratch_learns_of_its_teacher(family: str, tmp_path: Pat
     write(tmp_path / "t", family, 1)
     teacher = ParametrizedNet.of(str(tmp_path / "t"))
     changes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
-    from_scratch(teacher, changes, 0, tmp_path / "s", torch.float32)
+    write_random_student(teacher, changes, 0, tmp_path / "s", torch.float32)
     config = json.loads((tmp_path / "s" / "config.json").read_text())
     assert {k: config[k] for k in changes} == changes
     student = ParametrizedNet.of(str(tmp_path / "s"))
@@ -213,6 +212,6 @@ def test_a_student_from_scratch_learns_of_its_teacher(family: str, tmp_path: Pat
     run.go(lambda step, loss: None)
     assert run.losses[-1] < run.losses[0] / 2
     with pytest.raises(ConfigError, match=r"--student n_layer: config\.json of t has no such field"):
-        from_scratch(teacher, {"n_layer": 1}, 0, tmp_path / "n", torch.float32)
+        write_random_student(teacher, {"n_layer": 1}, 0, tmp_path / "n", torch.float32)
     with pytest.raises(ConfigError, match="--student: num_attention_heads: "):
-        from_scratch(teacher, {"num_attention_heads": 0}, 0, tmp_path / "n", torch.float32)
+        write_random_student(teacher, {"num_attention_heads": 0}, 0, tmp_path / "n", torch.float32)
