@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import check_names, with_underscores
+from quire.core.options.values import check_names, flag_file, read_toml, with_underscores
 from quire.engine.engine_options import KNOWN, UNBUILT
 from quire.server.server_options import ServerOptions
 

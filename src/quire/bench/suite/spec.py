@@ -12,8 +12,7 @@ from quire.bench.suite.arrivals import Arrivals, parse_arrivals
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.workload import Length
 from quire.core.errors import ConfigError
-from quire.core.options.files import read_toml
-from quire.core.options.values import Place, check_names, did_you_mean, read_table
+from quire.core.options.values import Place, check_names, did_you_mean, read_table, read_toml
 from quire.engine.engine_options import KNOWN
 
 ENGINES = ("quire", "llama.cpp", "openvino", "vllm", "transformers")

@@ -22,9 +22,8 @@ from quire.core.machine import memory_file
 from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.hosts.nodes import NodeAnswer, NodeHello
 from quire.engine.processes.channel import LocalChannel, ended
-from quire.parallel.interface import address_of, address_towards
 from quire.parallel.launch import DATA, END_SECONDS, Kill, Launch, Order, ProcessExited, order
-from quire.parallel.link import Address, Link, Listener, dial
+from quire.parallel.link import Address, Link, Listener, address_of, address_towards, dial
 from quire.parallel.weight_shares import ASK, serve
 from quire.parallel.wire import ConnectionDropped, read_secret
 

@@ -213,8 +213,7 @@ def main() -> int:
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
-            from quire.engine.hosts.sharing import shards_of
-            from quire.engine.start import start_engine
+            from quire.engine.start import shards_of, start_engine
 
             shared = shards_of(config, int(shards)) if shards else None
             engine = start_engine(config, worker.progress, shared)
