@@ -32,8 +32,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.model.offload.offloaded import pages
-from quire.model.offload.stream import turns
-from quire.model.offload.streamed import SLOTS, Streamed
+from quire.model.offload.stream import SLOTS, Streamed, turns
 
 
 def engine_of(config: dict[str, Any], **more: Any) -> Engine:

@@ -7,11 +7,11 @@ import json
 import msgspec
 
 from quire.core.params import SamplingParams
-from quire.server.apis.field_help import help_of
 from quire.server.apis.ollama.bodies import Options
 from quire.server.apis.openai.protocol import QuireOptions, StreamOptions
 from quire.server.apis.tgi.generate import TgiParameters
 from quire.server.models.routes import MULTI_MODEL_TABLE
+from quire.server.openapi import help_of
 from words import cell, escaped, kind, table
 
 NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)

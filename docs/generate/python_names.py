@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from quire.server.apis.field_help import help_of
 from quire.server.apis.openai.protocol import CompletionRequest
+from quire.server.openapi import help_of
 from words import cell, escaped, table
 
 MODULES: dict[str, tuple[str, ...]] = {

@@ -239,7 +239,7 @@ def test_a_number_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "place"), [("tomllib", "core/options/files.py"), ("difflib", "core/options/values.py")]
+    ("module", "place"), [("tomllib", "core/options/values.py"), ("difflib", "core/options/values.py")]
 )
 def test_the_kit_alone_reads_toml_and_looks_for_near_names(module: str, place: str) -> None:
     found = [

@@ -20,8 +20,8 @@ from killed_work import KEY, LAYERS, STAGES, pipeline
 from paths import SUPPORT
 from quire.compress.tracking.bar import MEASURING, units_bar
 from quire.compress.tracking.journal import WorkFolder, code_digest, file_digest, work_folder
-from quire.core.atomic_files import becoming, write_whole
 from quire.core.errors import ConfigError
+from quire.core.files import becoming, write_whole
 
 
 def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ from browser import CHROMIUM, Browser, Page
 from quire.cli.app import app
 from quire.core.errors import QuireError
 from quire.dashboard.gather import File, gather
-from quire.dashboard.pack import DISTINCT, packed
-from quire.dashboard.page import MODULES, UPLOT, WEB, joined, page
+from quire.dashboard.page import DISTINCT, MODULES, UPLOT, WEB, joined, packed, page
 from quire.dashboard.serve import server
 from quire.figures.files import write_rows
 from quire.figures.schema import FigureRow

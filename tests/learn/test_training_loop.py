@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import ConfigError
-from quire.training.data_order import Shuffled
-from quire.training.loop import WARM_UP, LearningSchedule, TrainingRun, mapped
+from quire.training.loop import WARM_UP, LearningSchedule, Shuffled, TrainingRun, mapped
 from training_runs import Plan
 
 

@@ -12,8 +12,7 @@ from group import check_sums
 from oracle import BACKENDS, backend
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.gloo import DistributedComm, gloo_group
-from quire.parallel.groups import on_one_host, place_among
-from quire.parallel.rank_place import SharedFiles, place_of
+from quire.parallel.rank_place import SharedFiles, on_one_host, place_among, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology
 

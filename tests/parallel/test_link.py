@@ -12,8 +12,7 @@ import pytest
 
 from quire.core.errors import ConfigError
 from quire.parallel import link as links
-from quire.parallel.interface import address_of, address_towards
-from quire.parallel.link import Link, Listener, dial
+from quire.parallel.link import Link, Listener, address_of, address_towards, dial
 from quire.parallel.wire import ConnectionDropped
 
 SECRET = b"what only hosts of this cluster know"

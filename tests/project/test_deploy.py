@@ -14,8 +14,8 @@ import pytest
 
 from command_line import parse
 from paths import ROOT
-from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
+from quire.cli.serve import with_config
 from quire.server.keys import read_keys
 from quire.server.routes import TABLE
 from quire.server.server_options import ServerOptions

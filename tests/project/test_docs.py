@@ -19,11 +19,11 @@ from docs_pages import PAGES, TARGETS, written
 from messages import DIFFERS, texts
 from paths import CSRC, ROOT, SOURCE
 from quire.cli.app import app
-from quire.cli.config_file import with_config
-from quire.server.apis.field_help import help_of
+from quire.cli.serve import with_config
 from quire.server.apis.openai.protocol import ChatCompletionRequest
 from quire.server.apis.unsupported import UNBUILT
 from quire.server.models.routes import MULTI_MODEL_TABLE
+from quire.server.openapi import help_of
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "training/README.md")]
 FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -12,11 +12,11 @@ from over_torch import select
 from quire.core.config import DeviceConfig
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.core.plan import LogitRow
 from quire.core.request import Request
 from quire.core.sequence import Sequence, Status
 from quire.engine.beam import BeamSearchParams
 from quire.ops.backend import Ops
-from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import NO_TOKEN, NUMERICS, RowResult, Sampler
 
 VOCAB = 50

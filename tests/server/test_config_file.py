@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from command_line import run as run
-from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine, to_server
+from quire.cli.serve import with_config
 from quire.core.errors import ConfigError
 
 GIVEN = """

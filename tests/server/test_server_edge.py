@@ -16,7 +16,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine_options import engine_config
 from quire.engine.local import LocalEngine
-from quire.server.http.unknown_fields import warning
+from quire.server.http.body import warning
 from quire.server.routes import TABLE
 from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine

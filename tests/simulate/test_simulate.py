@@ -21,8 +21,7 @@ from quire.simulate.cluster import Cluster
 from quire.simulate.measures import Gaps
 from quire.simulate.parallel_cells import run_cells
 from quire.simulate.requests import RequestStream
-from quire.simulate.scaling import Autoscale
-from quire.simulate.search import fewest
+from quire.simulate.scaling import Autoscale, fewest
 from quire.simulate.simulate_options import SimulatedLoad
 from quire.simulate.step_times import InterpolatedTimes
 from quire.simulate.store import SimulatedLink

@@ -22,6 +22,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
+from quire.core.plan import LogitRow
 from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm, parse_speculation
@@ -30,7 +31,6 @@ from quire.ops.layout import KVCache
 from quire.ops.reference.caches import allocate
 from quire.ops.reference.caches import write as write_cache
 from quire.run.builder import ancestors
-from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.sched.growth import moves
 from quire.speculate.draft_length import _chances

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-import quire.text.files
+import quire.core.files
 from quire.core.errors import BadRequest, ModelError
 from quire.text.tokenizer import Tokenizer
 from text_models import PYDOC, sentencepiece_folder
@@ -120,7 +120,7 @@ def test_missing_and_huge_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     shutil.copy(PYDOC / "tokenizer.json", tmp_path)
-    monkeypatch.setattr(quire.text.files, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(quire.core.files, "MAX_FILE_BYTES", 1000)
     with pytest.raises(ModelError, match="larger than 1,000 bytes"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").unlink()

@@ -10,8 +10,8 @@ import pytest
 
 from command_line import Run
 from command_line import run as run
-from quire.cli.config_file import with_config
 from quire.cli.flags import to_engine
+from quire.cli.serve import with_config
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows

@@ -12,8 +12,7 @@ from quire.cli.flags import option_command
 from quire.cli.params import PATH, argument
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
-from quire.core.options.files import toml_value
-from quire.core.options.values import read_options
+from quire.core.options.values import read_options, toml_value
 
 if TYPE_CHECKING:
     from quire.compress.recipes.parser import Recipe

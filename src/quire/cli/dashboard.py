@@ -36,7 +36,7 @@ def dashboard(results: tuple[Path, ...], output: Path | None, serve: bool, port:
 
 
 def _write(results: list[Path], output: Path | None) -> None:
-    from quire.core.atomic_files import write_whole
+    from quire.core.files import write_whole
     from quire.dashboard.gather import found, gather
     from quire.dashboard.page import MARK, page
 

@@ -17,8 +17,7 @@ from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import SEVERAL_MODELS
 from quire.core.exclusions.table import check_known
 from quire.core.options.fields import OptionField, fields_of
-from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import Place, did_you_mean, from_text, read_value, with_underscores
+from quire.core.options.values import Place, did_you_mean, flag_file, from_text, read_toml, read_value, with_underscores
 from quire.engine.engine_options import KNOWN, UNBUILT
 from quire.server.server_options import OF_MODELS, ServerOptions
 
@@ -99,10 +98,10 @@ def _planned(models: list[_Named], budget_gb: float) -> list[Listed]:
 
 def _listed(model: _Named, room: int | None) -> Listed:
     """`room`: bytes that its weights and KV cache may take; None where there is no bound."""
+    from quire.core.files import read_json
     from quire.plan.needs import needs
     from quire.run.kv_budget import plan_kv
     from quire.server.models.pool import Listed
-    from quire.text.files import read_json
 
     config = model.config
     check_known(config.features, Known(frozenset({SEVERAL_MODELS})))

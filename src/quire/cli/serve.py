@@ -1,10 +1,11 @@
-"""`quire serve`: the OpenAI-compatible HTTP server."""
+"""`quire serve`: the OpenAI-compatible HTTP server, by flags or by a TOML file of them (`--config FILE`)."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quire.cli.config_file import with_config
 from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
 from quire.cli.models import listed_models
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
+from quire.core.options.values import check_names, flag_file, read_toml, with_underscores
+from quire.engine.engine_options import KNOWN, UNBUILT
 from quire.parallel.prestart import drop_waiting
+from quire.server.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -136,3 +139,26 @@ def start_engines(server: ServerOptions, until: ExitStack, config: EngineConfig)
         info.threads,
     )
     return engine
+
+
+NAMES = frozenset({*KNOWN, *UNBUILT, *ServerOptions.__struct_fields__})
+_ALIASES = ("ctk", "ctv")
+
+
+def with_config(path: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, which the command line gave, over those of the file at `path`.
+
+    Keys are the long names of the flags, with dashes or underscores; a list is a flag that is given several times.
+    `ConfigError` names what is wrong with the file, or the key that is no flag.
+    """
+    found = {} if path is None else _read(path)
+    if any(name in options for name in _ALIASES):
+        found.pop("kv_cache_dtype", None)
+    return found | dict(options)
+
+
+def _read(path: str) -> dict[str, Any]:
+    place = flag_file("config", path)
+    given = read_toml(path, place)
+    check_names(given, NAMES, place, "flag")
+    return with_underscores(given, place)

@@ -84,8 +84,7 @@ def _report(
 ) -> None:
     from quire.bench.report import report
     from quire.figures.files import Appending
-    from quire.simulate.outcome import rows_of
-    from quire.simulate.show import show_tenants
+    from quire.simulate.outcome import rows_of, show_tenants
 
     rows = output is not None and output.suffix == ".jsonl"
     report("simulate", asked.load, {"options": config}, found.results, None if rows else output)
@@ -104,8 +103,8 @@ def _search(
     output: Path | None,
     command: str,
 ) -> None:
-    from quire.simulate.search import fewest
-    from quire.simulate.show import show_try
+    from quire.simulate.outcome import show_try
+    from quire.simulate.scaling import fewest
     from quire.simulate.simulate_options import limits_of
 
     limits = limits_of(cluster.slo)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, option_command, to_engine
-from quire.core.atomic_files import write_whole
+from quire.core.files import write_whole
 from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN
 from quire.tune.tune_options import TuneOptions

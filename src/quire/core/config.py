@@ -17,12 +17,11 @@ from quire.core.exclusions import features as feature
 from quire.core.exclusions.features import Feature, found
 from quire.core.exclusions.table import check_options
 from quire.core.media import MediaConfig
-from quire.core.offload import OffloadConfig
+from quire.core.offload import OffloadConfig, TierConfig
 from quire.core.options.fields import about
 from quire.core.options.values import check_values, read_options
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
-from quire.core.tiers import TierConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")

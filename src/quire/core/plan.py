@@ -1,4 +1,4 @@
-"""What one engine step does, decided without touching a tensor."""
+"""What one engine step does, decided without touching a tensor, and what comes of it."""
 
 from __future__ import annotations
 
@@ -98,3 +98,16 @@ class ChunkResult:
     finite: bool = False
     retry_without_draft: bool = False
     hidden: NDArray[np.float32] | None = None
+
+
+class LogitRow(NamedTuple):
+    """One row of logits: it predicts the token at index `position` of `seq.tokens`.
+
+    With a `target` (the prompt token known to stand there) the row is only scored, for `prompt_logprobs`. A row of the
+    draft's `node` predicts what follows it and the drafted tokens before.
+    """
+
+    seq: Sequence
+    position: int
+    target: int | None = None
+    node: int = -1

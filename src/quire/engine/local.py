@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest, ConfigError, EngineFailure, told_error
 from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import IN_PROCESS
 from quire.core.exclusions.table import check_known
-from quire.core.progress import LoadProgress
+from quire.core.files import LoadProgress
 from quire.core.request import Output, Request
 from quire.engine.client import AdapterChanged, ChangeAdapter, EngineInfo, StepReport
 from quire.engine.start import build_engine, start_engine, with_options

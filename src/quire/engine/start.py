@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
@@ -14,7 +15,7 @@ from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
-from quire.core.progress import LoadProgress
+from quire.core.files import LoadProgress
 from quire.core.request import DecoderStart
 from quire.engine.components.adapter_changes import AdapterChanger
 from quire.engine.components.block_store import BlockStore
@@ -29,6 +30,8 @@ from quire.model.layer_timing import with_stages
 from quire.model.offload.shared_host import Shards
 from quire.ops.backend import open_backend
 from quire.parallel.rank_place import ALONE
+from quire.parallel.weight_shares import RemoteShare
+from quire.parallel.wire import read_secret
 from quire.run.executor import Allocated, Executor, LocalExecutor
 from quire.run.kv_budget import KVPlan
 from quire.run.multi_rank import MultiRankExecutor
@@ -174,3 +177,16 @@ def _told_plainly(model: str) -> Iterator[None]:
             f"memory ran out while {model or 'the embedded model'} was loaded; use a smaller model, quantize it "
             "(--quantization int4), or lower --kv-cache-memory-bytes"
         ) from error
+
+
+def shards_of(config: EngineConfig, file: int) -> Shards:
+    """Where an engine finds the weights that replicas keep together (`--fully-shard`).
+
+    `file`: the descriptor of this host's share; the others are at `config.hosts`, where there are any.
+    """
+    if not config.hosts:
+        return Shards(file)
+    cluster = config.cluster
+    secret, own = read_secret(Path(cluster.cluster_secret_file or "")), cluster.node_rank
+    hosts = (None if node == own else RemoteShare(address, secret) for node, address in enumerate(config.hosts))
+    return Shards(file, own, tuple(hosts))

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from quire.core.atomic_files import becoming, write_whole
 from quire.core.errors import ConfigError
+from quire.core.files import becoming, write_whole
 from quire.figures.schema import SCHEMA, FigureRow
 
 MAX_BYTES = 1 << 30

@@ -18,9 +18,8 @@ import numpy as np
 
 from quire.core.config import cpu_count
 from quire.core.errors import ModelError
-from quire.gguf.arrays import Bytes, Floats, halves, nibbles, tops
 from quire.gguf.blocks import BLOCKS
-from quire.gguf.k_blocks import q2_k, q3_k, q4_k, q5_k, q6_k
+from quire.gguf.k_blocks import Bytes, Floats, halves, nibbles, q2_k, q3_k, q4_k, q5_k, q6_k, tops
 
 CHUNK = 1 << 18
 """Numbers that are encoded at once: temporaries of twenty times their size stay small."""

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from quire.core.atomic_files import becoming
 from quire.core.errors import ConfigError
+from quire.core.files import becoming
 from quire.gguf.blocks import BLOCKS, BlockType
 from quire.gguf.file import DEFAULT_ALIGNMENT, MAGIC
 

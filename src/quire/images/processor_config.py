@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.text.files import read_json
+from quire.core.files import read_json
 
 MOST_SIDE = 1 << 14
 """Pixels of a side that a file may ask for."""

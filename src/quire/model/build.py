@@ -16,8 +16,8 @@ from quire.core.dtypes import Dtype
 from quire.core.exclusions.exclusion import NOTHING, Known
 from quire.core.exclusions.features import BORROWED, IN_PROCESS
 from quire.core.exclusions.table import check_known
+from quire.core.files import LoadProgress
 from quire.core.pooling import NO_VECTORS, Pooling
-from quire.core.progress import LoadProgress
 from quire.model.batch import Forward, Vision
 from quire.model.describe import compute_dtype, describe, max_model_len, open_model, own_name
 from quire.model.disk.checkpoint import resolve

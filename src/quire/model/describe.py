@@ -30,8 +30,7 @@ from quire.model.mixers.table import kv_bytes_per_token
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
 from quire.model.vision.headers import open_vision, part
-from quire.quant.cache_scales import cache_scales
-from quire.quant.registry import detect, matrix_scheme
+from quire.quant.registry import cache_scales, detect, matrix_scheme
 
 OUTER = ("embed", "head")
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype
@@ -51,3 +54,21 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     """torch's own for `dtype`."""
     found: torch.dtype = getattr(torch, dtype.name)
     return found
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Leave torch one thread beside those of the ops, where it is imported, until the block ends.
+
+    Its others spin when they are done, and fight with those of the ops (0.88 s instead of 0.70).
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,20 +1,24 @@
 """Connections that last as long as what they are for: over `wire`, and with a sign of life each second.
 
-Whoever sends never waits. A side that says nothing for some seconds counts as gone, as with a cut cable.
+Whoever sends never waits. A side that says nothing for some seconds counts as gone, as with a cut cable. Addresses of
+this host, at which others reach it, are found here too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from quire.core.errors import ConfigError
 from quire.parallel.wire import ConnectionDropped, Peer, call, greet, listen
 
 logger = logging.getLogger("quire.cluster")
@@ -133,3 +137,34 @@ class Listener:
             logger.warning("%s:%d says what is not understood: %s", *address, error)
         finally:
             link.close()
+
+
+SIOCGIFADDR = 0x8915
+"""Linux: the IPv4 address of an interface."""
+
+
+def address_of(interface: str) -> str:
+    """The address that `--interface` means: its own text where it is one, else that of the interface of this name."""
+    try:
+        return str(ipaddress.ip_address(interface))
+    except ValueError:
+        pass
+    try:
+        import fcntl  # not on Windows
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            asked = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), SIOCGIFADDR, asked)[20:24])
+    except (OSError, ImportError) as error:
+        raise ConfigError(
+            f"--interface {interface}: neither an address nor an interface with an IPv4 address: {error}",
+            param="interface",
+        ) from None
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this host that others see who are reached by `host`; `OSError` where there is no way."""
+    family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as sock:
+        sock.connect(where)  # sends nothing
+        return str(sock.getsockname()[0])

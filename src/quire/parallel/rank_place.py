@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.parallel.busy_times import NBYTES
+import numpy as np
+
 from quire.parallel.comm import Comm
 from quire.parallel.experts import NOT_DIVIDED, Division, ExpertPlan
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
 from quire.parallel.topology import AXES, ONE_RANK, Topology
+
+NBYTES = 8 * 64
+"""Bytes of the memory of `BusyTimes`."""
+
+
+class BusyTimes:
+    """`seconds` [world]: time that ranks spent in steps and not in waiting for each other; each writes its own.
+
+    They lie in memory that all ranks see.
+    """
+
+    def __init__(self, file: int, world: int) -> None:
+        """`file`: a descriptor of `NBYTES` zeros."""
+        self.seconds = np.frombuffer(mmap.mmap(file, NBYTES), np.float64)[:world]
 
 
 @dataclass(frozen=True)
@@ -89,4 +105,37 @@ def place_of(
         axis: SharedComm(file, topology.along(rank, axis), sizes[axis], crowded, within=world)
         for axis, file in files.items()
     }
+    return RankPlace(topology, rank, comms, experts)
+
+
+def on_one_host(topology: Topology, rank: int, axis: str, hosts: Sequence[int]) -> bool:
+    """Whether all ranks of its group are where `rank` is. `hosts`: which host each rank is on."""
+    return len({hosts[each] for each in topology.group(rank, axis)}) == 1
+
+
+def place_among(
+    topology: Topology,
+    rank: int,
+    hosts: Sequence[int],
+    files: Mapping[str, int],
+    across: Callable[[str, int, int], Comm],
+    crowded: bool,
+    experts: ExpertPlan,
+    world: SharedComm | None = None,
+) -> RankPlace:
+    """The place of `rank` among ranks on several `hosts`: memory joins those of one host, else what reaches them.
+
+    `files`: memory of this host for its groups (`SharedFiles.of`), by axis. `across(name, rank, world)` joins a group
+    of that name over hosts: all of its members make it at once, each its axes in one order, so that nobody waits in
+    turn. `world`: the ranks of this host, one of which leaving ends every group in memory.
+    """
+    comms: dict[str, Comm] = {}
+    for axis in AXES:
+        group, own = topology.group(rank, axis), topology.along(rank, axis)
+        if len(group) == 1:
+            continue
+        if on_one_host(topology, rank, axis, hosts):
+            comms[axis] = SharedComm(files[axis], own, len(group), crowded, within=world)
+        else:
+            comms[axis] = across(f"{axis} {group[0]}", own, len(group))
     return RankPlace(topology, rank, comms, experts)

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from quire.core.atomic_files import write_whole
 from quire.core.config import SECTIONS, EngineConfig, flat_config
 from quire.core.errors import ConfigError
-from quire.core.files import read_bounded
+from quire.core.files import read_bounded, write_whole
 from quire.core.machine import available_memory, processor
 from quire.core.version import VERSION
 from quire.model.describe import ModelFacts

@@ -8,8 +8,7 @@ import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.options.fields import fields_of
-from quire.core.options.pairs import number_pairs
-from quire.core.options.values import flag_place, from_text, read_options
+from quire.core.options.values import flag_place, from_text, number_pairs, read_options
 
 T = TypeVar("T", bound=msgspec.Struct)
 MOST = 1 << 24

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from quire.core.blame import Failed, fail
 from quire.core.images import grid_positions, grid_shift, pieces
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, LogitRow
 from quire.core.sequence import Sequence
 from quire.model.build import Model
 from quire.model.load.adapters import Adapters
 from quire.model.net.lora import NONE
 from quire.run.arrays import Arrays
-from quire.sample.logit_row import LogitRow
 
 
 class StepSizes(NamedTuple):

@@ -14,15 +14,13 @@ from quire.core.config import EngineConfig
 from quire.core.files import sampled_digest
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside
-from quire.parallel.busy_times import BusyTimes
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan
 from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
-from quire.parallel.groups import place_among
 from quire.parallel.host_messages import Hub, Spoke
 from quire.parallel.launch import RemoteLauncher
 from quire.parallel.link import dial
-from quire.parallel.rank_place import RankPlace, SharedFiles
+from quire.parallel.rank_place import BusyTimes, RankPlace, SharedFiles, place_among
 from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.topology import Topology
 from quire.parallel.wire import ConnectionDropped, listen, read_secret

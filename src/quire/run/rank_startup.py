@@ -5,9 +5,8 @@ from __future__ import annotations
 from quire.core.config import EngineConfig
 from quire.core.machine import cores
 from quire.ops.lazy import require_torch
-from quire.parallel.busy_times import BusyTimes
 from quire.parallel.experts import ExpertPlan, expert_plan
-from quire.parallel.rank_place import RankPlace, SharedFiles, place_of
+from quire.parallel.rank_place import BusyTimes, RankPlace, SharedFiles, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology, topology_of
 from quire.run.gpu_ranks import comms_of, meeting_place, on_gpus

@@ -9,7 +9,7 @@ from collections.abc import Sequence as GenericSequence
 import numpy as np
 
 from quire.core.blame import Failed
-from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, StepPlan
+from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence, Status
 from quire.model.net.hidden_taps import picked
 from quire.model.net.multimodal import EmbeddedRows
@@ -19,7 +19,6 @@ from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
 from quire.run.image_features import ImageFeatures
 from quire.sample.grammar_masks import MaskBuilder
-from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 

@@ -28,9 +28,8 @@ from quire.core.plan import BlockWork, Save
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, open_backend
-from quire.parallel.busy_times import BusyTimes
 from quire.parallel.digest import SentDigests
-from quire.parallel.rank_place import RankPlace
+from quire.parallel.rank_place import BusyTimes, RankPlace
 from quire.run.blocks import say_size
 from quire.run.builder import StepSizes
 from quire.run.caches import kept_by

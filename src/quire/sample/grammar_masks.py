@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.core.blame import Failed, fail
+from quire.core.plan import LogitRow
 from quire.core.sequence import Sequence, Status
 from quire.ops.sampling import Ints, RowEdits
-from quire.sample.logit_row import LogitRow
 from quire.text.structured.guide import GrammarGuide
 
 TRIES = 4

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quire.core.blame import Failed, fail
 from quire.core.errors import BadRequest, NumericError, QuireError
+from quire.core.plan import LogitRow
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
 from quire.ops.arrays import Array
@@ -30,7 +31,6 @@ from quire.ops.sampling import (
 )
 from quire.sample.grammar_masks import MaskBuilder, settle
 from quire.sample.logit_edits import LogitEdits
-from quire.sample.logit_row import LogitRow
 
 NUMERICS = NumericError(
     "the model's logits are not finite numbers (NaN or infinity); the weights or their number format are at fault"

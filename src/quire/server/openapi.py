@@ -1,18 +1,18 @@
-"""/openapi.json: every route, with the schemas of bodies and replies, which msgspec knows."""
+"""/openapi.json: every route, with the schemas of bodies and replies, which msgspec knows, and what fields mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as Endpoint
 
-from quire.server.apis.field_help import describe as describe_fields
+from quire.server.apis.unsupported import UNBUILT, WITHOUT_EFFECT
 from quire.server.http.routes import Kinds, Route
 
 ANY = {400: "Not HTTP, or a bad field", 401: "No valid key", 421: "A Host this server does not answer to",
@@ -71,7 +71,7 @@ def _schemas(routes: Sequence[Route], strict: bool) -> dict[str, Any]:
     for schema in schemas.values() if not strict else ():
         schema.pop("additionalProperties", None)
     for kind in bodies:
-        describe_fields(schemas[kind.__name__], kind)
+        describe(schemas[kind.__name__], kind)
     return schemas
 
 
@@ -111,3 +111,28 @@ def _content(route: Route) -> dict[str, Any]:
 def _schema(kinds: Kinds) -> dict[str, Any]:
     refs = [{"$ref": _REFS.format(name=kind.__name__)} for kind in kinds]
     return refs[0] if len(refs) == 1 else {"anyOf": refs}
+
+
+NO_EFFECT = "Ignored: it cannot change the output. The Warning header names it."
+
+
+@cache
+def help_of(body: type[msgspec.Struct]) -> dict[str, str]:
+    """The meaning of each field of `body`. `KeyError` for a field that says none and is not refused either."""
+    return {field.name: _help(field.name, field.type) for field in msgspec.structs.fields(body)}
+
+
+def _help(name: str, kind: object) -> str:
+    if get_origin(kind) is Annotated:
+        said = [part.description for part in get_args(kind)[1:] if isinstance(part, msgspec.Meta)]
+        if said and said[0]:
+            return said[0]
+    return NO_EFFECT if name in WITHOUT_EFFECT else f"Refused: {UNBUILT[name][1]}."
+
+
+def describe(schema: dict[str, object], body: type[msgspec.Struct]) -> None:
+    """Write the help of its fields into the schema of a body."""
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    for name, text in help_of(body).items():
+        properties[name]["description"] = text

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError, QuireError
+from quire.core.files import read_text
 from quire.core.machine import raise_file_limit, share_heaps, uncollected
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
@@ -22,7 +23,6 @@ from quire.server.http.access_log import watchers
 from quire.server.http.address import bind, leave, listen, where
 from quire.server.keys import Keys
 from quire.server.server_options import ServerOptions
-from quire.text.files import read_text
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.server")

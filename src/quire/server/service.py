@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 import quire
 from quire.core.config import EngineConfig
+from quire.core.files import read_json
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
 from quire.server.http.activity import Activity
@@ -26,7 +27,6 @@ from quire.server.keys import Keys
 from quire.server.server_options import ServerOptions
 from quire.server.text_generation.media import Media
 from quire.server.text_generation.output_parsing import Formats, formats_of
-from quire.text.files import read_json
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 

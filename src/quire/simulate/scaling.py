@@ -1,9 +1,13 @@
-"""How many replicas are wanted: the rule of Kubernetes' horizontal pod autoscaler over utilization or the queue."""
+"""How many replicas are wanted: the rule of Kubernetes' horizontal pod autoscaler over utilization or the queue.
+
+And how many hold a target, for a search.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -53,3 +57,19 @@ class Scaler:
         while self._wanted[0][0] < now - rule.down_after:
             self._wanted.popleft()
         return max(self._wanted[-1][1], min(replicas, max(count for _, count in self._wanted)))
+
+
+def fewest(holds: Callable[[int], bool], most: int) -> int | None:
+    """The least number up to `most` that holds, if more hold whatever fewer do; None where `most` does not.
+
+    Doubles from 1 until one holds, then halves what is between.
+    """
+    low, high = 0, 1
+    while not holds(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -10,8 +10,7 @@ import msgspec
 from quire.bench.loads import ARRIVALS, LAYOUTS, ServeLoad
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
-from quire.core.options.pairs import number_pairs
-from quire.core.options.values import check_values
+from quire.core.options.values import check_values, number_pairs
 
 ROUTERS = ("prefix", "random", "round-robin", "least-requests", "two-choices")
 METRICS = ("utilization", "queue")

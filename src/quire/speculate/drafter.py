@@ -13,13 +13,12 @@ from collections.abc import Sequence as GenericSequence
 
 import numpy as np
 
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import Chunk, ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.ops.arrays import Array
 from quire.run.builder import BatchBuilder
 from quire.run.step import ModelStep
-from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.tree import Candidates, grow_trees
 

@@ -9,7 +9,7 @@ from itertools import repeat
 
 import numpy as np
 
-from quire.core.plan import Chunk, ChunkResult, StepPlan
+from quire.core.plan import Chunk, ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.net.hidden_taps import picked
@@ -17,7 +17,6 @@ from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, concat
 from quire.run.builder import StepSizes, ancestors
 from quire.run.step import ModelStep
-from quire.sample.logit_row import LogitRow
 from quire.speculate.drafter import ModelDrafter
 from quire.speculate.eagle_decoder import EagleDecoder
 from quire.speculate.head_file import spread

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig, LoraConfig, SpeculationConfig
 from quire.core.errors import ConfigError, ModelError
+from quire.core.files import LoadProgress
 from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
-from quire.core.progress import LoadProgress
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve

@@ -18,7 +18,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.core.exclusions.features import HEADS_WITHOUT_OUTPUT, TENSOR
 from quire.core.exclusions.table import row_of
-from quire.core.plan import ChunkResult, StepPlan
+from quire.core.plan import ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
 from quire.model.build import Model
@@ -30,7 +30,6 @@ from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.builder import wanted_rows
 from quire.run.step import ModelStep
-from quire.sample.logit_row import LogitRow
 from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
 from quire.speculate.tree import Candidates, grow_trees

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from quire.text.byte_alphabet import BYTE_OF
+from quire.text.vocab_files import BYTE_OF
 
 _KEEPS = frozenset({"ByteLevel", "Metaspace", "Digits"})
 """Pre-tokenizers that cut a text and lose none of it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.core.errors import BadRequest, ModelError
-from quire.text.files import read_json, read_text
+from quire.core.files import read_json, read_text
 from quire.text.template_renderer import RENDERER, RenderError
 from quire.text.tokenizer import CUT, Tokenizer
 

@@ -13,14 +13,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, pre_tokenizers
 
 from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
-from quire.core.files import why_missing
+from quire.core.files import read_json, read_text, why_missing
 from quire.text.bounds import most_bytes
-from quire.text.byte_alphabet import BYTE_OF
-from quire.text.files import read_json, read_text
 from quire.text.gguf import read_tokenizer
 from quire.text.special_tokens import found_around, put_around
 from quire.text.tokenizer_process import TokenizerProxy, bounded
-from quire.text.vocab_files import find_vocab_file, read_vocab_file
+from quire.text.vocab_files import BYTE_OF, find_vocab_file, read_vocab_file
 
 CUT = "\ufdd0"
 """A noncharacter (Unicode reserves it for use inside programs) that `escape` puts into text to break special tokens."""

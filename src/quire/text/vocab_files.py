@@ -18,11 +18,24 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
+from quire.core.files import MAX_FILE_BYTES
 from quire.gguf.vocab import Vocab
-from quire.text.byte_alphabet import CHARACTER_OF
-from quire.text.files import MAX_FILE_BYTES
 from quire.text.gguf import PRE, SPACE, build
 from quire.text.word_files import VOCAB, WORDS, find_word_file, read_word_file
+
+
+def _byte_table() -> dict[str, int]:
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+BYTE_OF = _byte_table()
+"""Character that byte-level BPE writes a byte as (Radford et al. 2019) -> byte: itself if printable, else from U+0100
+on."""
+CHARACTER_OF = {b: c for c, b in BYTE_OF.items()}
+"""Byte -> character."""
+
 
 SENTENCEPIECE, TIKTOKEN = "tokenizer.model", "*.tiktoken"
 UNIGRAM, BPE = 1, 2

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire.core.errors import ModelError
-from quire.text.files import read_json, read_text
+from quire.core.files import read_json, read_text
 from quire.text.special_tokens import Token, put_around
 
 VOCAB, MERGES, WORDS = "vocab.json", "merges.txt", "vocab.txt"

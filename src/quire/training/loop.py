@@ -7,22 +7,38 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quire.core.atomic_files import becoming
 from quire.core.errors import ConfigError
+from quire.core.files import becoming
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+
+
+class Shuffled(Generic[T]):
+    """An endless order of `rows`, each pass of which is shuffled anew; a place in it has the same row in every run."""
+
+    def __init__(self, rows: Sequence[T], seed: int) -> None:
+        self._rows, self._seed = rows, seed
+
+    def __getitem__(self, place: int) -> T:
+        """Row number `place`."""
+        turn, at = divmod(place, len(self._rows))
+        order = torch.randperm(len(self._rows), generator=torch.Generator().manual_seed(self._seed * 7919 + turn))
+        return self._rows[int(order[at])]
+
 
 SAVE_SECONDS = 60.0
 WARM_UP = 20

@@ -17,8 +17,16 @@ from quire.core.config import KV_ALIASES, KV_DTYPES, OWNER, QUANTIZATIONS, SECTI
 from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
 from quire.core.options.fields import fields_of
-from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import Place, check_names, from_text, read_options, read_value, with_underscores
+from quire.core.options.values import (
+    Place,
+    check_names,
+    flag_file,
+    from_text,
+    read_options,
+    read_toml,
+    read_value,
+    with_underscores,
+)
 from quire.core.speculation import LOOK_UPS
 from quire.plan.planned_load import PlannedLoad, Slo
 

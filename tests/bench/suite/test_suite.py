@@ -15,13 +15,12 @@ import pytest
 
 from paths import BENCHMARKS, SUPPORT
 from quire.bench.suite import run, session
-from quire.bench.suite.arrivals import parse_arrivals
 from quire.bench.suite.cases import matches
 from quire.bench.suite.compared import lines, pairs
 from quire.bench.suite.engines import FOREIGN, EngineJob, command_of, name_of
 from quire.bench.suite.models import source_of
 from quire.bench.suite.process import Command, Died, Process
-from quire.bench.suite.spec import Suite, read_suite
+from quire.bench.suite.spec import Suite, parse_arrivals, read_suite
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import ConfigError

@@ -11,8 +11,8 @@ from oracle import family_facts
 from paged_model import VARIANTS as DENSE
 from pruned_checkpoints import ATTENTION_OUT, MLP_OUT, layers_of, part
 from pruned_checkpoints import PRUNED as VARIANTS
+from quire.compress.prune.structured import DERIVED, EVEN_HEADS
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.table import find_family
 
 FIRST = dict(reversed(VARIANTS.values()))

@@ -20,8 +20,7 @@ from quire.core.offload import OffloadConfig
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
 from quire.model.offload.offloaded import PAGE, pages
-from quire.model.offload.stream import PIECE, Segment, turns
-from quire.model.offload.streamed import Streamed
+from quire.model.offload.stream import PIECE, Segment, Streamed, turns
 from quire.ops.backend import open_backend
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")

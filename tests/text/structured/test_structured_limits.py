@@ -12,9 +12,9 @@ from engine_answers import Answer, engine_of, run
 from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest, GrammarTooComplex
+from quire.core.plan import LogitRow
 from quire.core.request import Output, Request
 from quire.sample.grammar_masks import MaskBuilder
-from quire.sample.logit_row import LogitRow
 from quire.text.structured import guide
 from quire.text.structured.refused_grammars import FAILURES
 from quire.text.structured.spec import grammar_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint.tensors import LazyTensors
-from quire.core.atomic_files import sync, sync_tree
 from quire.core.errors import ConfigError
+from quire.core.files import sync, sync_tree
 from quire.text.gguf import read_tokenizer
 
 SHARD_BYTES = 4 << 30

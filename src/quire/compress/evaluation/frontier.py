@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 
 from quire.compress.evaluation.passport import Passport
-from quire.core.atomic_files import write_whole
 from quire.core.errors import ConfigError
+from quire.core.files import write_whole
 
 WIDTH, HEIGHT = 680, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 30, 40, 60

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from quire.core.atomic_files import write_whole
 from quire.core.errors import ConfigError, ModelError
-from quire.core.files import read_bounded
+from quire.core.files import read_bounded, write_whole
 
 FILE = "quire.json"
 MAX_BYTES = 4 << 20

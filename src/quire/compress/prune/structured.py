@@ -2,6 +2,10 @@
 
 Tensors come and go by their names on disk, beside the content of config.json. What cannot be written as an ordinary
 checkpoint is refused with the reason; the result is read again and claimed before it is handed out.
+
+A family's own code computes some sizes from others, so that no field of config.json can give them another value. A
+model whose heads or channels were dropped can only be of its family where these sizes are fields. Which are was tried
+with transformers (`tests/compress/prune/test_prune_families.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compress.prune.prunable import PrunableCheckpoint, check_kept, refusal
 from quire.core.errors import ConfigError
-from quire.model.families.derived import DERIVED, EVEN_HEADS
 from quire.model.families.row import layer_kinds
 from quire.model.mixers.table import own_heads
 from quire.model.spec import ModelSpec
@@ -21,6 +24,23 @@ from quire.ops.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+DERIVED = {
+    "head_dim": frozenset(
+        {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm", "helium"}
+    ),
+    "intermediate_size": frozenset({"bloom", "mpt"}),
+    "short_factor": frozenset({"phi3"}),
+}
+"""Field -> the families that have none of it, or no other than the usual one.
+
+`head_dim` is hidden_size / num_attention_heads, `intermediate_size` a multiple of hidden_size, and the length of the
+rope's `short_factor` is checked against the former quotient.
+"""
+
+EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee"})
+"""Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
+
 
 SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""

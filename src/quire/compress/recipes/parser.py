@@ -31,8 +31,7 @@ from msgspec import Meta, Struct
 from quire.compress.recipes.stages import METHODS, Count, Gguf, Gptq, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
 from quire.core.options.fields import fields_of
-from quire.core.options.files import flag_file, read_toml
-from quire.core.options.values import Place, check_names, from_text, read_table, with_underscores
+from quire.core.options.values import Place, check_names, flag_file, from_text, read_table, read_toml, with_underscores
 
 T = TypeVar("T", bound=Struct)
 OF_TABLE = ("kind", "method")

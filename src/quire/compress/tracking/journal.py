@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from safetensors import SafetensorError
 
-from quire.core.atomic_files import becoming, sync, sync_tree, write_whole
 from quire.core.errors import ConfigError
+from quire.core.files import becoming, sync, sync_tree, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

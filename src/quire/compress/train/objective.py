@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.compress.train.dataset import IGNORE_INDEX, TrainingBatch, TrainingRow, collate
 from quire.compress.train.parametrized import ParametrizedNet
-from quire.training.data_order import Shuffled
+from quire.training.loop import Shuffled
 
 
 class Objective(Protocol):

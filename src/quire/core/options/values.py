@@ -1,4 +1,4 @@
-"""Values of options: read from text or from TOML, and checked by type, choices and range.
+"""Values of options: read from text, pairs in one text or TOML files, and checked by type, choices and range.
 
 An error names the option and the value as they were given, and what the option takes.
 """
@@ -6,17 +6,21 @@ An error names the option and the value as they were given, and what the option 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
+from quire.core.files import read_bounded
 from quire.core.options.fields import OptionField, Struct, fields_of, flag, unwrapped
 
 T = TypeVar("T", bound=msgspec.Struct)
+MAX_BYTES = 1 << 20
+"""The largest file of options."""
 MANY = 40
 """Names from which on an error lists none of them."""
 KINDS: dict[Any, str] = {
@@ -241,3 +245,53 @@ def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
 
     names = {each.replace("-", "_"): each for each in known}
     return [names[each] for each in difflib.get_close_matches(name.replace("-", "_"), names, most)]
+
+
+def number_pairs(option: str, text: str, names: Sequence[str]) -> dict[str, str]:
+    """The number, as it was written, of each name in a text such as `rate=2,input=512`.
+
+    `ConfigError` for what is no pair of a name and a number.
+    """
+    place, found = flag_place(option), dict[str, str]()
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or name not in names or name in found:
+            known = ", ".join(f"{each}=NUMBER" for each in names)
+            raise place.error(f" {text!r}: {word!r} is not one of {known}, each once")
+        try:
+            float(value)
+        except ValueError:
+            raise place.error(f" {text!r}: {value!r} is no number") from None
+        found[name] = value
+    return found
+
+
+def read_toml(path: str | Path, place: Place) -> dict[str, Any]:
+    """The tables of a TOML file; `place` begins an error. `ConfigError` where it cannot be read, or is no TOML."""
+    import tomllib  # of commands that are given a file alone
+
+    try:
+        return tomllib.loads(read_bounded(Path(path), MAX_BYTES).decode())
+    except OSError as error:
+        raise place.error(f": {error.strerror or error}") from None
+    except ModelError:
+        raise place.error(f": is larger than {MAX_BYTES:,} bytes, the limit for such a file") from None
+    except (ValueError, RecursionError) as error:
+        yaml = str(path).endswith((".yaml", ".yml"))
+        hint = "; a line `key: value` of YAML is `key = value`, text in quotes" if yaml else ""
+        raise place.error(f": is not TOML: {error}{hint}") from None
+
+
+def toml_value(text: str) -> Any:
+    """The value that `text` writes in TOML; the text itself where it writes none, as words without quotes do."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def flag_file(option: str, path: str | Path) -> Place:
+    """The place of a file that a flag names."""
+    return Place(f"--{option} {path}", option)

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from quire.core.errors import ConfigError, QuireError
+from quire.core.files import read_json
 from quire.engine.client import AdapterChanged, ChangeAdapter
 from quire.engine.components.block_store import BlockStore
 from quire.run.executor import Executor
 from quire.sched.scheduler import Scheduler
-from quire.text.files import read_json
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import time
 import weakref
 
 from quire.cache.tiers import Store
+from quire.core.offload import FLUSH_SECONDS
 from quire.core.plan import NO_WORK, StepPlan
 from quire.core.sequence import Sequence
-from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.components.block_store import BlockStore
 from quire.run.runner import Runner
 from quire.sched.scheduler import Scheduler

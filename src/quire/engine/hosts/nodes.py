@@ -10,8 +10,7 @@ import msgspec
 
 import quire
 from quire.core.config import EngineConfig
-from quire.parallel.interface import address_of
-from quire.parallel.link import Address, Link, Listener
+from quire.parallel.link import Address, Link, Listener, address_of
 from quire.parallel.weight_shares import ASK, serve
 from quire.parallel.wire import ConnectionDropped, read_secret
 

@@ -15,15 +15,14 @@ from msgspec.structs import replace
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
+from quire.core.files import LoadProgress
 from quire.core.machine import memory_file
-from quire.core.progress import LoadProgress
 from quire.engine.client import EngineInfo
 from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.ray_nodes import RayNodes
 from quire.engine.processes.channel import Channel, LocalChannel, RemoteChannel
 from quire.engine.processes.process import ProcessEngine
-from quire.parallel.interface import address_of
-from quire.parallel.link import Address, Link, dial
+from quire.parallel.link import Address, Link, address_of, dial
 from quire.parallel.wire import ConnectionDropped, read_secret
 
 logger = logging.getLogger("quire.cluster")

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.engine.hosts.agent import Agent
-from quire.parallel.interface import address_of
-from quire.parallel.link import Address
+from quire.parallel.link import Address, address_of
 from quire.parallel.wire import read_secret
 
 logger = logging.getLogger("quire.cluster")

@@ -8,9 +8,9 @@ import msgspec
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure, ModelError, QuireError
-from quire.core.progress import LoadProgress
+from quire.core.files import LoadProgress
+from quire.core.offload import FLUSH_SECONDS
 from quire.core.request import Request
-from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
     RANK_KILLED,
     UNREADABLE,

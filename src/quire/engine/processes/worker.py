@@ -29,8 +29,8 @@ from quire.core.blame import Party, party
 from quire.core.config import EngineConfig
 from quire.core.errors import PartFailure, QuireError
 from quire.core.machine import raise_file_limit, share_heaps, trim_heap, uncollected
+from quire.core.offload import FLUSH_SECONDS
 from quire.core.request import Output
-from quire.core.tiers import FLUSH_SECONDS
 from quire.engine.client import (
     RANK_KILLED,
     UNREADABLE,
@@ -213,8 +213,7 @@ def main() -> int:
     try:
         ask_ahead(config.model)
         with uncollected(forever=True):
-            from quire.engine.hosts.sharing import shards_of
-            from quire.engine.start import start_engine
+            from quire.engine.start import shards_of, start_engine
 
             shared = shards_of(config, int(shards)) if shards else None
             engine = start_engine(config, worker.progress, shared)

@@ -1,4 +1,7 @@
-"""A model folder on disk: config files and memory-mapped safetensors. Nothing in it is ever run."""
+"""A model folder on disk: config files and memory-mapped safetensors. Nothing in it is ever run.
+
+Pages of files appear when they are touched, may be asked for before, and are given back after.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype, is_float
@@ -20,7 +24,6 @@ from quire.core.files import why_missing
 from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub, download, is_hub_name
-from quire.model.disk.mapped import give_back, read_ahead, view
 from quire.ops.arrays import AnyArray, Host
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
@@ -241,3 +244,42 @@ def float_dtype(infos: dict[str, TensorInfo]) -> Dtype:
         if is_float(info.dtype):
             sizes[info.dtype] += info.nbytes
     return sizes.most_common(1)[0][0] if sizes else BF16
+
+
+STEP = 256 << 10
+"""Bytes asked for at a time: of a larger piece Linux reads only the beginning."""
+
+
+def view(data: mmap.mmap, dtype: Dtype, shape: tuple[int, ...], start: int) -> Host:
+    """The numbers from byte `start` on, where they lie."""
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype, count, start).reshape(shape)
+
+
+def read_ahead(path: Path, spans: Iterable[tuple[int, int]]) -> None:
+    """Let the system read bytes `start` to `stop` of each span into its cache; takes no memory of ours."""
+    if not hasattr(os, "posix_fadvise"):  # macOS
+        return
+    with path.open("rb") as file:
+        for start, stop in _joined(spans):
+            for at in range(start, stop, STEP):
+                os.posix_fadvise(file.fileno(), at, min(STEP, stop - at), os.POSIX_FADV_WILLNEED)
+
+
+def give_back(data: mmap.mmap) -> None:
+    """Drop the mapped pages, which stay in the system's cache. Nothing may have been written to them."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        data.madvise(mmap.MADV_DONTNEED)
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The spans in the file's order, neighbours as one."""
+    begin = end = 0
+    for start, stop in sorted(spans):
+        if start > end:
+            yield begin, end
+            begin = start
+        end = max(end, stop)
+    yield begin, end

@@ -20,9 +20,8 @@ from quire.core.dtypes import BF16, F16, F32, U8, Dtype
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.disk.checkpoint import TensorInfo
+from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.mapped import give_back, read_ahead, view
 from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec

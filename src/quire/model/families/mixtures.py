@@ -7,14 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.expert_names import (
+from quire.model.families.names import (
+    BIAS_FLAGS,
     CORRECTION,
     ERNIE_CORRECTION,
     GPT_OSS_WRITTEN,
+    LLAMA,
     MIXTRAL_WRITTEN,
+    MLP_BIAS,
+    NORM_BIASES,
+    QKV_BIAS,
     STACKED,
+    without,
 )
-from quire.model.families.names import BIAS_FLAGS, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
 from quire.model.families.readers import (
     alternating,
     latent_head,

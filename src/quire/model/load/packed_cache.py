@@ -18,8 +18,8 @@ from typing import Any
 
 from quire.core.config import EngineConfig
 from quire.core.dtypes import F32, Dtype
+from quire.core.files import LoadProgress
 from quire.core.machine import foreign
-from quire.core.progress import LoadProgress
 from quire.core.version import VERSION
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.packed_file import DamagedCache, Entry, read_data, read_index

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from quire.core.config import cpu_count
-from quire.core.progress import LoadProgress
+from quire.core.files import LoadProgress
 from quire.ops.arrays import AnyArray, to_numpy
 
 FORMAT = 2

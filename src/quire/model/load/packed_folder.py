@@ -15,7 +15,7 @@ from threading import Thread
 
 from quire.core.config import ModelConfig
 from quire.core.machine import cache_folder
-from quire.model.disk.mapped import read_ahead
+from quire.model.disk.checkpoint import read_ahead
 
 PREFIX, SUFFIX = "packed-", ".safetensors"
 STALE_SECONDS = 600

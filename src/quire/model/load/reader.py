@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from quire.core.dtypes import F32, Dtype
 from quire.core.errors import ModelError
+from quire.core.files import LoadProgress
 from quire.core.machine import trim_heap
-from quire.core.progress import LoadProgress
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.adapters import Adapters
 from quire.model.load.packed_cache import PackedCache

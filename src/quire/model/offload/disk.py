@@ -17,8 +17,7 @@ from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.budget import Budget, OffloadAccount
 from quire.model.offload.file import SpillFile
 from quire.model.offload.offloaded import OffloadedLayer, returned
-from quire.model.offload.stream import Segment
-from quire.model.offload.streamed import SLOTS, Streamed
+from quire.model.offload.stream import SLOTS, Segment, Streamed
 from quire.ops.backend import Ops
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,9 @@ from quire.core.dtypes import Dtype
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
 from quire.model.vision.patch_positions import Groups
-from quire.model.vision.threads import one_torch_thread
 from quire.ops.arrays import Array, Host, to_torch
 from quire.ops.backend import Ops
-from quire.ops.lazy import torch_dtype
+from quire.ops.lazy import one_torch_thread, torch_dtype
 
 
 class WholeAttention:

@@ -13,9 +13,9 @@ from quire.core.images import PromptImage
 from quire.model.vision.account import scratch_bytes
 from quire.model.vision.packing import PACKINGS
 from quire.model.vision.reading import Reading
-from quire.model.vision.threads import one_torch_thread
 from quire.model.vision.tower import Projector, Tower
 from quire.ops.arrays import Array, as_f32, concat, contiguous
+from quire.ops.lazy import one_torch_thread
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
 from quire.engine.frontend.streams import CallQueue
 from quire.server.http.activity import Activity
+from quire.server.http.body import warning
 from quire.server.http.dialects import Dialect
 from quire.server.http.disconnect import ClientGone
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.exchange import Bodies, Exchange, Part
 from quire.server.http.history import History
 from quire.server.http.routes import RouteTable, route_path, with_one_root
-from quire.server.http.unknown_fields import warning
 from quire.server.keys import NOBODY, Keys
 from quire.server.server_options import ServerOptions
 

@@ -11,8 +11,7 @@ from torch.nn.functional import silu, softmax
 
 from quire.model.net.hidden_taps import Taps
 from quire.model.spec import ModelSpec
-from quire.speculate.train.target import Target
-from quire.speculate.train.targets import divergence
+from quire.speculate.train.target import Target, divergence
 
 DECAY = 0.8
 """Weight of a pass's loss beside that of the one before it."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quire.speculate.train.target import Target
 from quire.training import loop
-from quire.training.data_order import Shuffled
+from quire.training.loop import Shuffled
 
 STATE = "training.safetensors"
 """Under `state/` of the folder that is written, where nothing looks for weights."""

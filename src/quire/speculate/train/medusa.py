@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
 from quire.model.net.hidden_taps import Taps
-from quire.speculate.train.target import Target
-from quire.speculate.train.targets import divergence
+from quire.speculate.train.target import Target, divergence
 
 DECAY = 0.8
 """Weight of a head's loss beside that of the one before it, as in the paper."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 from torch import Tensor
+from torch.nn.functional import log_softmax
 
 from quire.core.config import EngineConfig
 from quire.core.dtypes import F32
@@ -28,6 +29,14 @@ from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches, kept_by
 from quire.run.executor import local_step
 from quire.run.kv_budget import plan_kv, shape_kv
+
+
+def divergence(said: Tensor, wanted: Tensor) -> Tensor:
+    """Cross entropy of logits `said` [n, V] and probabilities `wanted` [n, V], the mean over rows.
+
+    The target's distributions carry more than the text's tokens (Hinton et al. 2015).
+    """
+    return -(wanted * log_softmax(said, -1)).sum(-1).mean()
 
 
 class Target:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
+from quire.core.files import read_json
 from quire.server.apis.ollama.bodies import Named
 from quire.server.apis.ollama.chat import stamp
 from quire.server.apis.openai.replies import Version
@@ -20,7 +21,6 @@ from quire.server.http.dialects import OLLAMA
 from quire.server.http.gateway import ServerState
 from quire.server.http.routes import Route
 from quire.server.service import VERSION, Service
-from quire.text.files import read_json
 from quire.text.infill import format_of
 
 
