@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis.internal.charmap import charmap
 
 import durations
 from quire.core.machine import uncollected
@@ -44,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(durations.Fast(durations.read(), seconds))
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(durations.Recorder())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have hypothesis write its table of characters once, before workers of xdist would write it at the same time."""
+    if not hasattr(config, "workerinput"):
+        charmap()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -120,7 +120,8 @@ def test_the_cache_is_as_large_as_its_layout_says(family: str, tmp_path: Path) -
         spec, size = found.spec, kept.itemsize
         keys_and_values = 2 * spec.kv_heads * (spec.head_dim * size + (4 if size == 1 else 0))
         wanted = (spec.mla.rank + spec.mla.rope) * size if family == "deepseek_v2" else keys_and_values
-        assert layout.bytes_per_token == wanted and kv_bytes_per_token(spec, kept) == spec.layers * wanted, name
+        (part,) = layout
+        assert part.bytes_per_token == wanted and kv_bytes_per_token(spec, kept) == spec.layers * wanted, name
     assert checked
 
 

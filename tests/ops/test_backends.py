@@ -12,6 +12,8 @@ import pytest
 import quire.ops
 from paths import ROOT, SOURCE
 from quire.core import config
+from quire.core.options import values
+from quire.core.options.fields import fields_of
 from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
@@ -21,9 +23,9 @@ from source_tree import imports
 from tiny_model import OPTIONS, write_tiny
 
 FACTS = """
-from quire.ops.choice import Device
+from quire.ops.choice import BackendFacts
 
-DEVICE = Device("toy", lambda device: ("wood", 1))
+DEVICE = BackendFacts("toy", lambda device: ("wood", 1))
 """
 BACKEND = """
 import torch
@@ -89,6 +91,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "backend.py").write_text(BACKEND)
     monkeypatch.setattr(quire.ops, "__path__", [*quire.ops.__path__, str(folder.parent)])
     monkeypatch.setattr(config, "DEVICES", (*config.DEVICES, "toy"))
+    known = values.fields_of(config.DeviceConfig)
+    own = tuple(f._replace(choices=config.DEVICES) if f.name == "device" else f for f in known)
+    monkeypatch.setattr(values, "fields_of", lambda struct: own if struct is config.DeviceConfig else fields_of(struct))
     yield
     for name in [name for name in sys.modules if name.startswith("quire.ops.toy")]:
         del sys.modules[name]

@@ -154,12 +154,12 @@ def test_rows_with_adapters_are_divided_with_them(folder: Callable[[str], Path],
 
 
 @native
-@pytest.mark.parametrize("force", ["PassedQueries", "PassedKeys"])
+@pytest.mark.parametrize("force", ["PassQueries", "PassKeys"])
 def test_either_way_to_see_keys_is_taken(force: str) -> None:
     """By what is less to pass: few rows of a long context pass themselves, many see to it that keys are passed."""
     from quire.run.context_parallel import ContextRank, GroupKeys
 
-    lanes, rows = Lanes(2, 16), {"PassedQueries": 40, "PassedKeys": 1500}[force]
+    lanes, rows = Lanes(2, 16), {"PassQueries": 40, "PassKeys": 1500}[force]
     paged = PagedSequences(np.array([0, rows]), np.array([6000]))
     tables = np.arange(400, dtype=np.int32)[None]
     tables = tables // 32 % 2 + tables % 32 * 2 + tables // 64 * 64

@@ -198,7 +198,7 @@ def test_divided_experts_may_come_from_a_file(tmp_path: Path) -> None:
     want = logits(load(tmp_path / "model", backend("cpu"), dtype="bfloat16"))
 
     def work(comm: Comm) -> None:
-        for how, source in (("experts", "Pool"), ("disk", "Streamed")):
+        for how, source in (("experts", "ExpertPool"), ("disk", "Streamed")):
             own: dict[str, Any] = {"weight_offload": how, "weight_memory_gib": 0.00042, "dtype": "bfloat16"}
             own["weight_offload_folder"] = str(tmp_path / str(comm.rank))
             model = load(tmp_path / "model", backend("cpu"), place_of(comm), **own)

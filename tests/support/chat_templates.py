@@ -71,7 +71,7 @@ def children(parent: int) -> dict[int, bytes]:
 
 def renderers(parent: int) -> list[int]:
     """Process ids of the renderers that `parent` started."""
-    return [pid for pid, command in children(parent).items() if b"sandbox.py" in command]
+    return [pid for pid, command in children(parent).items() if b"template_worker.py" in command]
 
 
 def alive(pid: int) -> bool:

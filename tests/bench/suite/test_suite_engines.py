@@ -174,7 +174,7 @@ def test_llama_cpp_batches_decodes_before_prompts(monkeypatch: pytest.MonkeyPatc
     }
     nothing = ("llama_backend_init", "llama_log_set", "llama_model_load_from_file", "llama_model_default_params",
                "llama_model_get_vocab", "llama_get_memory", "llama_synchronize")  # fmt: skip
-    peer = imported("peer_llama_cpp", monkeypatch, llama_cpp=fake | dict.fromkeys(nothing, lambda *given: None)).Peer(
+    peer = imported("peer_llama_cpp", monkeypatch, llama_cpp=fake | dict.fromkeys(nothing, lambda *given: None)).LlamaCppPeer(
         "file", 2, 2, 64
     )
     found = peer.load([[list(range(5, 11)), 3, 0.0], [[7, 8], 4, 0.0], [[9], 2, 0.0]], 0)
@@ -211,7 +211,7 @@ def test_vllm_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             return came
 
     fake = {"EngineArgs": dict, "LLMEngine": LLMEngine, "SamplingParams": dict, "__version__": "1"}
-    peer = imported("peer_vllm", monkeypatch, vllm=fake).Peer("folder", 4, 64, "dummy")
+    peer = imported("peer_vllm", monkeypatch, vllm=fake).VllmPeer("folder", 4, 64, "dummy")
     found = peer.load([[[1, 2], 3, 0.0], [[3], 1, 0.0]], 0)
     assert [record.tokens for record in found["records"]] == [[1, 1, 1], [1]] and found["decode"][0] == 2
 
@@ -244,7 +244,7 @@ def test_openvino_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = {"SchedulerConfig": type("C", (), {}), "GenerationConfig": type("G", (), {}),
             "ContinuousBatchingPipeline": Pipeline}  # fmt: skip
     script = imported("peer_openvino", monkeypatch, openvino_genai=fake, openvino={"Tensor": lambda array: array})
-    found = script.Peer("folder", 2, 4).load([[[1, 2], 3, 0.0], [[3], 1, 0.0]], 0)
+    found = script.OpenVinoPeer("folder", 2, 4).load([[[1, 2], 3, 0.0], [[3], 1, 0.0]], 0)
     assert [record.tokens for record in found["records"]] == [[1, 1, 1], [1]]
 
 

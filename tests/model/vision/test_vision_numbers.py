@@ -93,11 +93,11 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from quire.core.config import DeviceConfig, flat_config
-from quire.core.images import Picture
+from quire.core.images import PromptImage
 from quire.model.build import load_model
 from quire.ops.backend import open_backend
 vision = load_model(flat_config(model=sys.argv[1]), open_backend(DeviceConfig(device="cpu", threads=1))).vision
-shown = Picture(key=b"", pixels=bytes(range(240)) * 64, shape=(1, 80, 64), runs=((0, 20),), size=(80, 64))
+shown = PromptImage(key=b"", pixels=bytes(range(240)) * 64, shape=(1, 80, 64), runs=((0, 20),), size=(80, 64))
 print(type(vision(shown)).__module__, vision(shown).shape)
 """
 

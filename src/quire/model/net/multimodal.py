@@ -89,13 +89,14 @@ class BidirectionalAttention:
         """Implement `own_attention`."""
         qkv, spec, mutual = own_rows(ops, layer, h, batch, cache), layer.attend, self.mutual
         cu_q, context, tables = self._paged(ops, batch)
-        attended = ops.attention(qkv, cache, cu_q, context, tables, spec, batch.tree)
+        (kv,) = cache
+        attended = ops.attention(qkv, kv, cu_q, context, tables, spec, batch.tree)
         for seen, which in mutual.farther(spec.window) if spec.window else ():
             rows, parts = mutual.rows[which], mutual.parts[which]
             queries = ops.pick_rows(qkv, ops.put(rows.astype(np.int32)))
             each = ops.put(np.arange(len(rows) + 1, dtype=np.int32))
             far = replace(spec, window=seen)
-            put(ops, attended, rows, ops.attention(queries, cache, each, context[parts], tables[parts], far))
+            put(ops, attended, rows, ops.attention(queries, kv, each, context[parts], tables[parts], far))
         return layer.o(ops, chosen(ops, attended, wanted))
 
     def _paged(self, ops: Ops, batch: Batch) -> tuple[Array, Array, Array]:
