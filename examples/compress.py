@@ -1,4 +1,4 @@
-"""Compress the embedded model with a recipe, as `quire compress pydoc OUT --recipe FILE` does, and use it."""
+"""Compress the bundled model with a recipe, as `quire compress pydoc OUT --recipe FILE` does, and use it."""
 
 import tempfile
 from pathlib import Path

@@ -5,7 +5,7 @@ from quire import LLM, SamplingParams
 
 def main() -> None:
     """Answer two chats greedily, then sample two continuations of each of two texts."""
-    with LLM() as llm:  # the embedded model; or LLM("path/to/model", quantization="int4")
+    with LLM() as llm:  # the bundled model; or LLM("path/to/model", quantization="int4")
         questions = ["What does itertools.chain do?", "What is math.gcd?"]
         conversations = [[{"role": "user", "content": question}] for question in questions]
         for question, output in zip(questions, llm.chat(conversations), strict=True):

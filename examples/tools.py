@@ -1,6 +1,6 @@
 """Let the model call a function, and send the result back. Start the server first: quire serve
 
-The embedded model was not trained to call functions: a grammar enforces the call. A trained model decides by itself
+The bundled model was not trained to call functions: a grammar enforces the call. A trained model decides by itself
 with tool_choice="auto", on a server that can read its calls (--tool-call-parser).
 """
 

@@ -4,7 +4,7 @@ from quire import LLM, PoolingParams
 
 
 def main() -> None:
-    """Print embeddings and scores of the embedded model, which was not trained for embeddings."""
+    """Print embeddings and scores of the bundled model, which was not trained for embeddings."""
     with LLM() as llm:
         texts = ["os.path.join", "os.path.split", "json.dumps"]
         for text, output in zip(texts, llm.embed(texts, PoolingParams(dimensions=64)), strict=True):

@@ -112,7 +112,7 @@ def kv_quality() -> str:
         )
         for name in ("bfloat16", "int8", "fp8")
     ]
-    return chart("KL divergence from an f32 KV cache, nats a token", "embedded model, f32 weights; quality.json", bars)
+    return chart("KL divergence from an f32 KV cache, nats a token", "bundled model, f32 weights; quality.json", bars)
 
 
 def speculation() -> str:

@@ -29,7 +29,7 @@ COMMANDS = {
     "dashboard": Listed("quire.cli.dashboard:dashboard", "Show rows: one page that needs no network, for any browser."),
     "eval": Listed(
         "quire.cli.evaluate:evaluate",
-        "Exact answers and perplexity of the embedded model; perplexity on --text of any model; passports.",
+        "Exact answers and perplexity of the bundled model; perplexity on --text of any model; passports.",
     ),
     "inspect": Listed(
         "quire.cli.inspect:inspect",
@@ -59,7 +59,7 @@ COMMANDS = {
     ),
     "demo": Listed(
         "quire.cli.demo:demo",
-        "Serve the embedded model on a free port, stream several answers at once, and shut it down cleanly.",
+        "Serve the bundled model on a free port, stream several answers at once, and shut it down cleanly.",
     ),
     "bench": Listed("quire.cli.bench:bench", "Measure latency, throughput, or a server under load."),
 }

@@ -48,7 +48,7 @@ class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
 @option_command(
     "compress",
     {"Compression": CompressOptions},
-    argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the embedded model."),
+    argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the bundled model."),
     argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on."),
     model_argument=False,
 )

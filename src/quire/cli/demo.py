@@ -47,7 +47,7 @@ class StreamedAnswer:
 
 @option_command("demo", ENGINE)
 def demo(options: dict[str, Any]) -> None:
-    """Serve the embedded model on a free port, stream several answers at once, and shut it down cleanly."""
+    """Serve the bundled model on a free port, stream several answers at once, and shut it down cleanly."""
     to_engine(options)
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", *to_arguments(options)]
     print(f"$ quire {' '.join(command[3:])}")

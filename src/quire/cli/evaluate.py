@@ -37,7 +37,7 @@ def evaluate(
     rounds: int,
     also: tuple[str, ...],
 ) -> None:
-    """Exact answers and perplexity of the embedded model; perplexity on --text of any model; passports."""
+    """Exact answers and perplexity of the bundled model; perplexity on --text of any model; passports."""
     config = to_engine(options)
     texts = {str(path): _read(path) for path in text}
     if against is not None:

@@ -22,7 +22,7 @@ LAST = 20
 @option_command(
     "train",
     {"Training": TrainOptions},
-    argument("model", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model."),
+    argument("model", metavar="MODEL", help="Folder or hub name; pydoc is the bundled model."),
     argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there."),
     model_argument=False,
 )

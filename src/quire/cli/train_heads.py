@@ -28,7 +28,7 @@ METHODS = ("eagle3", "medusa")
 @option_command(
     "train-heads",
     ENGINE,
-    argument("target", metavar="MODEL", help="Folder or hub name; pydoc is the embedded model."),
+    argument("target", metavar="MODEL", help="Folder or hub name; pydoc is the bundled model."),
     argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on there."),
     option(
         "--data", type=PATH, multiple=True, required=True, help="Text file to learn from; may be given several times."

@@ -61,7 +61,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str,
         about(
-            "Model to load: a folder, a GGUF file, or a name on the Hugging Face Hub. Without it, the embedded model."
+            "Model to load: a folder, a GGUF file, or a name on the Hugging Face Hub. Without it, the bundled model."
         ),
     ] = ""
     revision: Annotated[str | None, about("Branch, tag or commit of a model on the Hub.")] = None

@@ -147,7 +147,7 @@ class PromptReader:
 class LLM(PoolingCalls):
     """A model loaded into this process. One call at a time; use the server for concurrent callers.
 
-    `model`: a folder, a hub name, or "" for the embedded model. `options`: the command line's names with underscores
+    `model`: a folder, a hub name, or "" for the bundled model. `options`: the command line's names with underscores
     (`block_size=32`); see `quire serve --help`. Raises `ConfigError` or `ModelError`, which name what is wrong.
     """
 

@@ -67,7 +67,11 @@ class KvCacheStage(MatrixStage, frozen=True, kw_only=True):
 
 
 class Rtn(KvCacheStage, frozen=True, kw_only=True):
-    """Round-to-nearest."""
+    """RTN rounds each weight to the nearest value of its group's grid. It reads no calibration text.
+
+    `bits` sets the width of a weight. `group_size` sets how many columns share a scale; -1 means the whole row. With
+    `symmetric`, a group has a scale and no zero point.
+    """
 
     bits: Literal[2, 3, 4, 8] = 4
     group_size: GroupSize = 128
@@ -75,7 +79,11 @@ class Rtn(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Gptq(Rtn, frozen=True, kw_only=True):
-    """GPTQ (Frantar et al. 2022). `damping`: share of the Hessian's mean diagonal that is added to it."""
+    """GPTQ (Frantar et al. 2022) rounds column by column and lets later columns compensate for each error.
+
+    `damping` adds this share of the Hessian's mean diagonal to the diagonal. `act_order` takes the columns with the
+    largest activations first. `static_groups` computes the scales beforehand, for groups of neighbouring columns.
+    """
 
     damping: Positive = 0.01
     act_order: bool = True
@@ -93,7 +101,10 @@ class Gptq(Rtn, frozen=True, kw_only=True):
 
 
 class Awq(Rtn, frozen=True, kw_only=True):
-    """AWQ (Lin et al. 2023). `grid`: exponents that are tried for the scales; `clip`: whether ranges are searched."""
+    """AWQ (Lin et al. 2023) scales up the columns that matter most to the activations before it rounds.
+
+    `grid` sets how many exponents are tried for the scales. `clip` turns on a search for the best range of each group.
+    """
 
     symmetric: bool = False
     grid: Count = 20
@@ -106,8 +117,10 @@ class Awq(Rtn, frozen=True, kw_only=True):
 
 
 class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
-    """SmoothQuant (Xiao et al. 2022), int8 weights and activations. `alpha`: share of the difficulty that goes to
-    weights."""
+    """SmoothQuant (Xiao et al. 2022) moves outliers from activations to weights and makes both int8.
+
+    `alpha` (0 to 1) sets how much of the outliers the weights take. A larger value moves more to the weights.
+    """
 
     alpha: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.5
 
@@ -118,15 +131,19 @@ class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
 
 
 class LlmInt8(MatrixStage, frozen=True, kw_only=True):
-    """LLM.int8() (Dettmers et al. 2022). `threshold`: activations from which a column stays in 16 bits."""
+    """LLM.int8() (Dettmers et al. 2022) makes weights int8 and keeps columns with outliers in 16 bits.
+
+    `threshold` sets the magnitude of an activation from which its column stays in 16 bits.
+    """
 
     threshold: Positive = 6.0
 
 
 class Fp8(KvCacheStage, frozen=True, kw_only=True):
-    """FP8 (e4m3). `scales`: of activations, static (calibrated), dynamic (a token's) or block.
+    """FP8 stores weights as 8-bit floats (e4m3).
 
-    With block they are dynamic, and those of weights are of blocks of 128 x 128.
+    `scales` chooses the scales of activations: `static` scales are calibrated beforehand, and `dynamic` scales are
+    computed for each token. `block` uses dynamic scales too, and gives each block of 128 x 128 weights its own scale.
     """
 
     scales: Literal["static", "dynamic", "block"] = "dynamic"
@@ -138,18 +155,25 @@ class Fp8(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Nf4(MatrixStage, frozen=True, kw_only=True):
-    """NF4 (Dettmers et al. 2023). `block_size`: numbers that share a scale; the scales may be quantized too."""
+    """NF4 (Dettmers et al. 2023) stores each weight as one of 16 quantiles of a normal distribution.
+
+    `block_size` sets how many weights share a scale. `double_quantization` quantizes the scales too.
+    """
 
     block_size: Literal[32, 64, 128, 256] = 64
     double_quantization: bool = True
 
 
 class Mxfp4(KvCacheStage, frozen=True, kw_only=True):
-    """MXFP4 (OCP microscaling formats 1.0): e2m1 codes, a power of two for 32 of them."""
+    """MXFP4 (OCP microscaling formats 1.0) stores weights as 4-bit floats (e2m1). 32 weights share a power of two."""
 
 
 class Mixed(KvCacheStage, frozen=True, kw_only=True):
-    """Mixed precision: layers get those bits of `choices` that cost least KL within `bits_per_weight` on average."""
+    """Mixed precision gives each layer its own number of bits, so that the KL divergence is least.
+
+    `choices` lists the numbers of bits that a layer may get. `bits_per_weight` limits their mean. `rounding` names the
+    method that rounds the weights.
+    """
 
     bits_per_weight: Positive
     choices: tuple[Literal[2, 3, 4, 8], ...] = (3, 4, 8)
@@ -172,7 +196,7 @@ class Mixed(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Gguf(Stage, frozen=True, kw_only=True):
-    """A GGUF file in a `format` of ggml's; the last stage of a recipe."""
+    """The stage writes a GGUF file in the given `format` of ggml. It must be the last stage of a recipe."""
 
     format: Literal["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] = (
         "Q4_K"
@@ -180,7 +204,11 @@ class Gguf(Stage, frozen=True, kw_only=True):
 
 
 class Prune(MatrixStage, frozen=True, kw_only=True):
-    """Zeros in matrices: a share of each, or so many of every few neighbours in a row."""
+    """Pruning sets weights to zero. `magnitude` prunes the smallest weights.
+
+    `wanda` (Sun et al. 2024) prunes the weights whose magnitude times the norm of their input is smallest. Give either
+    `sparsity`, the share of weights to prune in each matrix, or `pattern`: `2:4` prunes two of every four neighbours.
+    """
 
     sparsity: Share = 0.0
     pattern: Literal["", "2:4", "4:8"] = ""
@@ -196,17 +224,21 @@ class Prune(MatrixStage, frozen=True, kw_only=True):
 
 
 class SparseGpt(Prune, frozen=True, kw_only=True):
-    """SparseGPT (Frantar and Alistarh 2023). `damping` as of GPTQ."""
+    """SparseGPT (Frantar and Alistarh 2023) prunes weights and lets the remaining ones compensate for the error.
+
+    Give either `sparsity` or `pattern`. `damping` adds this share of the Hessian's mean diagonal to the diagonal.
+    """
 
     damping: Positive = 0.01
 
 
 class Structured(Stage, frozen=True, kw_only=True):
-    """Structured pruning, which takes parts out of the model.
+    """Structured pruning removes whole parts of the model, so the result is a smaller dense model.
 
-    Shares of a layer's `heads` (with their keys and values) and of its MLP's `channels`, and a number of whole
-    `layers`. `score`: what says which go; "influence" is ShortGPT's (Men et al. 2024) and of layers alone, "gradient"
-    LLM-Pruner's (Ma et al. 2023).
+    `heads` sets the share of each layer's attention heads to remove, with their keys and values. `channels` sets the
+    share of each MLP's channels. `layers` sets the number of whole layers. `score` chooses how the parts are ranked:
+    `influence` is the score of ShortGPT (Men et al. 2024) and ranks layers only; `gradient` is the score of LLM-Pruner
+    (Ma et al. 2023).
     """
 
     heads: Share = 0.0
@@ -232,9 +264,10 @@ class Structured(Stage, frozen=True, kw_only=True):
 
 
 class Training(Stage, frozen=True, kw_only=True):
-    """Training of all weights. `data`: files as calibration takes them, none = those of calibration.
+    """Full training changes all weights.
 
-    `batch` rows of `length` tokens a step.
+    `data` lists text files in the formats of calibration; without it, the calibration files are used. Each of `steps`
+    steps reads `batch` rows of `length` tokens.
     """
 
     data: Names = ()
@@ -261,23 +294,29 @@ class Student(Struct, frozen=True, kw_only=True):
 
 
 class Distil(Training, frozen=True, kw_only=True):
-    """Distillation from the source. The student is what stages before made, or a `student` from random weights."""
+    """Distillation of hidden states trains the student to match the hidden states and the logits of the source model.
+
+    The student is the model that earlier stages made. With `student`, it is a new model with random weights.
+    """
 
     student: Student | None = None
 
 
 class DistilLogits(Distil, frozen=True, kw_only=True):
-    """Distillation of logits (Hinton et al. 2015). `divergence`: forward KL(teacher || student), reverse, or
-    Jensen-Shannon."""
+    """Distillation of logits (Hinton et al. 2015) trains the student to predict the token probabilities of the teacher.
+
+    `divergence` chooses the loss: `forward` is KL(teacher || student), `reverse` is KL(student || teacher), and `js` is
+    the Jensen-Shannon divergence.
+    """
 
     divergence: Literal["forward", "reverse", "js"] = "forward"
     temperature: Positive = 1.0
 
 
 class DistilText(Distil, frozen=True, kw_only=True):
-    """Distillation on text that the teacher writes to the prompts of `data`.
+    """Distillation on text trains the student on answers that the teacher writes to the prompts in `data`.
 
-    `rationales`: with the reasons for its answers, as a second task (Hsieh et al. 2023).
+    With `rationales`, the student also learns the reasons for the answers, as a second task (Hsieh et al. 2023).
     """
 
     rationales: bool = False
@@ -286,21 +325,29 @@ class DistilText(Distil, frozen=True, kw_only=True):
 
 
 class Lora(Training, frozen=True, kw_only=True):
-    """LoRA (Hu et al. 2021): the weights' change is a product of two matrices of `rank` columns, times `alpha` /
-    `rank`."""
+    """LoRA (Hu et al. 2021) trains a small change of the weights and leaves the weights themselves as they are.
+
+    The change is the product of two matrices of rank `rank`, multiplied by `alpha` / `rank`.
+    """
 
     rank: Count = 16
     alpha: Positive = 32.0
 
 
 class Qlora(Lora, frozen=True, kw_only=True):
-    """QLoRA (Dettmers et al. 2023): the base is NF4. `paged`: the optimizer's state lies in a mapped file."""
+    """QLoRA (Dettmers et al. 2023) trains LoRA matrices on a base model in NF4.
+
+    `paged` keeps the state of the optimizer in a memory-mapped file.
+    """
 
     paged: bool = False
 
 
 class Qat(Training, frozen=True, kw_only=True):
-    """Quantization-aware training: weights are rounded on the way forward, gradients as if they were not."""
+    """Quantization-aware training rounds the weights in the forward pass.
+
+    Gradients pass through the rounding unchanged. `format` and `group_size` set the rounding.
+    """
 
     format: Literal["int8", "int4", "fp8"] = "int4"
     group_size: GroupSize = 128
@@ -308,7 +355,10 @@ class Qat(Training, frozen=True, kw_only=True):
 
 
 class Merge(Stage, frozen=True, kw_only=True):
-    """Merging of an adapter into the weights: PEFT's folder `adapter`, or what the train stage before made."""
+    """The stage merges a LoRA adapter into the weights.
+
+    `adapter` names a PEFT folder. Without it, the stage merges the adapter that the `train` stage before it made.
+    """
 
     adapter: str = ""
 
