@@ -47,10 +47,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(durations.Recorder())
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
     """Have hypothesis write its table of characters once, before workers of xdist would write it at the same time."""
-    if not hasattr(config, "workerinput"):
+    found = yield
+    if not hasattr(session.config, "workerinput"):
         charmap()
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

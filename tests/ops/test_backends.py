@@ -12,9 +12,9 @@ import pytest
 import quire.ops
 from paths import ROOT, SOURCE
 from quire.core import config
+from quire.core.errors import ConfigError
 from quire.core.options import values
 from quire.core.options.fields import fields_of
-from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.engine.llm import LLM
 from quire.ops.choice import backend_of, choose, devices

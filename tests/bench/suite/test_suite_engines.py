@@ -174,9 +174,9 @@ def test_llama_cpp_batches_decodes_before_prompts(monkeypatch: pytest.MonkeyPatc
     }
     nothing = ("llama_backend_init", "llama_log_set", "llama_model_load_from_file", "llama_model_default_params",
                "llama_model_get_vocab", "llama_get_memory", "llama_synchronize")  # fmt: skip
-    peer = imported("peer_llama_cpp", monkeypatch, llama_cpp=fake | dict.fromkeys(nothing, lambda *given: None)).LlamaCppPeer(
-        "file", 2, 2, 64
-    )
+    peer = imported(
+        "peer_llama_cpp", monkeypatch, llama_cpp=fake | dict.fromkeys(nothing, lambda *given: None)
+    ).LlamaCppPeer("file", 2, 2, 64)
     found = peer.load([[list(range(5, 11)), 3, 0.0], [[7, 8], 4, 0.0], [[9], 2, 0.0]], 0)
     assert [sum(record.tokens) for record in found["records"]] == [3, 4, 2]
     # Two at a time: both prompts at once, then a token of each; the third takes the place of the first.
