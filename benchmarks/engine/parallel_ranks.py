@@ -41,9 +41,9 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
 from quire.ops.backend import open_backend
-from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.torch_distributed import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.wire import listen
 from quire.run.multi_rank import MultiRankExecutor
 

@@ -186,7 +186,7 @@ def test_a_prefix_hit_within_a_picture(made: Made) -> None:
         run(engine, [pictured("other", [text(9, 3), Shown(7, 5, 5), text(4, 4)])])  # takes the room of its features
         pool = engine.engine.pool
         for block in [block for block in pool._by_key.values() if pool.tokens(block) in later]:
-            pool._forget(block)
+            pool._evict(block)
         engine.submit(pictured("again", parts))
         answer, cached = Answer([], []), 0
         for out in (out for report in reports(engine) for out in report.outputs):

@@ -56,7 +56,7 @@ def test_a_block_that_only_a_window_needs_counts() -> None:
     pool = engine.pool
     late = [key for key in pool._by_key if len(key) == 17]  # those of the second group
     assert ask(engine, prompt) == (16, Miss(16, "partial_block"))
-    pool._forget(pool._by_key[late[2]])  # layers with a window see it from 12 on, and from 16 on too
+    pool._evict(pool._by_key[late[2]])  # layers with a window see it from 12 on, and from 16 on too
     assert ask(engine, prompt) == (8, Miss(8, "evicted"))
 
 

@@ -128,7 +128,7 @@ def test_a_prefix_whose_window_was_evicted_is_cut_to_one_that_is_there() -> None
     lost = [block for block in range(128) if pool.tokens(block) == tuple(stem[28:32])]
     assert len(lost) == 2, "a block of four tokens in either group"
     windowed = next(b for b in lost if len(pool._key[b] or b"") > 16)
-    pool._forget(windowed)
+    pool._evict(windowed)
     engine.submit(request("again", [*stem, 1], 1))
     engine.drain()
     assert engine.ends["again", 0].cached_tokens == 28

@@ -15,8 +15,8 @@ from group import SECRET, check_everything, part, summed
 from group import each_over_gloo as each
 from oracle import backend
 from quire.core.errors import ConfigError
-from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
 from quire.parallel.rendezvous_store import RemoteStore, serve
+from quire.parallel.torch_distributed import DistributedComm, gloo_group, nccl_group
 from quire.parallel.wire import ConnectionDropped, listen
 
 

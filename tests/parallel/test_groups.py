@@ -11,10 +11,10 @@ import torch
 from group import check_sums
 from oracle import BACKENDS, backend
 from quire.parallel.experts import NOT_DIVIDED
-from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.rank_place import SharedFiles, on_one_host, place_among, place_of
 from quire.parallel.shared import SharedComm
 from quire.parallel.topology import Topology
+from quire.parallel.torch_distributed import DistributedComm, gloo_group
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from quire.ops.backend import Ops
 from quire.parallel.comm import Comm
-from quire.parallel.gloo import DistributedComm, gloo_group
 from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.shared import SharedComm, comm_bytes, shared_memory
+from quire.parallel.torch_distributed import DistributedComm, gloo_group
 from quire.parallel.wire import listen
 
 

@@ -99,7 +99,7 @@ class BlockPool:
         key = self._key[block]
         if key is not None and self.watcher is not None:
             self.watcher.evicted(block, key, self.tokens(block))
-        self._forget(block)
+        self._evict(block)
         self.refs[block] = 1
         return block
 
@@ -151,7 +151,7 @@ class BlockPool:
     def forget_all(self) -> None:
         """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
         for block in list(self._by_key.values()):
-            self._forget(block)
+            self._evict(block)
         if self.watcher is not None:
             self.watcher.forgotten()
 
@@ -219,7 +219,7 @@ class BlockPool:
         self._checked = end % self.num_blocks
         return self._checked > 0
 
-    def _forget(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         key = self._key[block]
         if key is not None:
             del self._by_key[key]

@@ -64,7 +64,7 @@ def comms_of(path: str, rank: int, topology: Topology) -> dict[str, Comm]:
     from torch._C._distributed_c10d import FileStore
 
     from quire.ops.triton.gpu import interpreting
-    from quire.parallel.gloo import DistributedComm, gloo_group, nccl_group
+    from quire.parallel.torch_distributed import DistributedComm, gloo_group, nccl_group
 
     world = topology.world
     store = FileStore(path, world)

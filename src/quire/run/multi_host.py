@@ -16,13 +16,13 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hub import hub_beside
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan
-from quire.parallel.gloo import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.host_messages import Hub, Spoke
 from quire.parallel.launch import RemoteLauncher
 from quire.parallel.link import dial
 from quire.parallel.rank_place import BusyTimes, RankPlace, SharedFiles, place_among
 from quire.parallel.rendezvous_store import RemoteStore, serve
 from quire.parallel.topology import Topology
+from quire.parallel.torch_distributed import ArrayComm, DistributedComm, gloo_group
 from quire.parallel.wire import ConnectionDropped, listen, read_secret
 from quire.run.messages import Rendezvous, Start
 from quire.run.rank_connections import CommandReceiver, RankConnections, host_is_gone, start_all

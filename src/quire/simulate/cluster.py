@@ -145,7 +145,7 @@ class Cluster(Timeline):
     def _submit(self, at: int, track: Track, left: MigratedRequest) -> None:
         kept = UnfinishedRequest(track.request)
         kept.emitted = [left.made]
-        self.replicas[at].submit(kept.again() if left.made else track.request, track.first, left.last)
+        self.replicas[at].submit(kept.replay_request() if left.made else track.request, track.first, left.last)
         self._touch(at)
 
     def _outputs(self, at: int, outputs: list[Output]) -> None:

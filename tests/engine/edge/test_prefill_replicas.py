@@ -95,9 +95,9 @@ def test_where_no_replica_computes_prompts_the_others_do() -> None:
 
 def test_tokens_that_another_engine_computed_are_no_cached_tokens_of_the_client() -> None:
     kept = UnfinishedRequest(request("r"))
-    kept.again()
+    kept.replay_request()
     kept.take(Output(request_id="r", tokens=[5], cached_tokens=3))
-    kept.again()
+    kept.replay_request()
     output = Output(request_id="r~2", tokens=[6], cached_tokens=200)
     kept.take(output)
     assert output.cached_tokens == 3

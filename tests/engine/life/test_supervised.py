@@ -72,7 +72,7 @@ def test_times_of_a_sequence_are_those_of_its_client() -> None:
 def test_preemptions_of_all_engines_count() -> None:
     kept = UnfinishedRequest(request("a"))
     for engine, told in enumerate(((0, 1, 1), (0, 2), (1,))):
-        kept.again()
+        kept.replay_request()
         for count in told:
             output = Output(request_id=kept.name, tokens=[9], preemptions=count)
             kept.take(output)
@@ -279,11 +279,11 @@ def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(seed: int) -> 
 
 def test_a_request_that_was_told_nothing_is_submitted_as_it_was() -> None:
     kept = UnfinishedRequest(request("a", n=2, prompt_logprobs=0))
-    assert kept.again() == kept.request
+    assert kept.replay_request() == kept.request
     kept.take(Output(request_id="a", index=1, tokens=[9]))
-    again = kept.again()
+    again = kept.replay_request()
     assert again.emitted == ((), (9,)) and again.id == "a~2" and again.params.prompt_logprobs == 0
     kept.take(Output(request_id="a~2", index=1, tokens=[8], finish_reason="stop"))
     kept.take(Output(request_id="a~2", index=0, tokens=[7]))
-    again = kept.again()
+    again = kept.replay_request()
     assert again.emitted == ((7,), None) and again.params.prompt_logprobs is None and kept.live

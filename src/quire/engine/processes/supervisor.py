@@ -244,7 +244,7 @@ class SupervisedEngine:
                 self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill, self._pictured)
                 return None
         except EngineFailure as failure:
-            return None if self._starting.closed else self._go_on(failure)
+            return None if self._starting.closed else self._restart_and_replay(failure)
         with self._lock:
             self._watchdog.learn(report.stats)
             report = self._take(report)
@@ -274,7 +274,7 @@ class SupervisedEngine:
     def _hand_over(self, kept: UnfinishedRequest) -> None:
         if self._engine is not None and not kept.paused:
             self._names.pop(kept.name, None)
-            request = kept.again()
+            request = kept.replay_request()
             self._names[request.id] = kept
             self._send(lambda engine: engine.submit(request))
 
@@ -300,7 +300,7 @@ class SupervisedEngine:
             self._stats = replace(over_lives([self._before, report.stats]), restarts=self._restarts)
         return StepReport(outputs, self._stats, changes, portable)
 
-    def _go_on(self, failure: EngineFailure) -> StepReport:
+    def _restart_and_replay(self, failure: EngineFailure) -> StepReport:
         """Start the next engine. A request that is known to have ended the last one gets an error."""
         began = time.monotonic()
         with self._lock:
@@ -321,7 +321,7 @@ class SupervisedEngine:
             if self._trial:
                 self._try_next()
             else:
-                self._hand_over_all()
+                self._resubmit_all()
             self._stats = replace(self._before, restarts=self._restarts, waiting=len(self._kept))
         logger.warning("the engine is back after %.1f s", time.monotonic() - began)
         return StepReport(guilty, self._stats)
@@ -329,8 +329,8 @@ class SupervisedEngine:
     def _try_next(self) -> None:
         """Go on with the trial; all run again once it is over."""
         if self._trial and self._trial.over(self._kept, self._hand_over, self._withdraw):
-            self._hand_over_all()
+            self._resubmit_all()
 
-    def _hand_over_all(self) -> None:
+    def _resubmit_all(self) -> None:
         for kept in self._kept.values():
             self._hand_over(kept)

@@ -57,7 +57,7 @@ class UnfinishedRequest:
         self.alone = False
         self.mark()
 
-    def again(self) -> Request:
+    def replay_request(self) -> Request:
         """The request as an engine is to run it: behind what came."""
         self._attempts += 1
         self._earlier = list(self._preemptions)

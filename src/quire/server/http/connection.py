@@ -12,7 +12,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.core.errors import BadRequest
-from quire.server.http.errors import HttpError, encode_error
+from quire.server.http.errors import HttpError, openai_error_body
 from quire.server.http.gateway import MAX_HEADER_BYTES, MAX_HEADERS
 
 MAX_UNREAD_BODY = 64 << 20  # bytes thrown away after an early refusal before the connection is cut
@@ -253,7 +253,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._stop_timers()
         if not answered:
-            body = encode_error(error)
+            body = openai_error_body(error)
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from quire.core.errors import QuireError
-from quire.server.http.errors import ErrorReply, encode_error
+from quire.server.http.errors import ErrorReply, openai_error_body
 
 _encode = msgspec.json.encode
 SSE = b"text/event-stream; charset=utf-8"
@@ -97,8 +97,8 @@ def _tgi(error: QuireError) -> bytes:
     return _encode(TgiError(error=error.message, error_type=kind))
 
 
-OPENAI = Dialect(encode_error, ErrorReply, done=b"data: [DONE]\n\n")
-RESPONSES = Dialect(encode_error, ErrorReply)
+OPENAI = Dialect(openai_error_body, ErrorReply, done=b"data: [DONE]\n\n")
+RESPONSES = Dialect(openai_error_body, ErrorReply)
 ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n')
 # A space before a line is no part of its JSON; clients take an empty line for broken JSON.
 OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n", untyped=True,

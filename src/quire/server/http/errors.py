@@ -65,7 +65,7 @@ def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def encode_error(error: QuireError) -> bytes:
+def openai_error_body(error: QuireError) -> bytes:
     """The JSON body of an error response."""
     code = getattr(error, "code", None)
     fields = ErrorFields(message=error.message, type=error.kind, param=error.param, code=code)
