@@ -146,6 +146,7 @@ def _validate(weight: Weight) -> None:
         refuse("it must be a matrix with rows and columns")
     if weight.codes.dtype != kind.dtype:
         refuse(f"its values are {weight.codes.dtype}, not {kind.dtype}")
+    _validate_order(weight, refuse)
     if not kind.groups:
         return
     n, k = weight.shape
@@ -187,6 +188,10 @@ def _validate_parts(weight: Weight, refuse: Callable[[str], None]) -> None:
     for part in (weight.units, weight.min_units):
         if part is not None and (part.dtype != F16 or part.shape != shape or k % SUPER):
             refuse(f"its units must be float16 of shape {list(shape)}, for whole {SUPER} columns")
+
+
+def _validate_order(weight: Weight, refuse: Callable[[str], None]) -> None:
+    order, k = weight.order, weight.shape[1]
     if order is not None and (
         order.dtype != I32 or not order.flags.c_contiguous or not np.array_equal(np.sort(order), np.arange(k))
     ):
