@@ -226,10 +226,10 @@ SITES: tuple[Site, ...] = (
     Site("plain", "edits", SAMPLER, "PACK_DRAW", lambda *args: args[4] == SEED, "sampling"),
     Site("plain", "edits", "ops", "penalize",
          lambda logits, edits: any(edit.repetition == PENALTY for edit in edits), "sampling"),
-    Site("plain", "edits", SAMPLER, "Query", lambda *args: args[3] == SCORES, "sampling"),
+    Site("plain", "edits", SAMPLER, "LogprobQuery", lambda *args: args[3] == SCORES, "sampling"),
     *(Site("plain", sort, SAMPLER, "_scored", lambda query, *_: query.k == SCORES, "logprobs")
       for sort in ("edits", "scores")),
-    Site("plain", "scores", SAMPLER, "Query", lambda *args: args[3] == SCORES, "sampling"),
+    Site("plain", "scores", SAMPLER, "LogprobQuery", lambda *args: args[3] == SCORES, "sampling"),
     *(Site("plain", "pooled", module, name, lambda chunk, *_: chunk.seq.request.id == "victim", "pooling")
       for module, name in (("quire.sched.features.pooling", "gather"), (GROWTH, "finish"))),
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
@@ -249,7 +249,7 @@ SITES: tuple[Site, ...] = (
     Site("ngram", "lookup", "quire.speculate.ngram.OwnNGrams", "__init__", _second, "drafting"),
     *(Site(kind, "lookup", "quire.speculate.ngram.OwnNGrams", "matches", _stem, "drafting")
       for kind in ("ngram", "suffix")),
-    *(Site("suffix", "lookup", f"{SUFFIX}.Outputs", name, _second, "drafting") for name in ("matches", "follow")),
+    *(Site("suffix", "lookup", f"{SUFFIX}.RecentOutputs", name, _second, "drafting") for name in ("matches", "follow")),
 )  # fmt: skip
 
 
