@@ -54,7 +54,7 @@ def test_a_draft_whose_rows_are_no_numbers_is_dropped_with_all_it_wrote() -> Non
     engine, seq = drafted(8, 3)
     plan = engine.scheduler.plan()
     own = list(seq.kv.blocks[0])
-    assert engine.scheduler.commit(plan, [ChunkResult([], [], [], again=True)]) == []
+    assert engine.scheduler.commit(plan, [ChunkResult([], [], [], retry_without_draft=True)]) == []
     assert not seq.draft.enabled and not seq.draft.tokens and seq.tokens[-1] == engine.outputs["r", 0][-1]
     scrubbed = set(engine.scheduler.block_work.wipes)
     assert own[-1] in scrubbed, "the block that the draft wrote is wiped before anyone reads it"

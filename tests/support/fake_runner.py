@@ -228,7 +228,7 @@ class FakeEngine:
         assert chunk.logits == 1 + len(seq.draft.tokens) and chunk.start + chunk.count == len(tokens)
         if seq in self.sick:
             self.sick.remove(seq)  # it is wiped, and computed again without a draft: then it shows whose fault it was
-            return ChunkResult([], [], [], again=True)
+            return ChunkResult([], [], [], retry_without_draft=True)
         node: int | None = -1
         while node is not None:
             token = next_token(self._before(seq, tokens, len(seq.tokens) + node), seq.index)
