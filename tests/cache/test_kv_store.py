@@ -205,7 +205,7 @@ def test_folders_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> 
         StoreFolder(tmp_path / "open", "a")
     for options, text in (
         ({"enable_prefix_caching": False}, "--enable-prefix-caching"),
-        ({"kv_store_gb": 0.0}, "--kv-store-gb 0 must lie"),
+        ({"kv_store_gb": 0.0}, "--kv-store-gb 0.0 must lie"),
         ({"pipeline_parallel_size": 2}, "of --pipeline-parallel-size have nothing is gathered"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -181,19 +181,18 @@ def _within(value: float, said: Meta) -> bool:
 
 
 def _out_of_range(place: Place, value: object, said: Meta) -> ConfigError:
-    shown = f"{value:.10g}" if isinstance(value, float) else repr(value)
     low = said.ge if said.ge is not None else said.gt
     high = said.le if said.le is not None else said.lt
     if low is not None and high is not None:
         left, right = "[" if said.ge is not None else "(", "]" if said.le is not None else ")"
-        return place.error(f" {shown} must lie in {left}{low:.10g}, {high:.10g}{right}")
+        return place.error(f" {value!r} must lie in {left}{low:.10g}, {high:.10g}{right}")
     if said.ge == 0:
-        return place.error(f" {shown} must not be negative")
+        return place.error(f" {value!r} must not be negative")
     if said.ge is not None:
-        return place.error(f" {shown} must be at least {low:.10g}")
+        return place.error(f" {value!r} must be at least {low:.10g}")
     if said.gt is not None:
-        return place.error(f" {shown} must be more than {low:.10g}")
-    return place.error(f" {shown} must be {'at most' if said.le is not None else 'less than'} {high:.10g}")
+        return place.error(f" {value!r} must be more than {low:.10g}")
+    return place.error(f" {value!r} must be {'at most' if said.le is not None else 'less than'} {high:.10g}")
 
 
 def from_text(field: OptionField, text: str, separator: str | None = None) -> Any:
