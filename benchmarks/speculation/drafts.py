@@ -11,9 +11,8 @@
     look                       microseconds that looking for a draft takes, a sequence and step
     kept                       drafts kept under sampling beside 1 - TV, embedded model
 
-Random weights have no text to guess, so `chain` and `self` take what plain decoding gave and say it, each token with
-the given probability (--synthetic-acceptance); passes of the drafting model run and are paid for all the same. What
-comes out is compared with plain decoding, token by token.
+Random weights have no text to guess, so `chain` and `self` draft what plain decoding gave, each token with the given
+probability (--synthetic-acceptance); passes of the draft model run all the same. Outputs equal those of plain decoding.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ def check(source: str, errors: Any, match: str) -> None:
 
 @pytest.mark.parametrize("case", LONG)
 def test_time_is_bounded(case: str) -> None:
-    """Constants are computed when a template is compiled: on a busy machine its bound may be the first to be met."""
-    stopped = "the chat template 'default' stopped: .*(0.25 s of CPU time|64 MiB|4300 digits)|digits"
-    check(LONG[case], (BadRequest, ModelError), f"{stopped}|does not compile: it takes more than 1 s of CPU time")
+    check(
+        LONG[case], BadRequest, "the chat template 'default' stopped: .*(0.25 s of CPU time|64 MiB|4300 digits)|digits"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="no bound of address space there")
