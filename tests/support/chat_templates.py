@@ -15,7 +15,7 @@ HANG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 NS = "{% set ns = namespace(s='x' * 999) %}"
 LONG: dict[str, str] = {
     "a shadowed clock": "{% with _tick=dict %}" + HANG + "{% endwith %}",
-    "slices": "{{ [1] | slice(10**9) | list }}",
+    "slices": "{{ messages | slice(10**9) | list }}",
     "a sort": "{% for i in range(9999) %}{% set _ = range(99999) | sort | list %}{% endfor %}",
     "in": "{% set l = range(99999) | list %}{{ l | select('in', l | reverse | list) | list | length }}",
     "filters in loops": "{% for i in range(99999) %}{% set _ = range(99999) | map('string') | join %}{% endfor %}",
