@@ -16,9 +16,9 @@
 #include "registry.h"
 
 // The logarithm as it was before glibc 2.29, which only reports errors in another way.
-#if defined(__GLIBC__) && defined(__x86_64__)
+#if defined(__GLIBC__) && !defined(QUIRE_STATIC_LIBC) && defined(__x86_64__)
 __asm__(".symver log, log@GLIBC_2.2.5");
-#elif defined(__GLIBC__) && defined(__aarch64__)
+#elif defined(__GLIBC__) && !defined(QUIRE_STATIC_LIBC) && defined(__aarch64__)
 __asm__(".symver log, log@GLIBC_2.17");
 #endif
 
