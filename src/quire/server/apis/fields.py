@@ -58,7 +58,8 @@ TruncatePromptTokensField = Annotated[int | None, about("Use only this many last
 AddSpecialTokensField = Annotated[
     bool | None, about("Let the tokenizer add its special tokens. A chat template has added them already.")
 ]
-PriorityField = Annotated[Priority | None, about("Under --scheduling-policy priority: lower comes first.")]
+PRIORITY = about("Under --scheduling-policy priority: lower comes first.")
+PriorityField = Annotated[Priority | None, PRIORITY]
 CacheSaltField = Annotated[
     str | None, about("Separates the prefix cache: a prompt finds only prefixes with the same salt.")
 ]

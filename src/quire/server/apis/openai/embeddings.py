@@ -31,11 +31,11 @@ from quire.engine.embedding import (
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_times import Timings, timings
 from quire.server.apis.fields import (
+    PRIORITY,
     AddSpecialTokensField,
     CacheSaltField,
     DimensionsField,
     ModelField,
-    PriorityField,
     TruncatePromptTokensField,
     UserField,
 )
@@ -62,7 +62,7 @@ class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelField = None
     user: UserField = None
     truncate_prompt_tokens: TruncatePromptTokensField = None
-    priority: PriorityField = None
+    priority: Annotated[int | None, PRIORITY] = None
     cache_salt: CacheSaltField = None
 
 
