@@ -1,4 +1,4 @@
-"""All routes of a server of one model, joined from the modules that declare them, in the documents' order."""
+"""All routes of a server, joined from the modules that declare them, in the documents' order."""
 
 from __future__ import annotations
 
