@@ -62,10 +62,10 @@ class LiveServer:
         self.engine = AsyncEngine(stub)
         self.service = Service(self.engine, self.tokenizer, self.template, options, config or EngineConfig())
         self.state = server_of_one(self.service)
+        self.app = create_app(self.state)
         self._socket = bind(options)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.app = create_app(self.state)
         self.server = DrainingServer(uvicorn_config(self.app, options), self.state)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self.http = httpx.Client(base_url=self.url, timeout=10.0)

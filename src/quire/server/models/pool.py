@@ -227,7 +227,8 @@ class Pool:
         if model.running is None or (failure := model.running.failure) is None:
             return
         if model.permanent:
-            model.state, model.error = "failed", failure.message
+            # Clients get no detail: messages of failures can hold paths, and the engine's reader has logged it.
+            model.state, model.error = "failed", "its engine failed; the server's log says why"
         else:
             self._end(model)
             self._failed(model, failure.message)
