@@ -236,14 +236,15 @@ def product(op: str, args: tuple[Any, ...]) -> tuple[str, float, float, str]:
     Attention is that of one whole prompt, or of rows that each continue a sequence of `CONTEXT` tokens.
     """
     if op in ("gated_mlp", "plain_mlp"):
-        first, down = CpuMatrix.from_address(args[2]), CpuMatrix.from_address(args[4])
+        first, down = args[2], args[4]
         kind, m, weights = NAMES[first.kind], args[6], (first.n + down.k) * down.n
         return f"{op} {kind} {down.k}x{down.n}", 2.0 * m * weights, bytes_of(first) + bytes_of(down), kind
     if op == "linear":
-        w, m = CpuMatrix.from_address(args[2]), args[4]
+        w, m = args[2], args[4]
         return f"{op} {NAMES[w.kind]} {w.n}x{w.k}", 2.0 * m * w.n * w.k, bytes_of(w), NAMES[w.kind]
     if op == "attention":
-        rows, sequences, heads, kv_heads, d = args[7:12]
+        cache, batch, spec, rows = args[2:6]
+        sequences, heads, kv_heads, d = batch.sequences, spec.heads, cache.kv_heads, cache.d
         seen = rows * (rows + 1) / 2 if rows > sequences else rows * CONTEXT
         return op, 4.0 * heads * d * seen, 0.0 if rows > sequences else 4.0 * kv_heads * d * seen, "bf16"
     return op, 0.0, 0.0, "f32"
