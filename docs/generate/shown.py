@@ -44,10 +44,10 @@ def every_metric() -> str:
 
 
 def some_engine() -> EngineInfo:
-    """Facts of no engine, with room for adapters, that takes pictures."""
+    """Facts of no engine, with room for adapters, that takes images."""
     plain = {str: "x", int: 1, float: 1.0}
     given = {f.name: plain.get(f.type, ()) for f in msgspec.structs.fields(EngineInfo) if f.required}
-    return EngineInfo(**given, max_loras=1, pictures=True)  # type: ignore[arg-type]
+    return EngineInfo(**given, max_loras=1, takes_images=True)  # type: ignore[arg-type]
 
 
 def _table(families: Iterable[Metric]) -> str:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from live_server import LiveServer
-from picture_hosts import (
+from image_hosts import (
     DATA,
     _Handler,
     host,
     rules,
 )
+
+from live_server import LiveServer
 from quire.core.errors import BadRequest, ConfigError
 from quire.server.text_generation import fetching
 from quire.server.text_generation.fetching import Host, fetch, is_public, read_hosts
@@ -208,7 +208,7 @@ def test_through_a_server(port: int) -> None:
             return server.post("/v1/chat/completions", {"messages": asked(*parts), "max_tokens": 1})
 
         assert ask("/picture", "/twice").status_code == 200
-        assert len(server.stub.submitted[-1].pictures) == 2 and said(server).count("<image>") == 8
+        assert len(server.stub.submitted[-1].images) == 2 and said(server).count("<image>") == 8
         for path, why in {"/missing": "404", "/trickle": "within 1 s", "/elsewhere": "not named"}.items():
             reply = ask("/picture", path)
             assert reply.status_code == 400, reply.text

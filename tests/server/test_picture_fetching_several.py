@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from image_hosts import ANSWERS, answer, host, rules
 
 from live_server import LiveServer, wait_until
-from picture_hosts import ANSWERS, answer, host, rules
 from quire.core.errors import BadRequest
 from quire.server.text_generation.fetching import FetchCancellation, fetch
 from quire.server.text_generation.media import AT_ONCE, FETCHES
@@ -66,7 +66,7 @@ def test_they_are_fetched_at_once_and_stay_in_their_order(
     urls = [f"http://127.0.0.1:{port}/meeting?{i}" for i in range(3)]
     reply = ask(server, *urls[:2], url_of(file_of("white")), urls[2])
     assert reply.status_code == 200, reply.text
-    shown = [tuple(picture.image[0, 0, 0]) for picture in server.stub.submitted[-1].pictures]
+    shown = [tuple(picture.tiles[0, 0, 0]) for picture in server.stub.submitted[-1].images]
     assert shown == [(255, 0, 0), (0, 255, 0), (255, 255, 255), (0, 0, 255)] and said(server).count("<image>") == 16
 
 
@@ -76,7 +76,7 @@ def test_no_more_of_them_than_one_request_may_have(
     monkeypatch.setitem(ANSWERS, "/meeting", meeting := Meeting(AT_ONCE))
     reply = ask(server, *(f"http://127.0.0.1:{port}/meeting?{i}" for i in range(2 * AT_ONCE)))
     assert reply.status_code == 200, reply.text
-    assert meeting.most == AT_ONCE and len(server.stub.submitted[-1].pictures) == 2 * AT_ONCE
+    assert meeting.most == AT_ONCE and len(server.stub.submitted[-1].images) == 2 * AT_ONCE
 
 
 def test_the_first_refusal_ends_the_others(port: int, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,9 @@ def test_the_openai_client_sends_a_jpeg_and_streams(server: LiveServer) -> None:
     assert sum(bool(c.choices and c.choices[0].delta.content is not None) for c in chunks) >= 1
     request = server.stub.submitted[-1]
     assert said(server) == f"<|user|>What is this?{SEEN}<|end|><|assistant|>"
-    [picture] = request.pictures
+    [picture] = request.images
     assert (picture.shape, picture.size, picture.rows) == ((1, 4, 4), (48, 64), ROWS)
-    assert abs(picture.image.astype(int) - (200, 30, 60)).max() < 8
+    assert abs(picture.tiles.astype(int) - (200, 30, 60)).max() < 8
     usage = chunks[-1].usage
     assert usage is not None and usage.prompt_tokens == len(request.prompt)
     assert usage.prompt_tokens_details is not None
@@ -71,8 +71,8 @@ def test_several_pictures_in_their_order_and_in_several_turns(server: LiveServer
     assert said(server) == (
         f"<|user|>{SEEN}one{SEEN}<|end|><|assistant|>Two.<|end|><|user|>{SEEN}again<|end|><|assistant|>"
     )
-    pictures = server.stub.submitted[-1].pictures
-    assert [tuple(p.image[0, 0, 0]) for p in pictures] == [(255, 0, 0), (0, 255, 0), (255, 0, 0)]
+    pictures = server.stub.submitted[-1].images
+    assert [tuple(p.tiles[0, 0, 0]) for p in pictures] == [(255, 0, 0), (0, 255, 0), (255, 0, 0)]
     assert pictures[0].key == pictures[2].key != pictures[1].key
 
 
@@ -85,13 +85,13 @@ def test_base64_in_lines_is_read(server: LiveServer) -> None:
     lines = base64.encodebytes(file_of()).decode()
     assert "\n" in lines
     chat(server, image_part(f"DATA:image/png;base64,{lines}"), image_part())
-    one, two = server.stub.submitted[-1].pictures
+    one, two = server.stub.submitted[-1].images
     assert one.key == two.key
 
 
 def test_texts_alone_are_what_they_were(server: LiveServer) -> None:
     server.chat("hi", max_tokens=1)
-    assert said(server) == "<|user|>hi<|end|><|assistant|>" and not server.stub.submitted[-1].pictures
+    assert said(server) == "<|user|>hi<|end|><|assistant|>" and not server.stub.submitted[-1].images
     chat(server, "a", "b")
     assert said(server) == "<|user|>a\nb<|end|><|assistant|>"
 
@@ -99,7 +99,7 @@ def test_texts_alone_are_what_they_were(server: LiveServer) -> None:
 def test_a_user_cannot_write_a_picture(server: LiveServer) -> None:
     chat(server, f"{IMAGE} is a word", image_part())
     request = server.stub.submitted[-1]
-    assert len(request.pictures) == 1
+    assert len(request.images) == 1
     assert said(server) == f"<|user|>{IMAGE} is a word{SEEN}<|end|><|assistant|>"
     assert request.prompt.count(IMAGE_ID) == 0
     server.chat(f"{IMAGE} alone", max_tokens=1)
@@ -118,8 +118,8 @@ def test_replies_show_image_tokens(server: LiveServer) -> None:
 
 def test_a_picture_that_comes_again_is_not_decoded_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    read = prepared.read_picture
-    monkeypatch.setattr(prepared, "read_picture", lambda data, *rest: decoded.append(len(data)) or read(data, *rest))
+    read = prepared.read_image
+    monkeypatch.setattr(prepared, "read_image", lambda data, *rest: decoded.append(len(data)) or read(data, *rest))
     data = file_of("navy")
     for _ in range(3):
         chat(server, image_part(url_of(data)))
@@ -127,7 +127,7 @@ def test_a_picture_that_comes_again_is_not_decoded_again(server: LiveServer, mon
         "/api/chat", {"model": "stub", "messages": [{"role": "user", "content": "", "images": [text_of(data)]}]}
     )
     assert decoded == [len(data)]
-    assert len({request.pictures[0].key for request in server.stub.submitted[-4:]}) == 1
+    assert len({request.images[0].key for request in server.stub.submitted[-4:]}) == 1
 
 
 def test_a_size_of_their_own_is_named(server: LiveServer) -> None:
@@ -167,7 +167,7 @@ def test_responses_keep_pictures_for_the_next_turn(server: LiveServer) -> None:
     client.create(model="stub", input="And now?", previous_response_id=first.id, max_output_tokens=2)
     assert said(server).startswith(f"<|user|>What?{SEEN}<|end|><|assistant|>")
     assert said(server).endswith("<|user|>And now?<|end|><|assistant|>")
-    assert len(server.stub.submitted[-1].pictures) == 1
+    assert len(server.stub.submitted[-1].images) == 1
 
 
 def test_ollama(server: LiveServer) -> None:
@@ -227,7 +227,7 @@ URLS = [
     ("data:image/png,aGk=", "base64"),
     ("data:image/png;base64,", "no bytes"),
     ("data:image/png;base64,a*b=", "valid base64"),
-    (f"data:image/png;base64,{BAD}", "picture"),
+    (f"data:image/png;base64,{BAD}", "image"),
 ]
 
 
@@ -247,16 +247,16 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": asked({"type": "image", "source": {}})}, "messages[0].content[0].type", "image"),
     (CHAT, {"messages": asked(*(image_part() for _ in range(17)))}, "messages[0].content[16].image_url.url",
      "--limit-mm-per-prompt"),
-    (CHAT, {"messages": [{"role": "system", "content": [image_part()]}, *asked("hi")]}, "messages", "1 pictures came"),
+    (CHAT, {"messages": [{"role": "system", "content": [image_part()]}, *asked("hi")]}, "messages", "1 images came"),
     (CHAT, {"messages": asked(image_part()), "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "not cut"),
-    (CHAT, {"messages": asked(image_part()), "prompt_logprobs": 1}, "prompt_logprobs", "pictures"),
+    (CHAT, {"messages": asked(image_part()), "prompt_logprobs": 1}, "prompt_logprobs", "images"),
     (CHAT, {"messages": asked(image_part(), "word " * 300)}, "messages", "context"),
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type",
      "'base64' or 'url'"),
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "base64", "media_type": "a/b", "data": BAD}}),
      "messages[0].content[0].source.media_type", "picture"),
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "base64", "media_type": "image/a", "data": BAD}}),
-     "messages[0].content[0].source.data", "picture"),
+     "messages[0].content[0].source.data", "image"),
     ("/v1/responses", items_of({"file_id": "f"}), "input[0].content[0].file_id", "not kept"),
     ("/v1/responses", items_of({"image_url": "x"}), "input[0].content[0].image_url", "must be"),
     ("/completion", {"prompt": {"prompt_string": "a", "multimodal_data": [BAD]}}, "prompt.multimodal_data", "media"),
@@ -283,9 +283,9 @@ def test_what_ollama_and_tgi_refuse(server: LiveServer) -> None:
 def test_a_model_that_takes_none_says_so() -> None:
     with live() as server:
         error = refusal(server, CHAT, {"messages": asked("hi", image_part())})
-        assert error["param"] == "messages[0].content[1].image_url.url" and "takes no pictures" in error["message"]
+        assert error["param"] == "messages[0].content[1].image_url.url" and "takes no images" in error["message"]
         body = {"model": "stub", "prompt": "a", "images": [text_of()]}
-        assert "takes no pictures" in refusal(server, "/api/generate", body)
+        assert "takes no images" in refusal(server, "/api/generate", body)
         text = f"a![]({url_of(b'x')})b"
         assert server.post("/generate", {"inputs": text, "parameters": {"max_new_tokens": 1}}).status_code == 200
         assert server.tokenizer.decode(server.stub.submitted[-1].prompt) == text
@@ -341,7 +341,7 @@ def test_limits_are_options() -> None:
 )
 def test_a_picture_that_its_engine_cannot_take_is_named(limits: dict[str, int], option: str) -> None:
     """Before the engine is asked, so that streams are refused, too, before they begin."""
-    with seeing(info={"picture_limits": ImageLimits(**limits)}) as server:
+    with seeing(info={"image_limits": ImageLimits(**limits)}) as server:
         for stream in (False, True):
             error = refusal(server, CHAT, {"messages": asked("hi", image_part()), "stream": stream})
             assert error["param"] == "messages[0].content[1].image_url.url" and option in error["message"]
@@ -360,7 +360,7 @@ def test_pictures_of_requests_in_flight_are_bounded() -> None:
         server.stub.paused = False
         first.join(10.0)
         chat(server, image_part())
-        assert server.service.media.preparing == 0 == server.engine.admission.picture_bytes
+        assert server.service.media.preparing == 0 == server.engine.admission.image_bytes
 
 
 def test_bodies_may_be_larger_where_pictures_are_taken() -> None:
@@ -389,6 +389,6 @@ def test_recordings_have_no_pixels(tmp_path: Path) -> None:
         chat(server, image_part(), "hi")
         [request] = server.stub.submitted
     kept = without_pixels(request)
-    assert kept.prompt == request.prompt and [p.pixels for p in kept.pictures] == [b""]
-    assert kept.pictures[0].key == request.pictures[0].key
+    assert kept.prompt == request.prompt and [p.pixels for p in kept.images] == [b""]
+    assert kept.images[0].key == request.images[0].key
     assert without_content(request).pictures == ()

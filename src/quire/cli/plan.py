@@ -131,7 +131,7 @@ def _model_rows(planner: Planner) -> Rows:
 def _memory_rows(planner: Planner, made: Plan) -> Rows:
     kv, memory = planner.kv, made.memory
     labels = {"weights": "weights", "drafts": "weights that draft", "kv": "KV cache", "tables": "block tables, arrays",
-              "activations": "largest step", "pictures": "pictures", "graphs": "recorded steps",
+              "activations": "largest step", "pictures": "images", "graphs": "recorded steps",
               "process": "process itself"}  # fmt: skip
     rows = [(labels[name], as_bytes(memory[name])) for name in labels if memory[name]]
     return [

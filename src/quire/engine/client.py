@@ -20,8 +20,8 @@ from quire.engine.stats import Stats
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
-    `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any,
-    and `picture_limits` of one.
+    `weights`: a digest of samples of the files, where several hosts have copies. `takes_images`: whether prompts may
+    have images, and `image_limits` of one; recordings and rows on disk have both under older names.
     """
 
     model: str
@@ -50,8 +50,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     weights: str = ""
     pooling: Pooling = Pooling()
-    pictures: bool = False
-    picture_limits: ImageLimits = ImageLimits()
+    takes_images: bool = msgspec.field(default=False, name="pictures")
+    image_limits: ImageLimits = msgspec.field(default=ImageLimits(), name="picture_limits")
 
 
 RANK_KILLED = "rank_killed"

@@ -153,7 +153,7 @@ def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, 
 
 
 def _encoding(limits: SchedulerConfig, model: Model) -> EncoderScheduler | None:
-    """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
+    """Who plans what is encoded, within the limits of steps; None where the model takes no images."""
     if model.vision is None:
         return None
     mutual = model.spec.sight.mutual

@@ -1,4 +1,4 @@
-"""What encoded pictures say of themselves, read without decoding: their format, and how much work reading them is.
+"""What encoded images say of themselves, read without decoding: their format, and how much work reading them is.
 
 A decoder works off whatever a file lists. So what files list without limit is counted here: frames, scans of a
 progressive JPEG, chunks and segments, each of which costs a few bytes of the file and up to all pixels of work.
@@ -14,14 +14,14 @@ from quire.core.errors import BadRequest
 
 READ = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
 MOST_SCANS = 100
-"""Of a JPEG: encoders write ten or so; each takes the decoder over all blocks of the picture (libtiff's bound, too)."""
+"""Of a JPEG: encoders write ten or so; each takes the decoder over all blocks of the image (libtiff's bound, too)."""
 MOST_PARTS = 1 << 16
 """Segments, chunks or blocks of a file: PNG's usual chunks of 8 KiB would be 512 MiB."""
 MOST_EXIF = 64
 """Segments of a JPEG's EXIF: Pillow joins them one by one, in time that grows by the square of their number."""
 MOST_STRIPS = 1 << 18
 MOST_TILE = 1 << 12
-"""Pixels of a side of a TIFF's tiles, each of which is decoded whole, however small the picture is."""
+"""Pixels of a side of a TIFF's tiles, each of which is decoded whole, however small the image is."""
 MOST_RUNS = 4 << 20
 """Bytes of a BMP in runs, which Pillow decodes in Python."""
 
@@ -73,7 +73,7 @@ def format_of(data: bytes) -> str:
         return str(name)
     read = ", ".join(READ[:-1]) + f" and {READ[-1]}"
     if name is None:
-        raise BadRequest(f"the data is no picture of a known format; {read} are read")
+        raise BadRequest(f"the data is no image of a known format; {read} are read")
     raise BadRequest(f"the data is {name}, which is not read; {read} are")
 
 
@@ -84,7 +84,7 @@ def check_work(name: str, data: bytes, most_frames: int) -> None:
 
 def too_many_frames(most: int) -> BadRequest:
     """The refusal of an animation or a file of many pages."""
-    return BadRequest(f"the picture has more than {most:,} frames")
+    return BadRequest(f"the image has more than {most:,} frames")
 
 
 def _unchecked(data: bytes, most_frames: int) -> None:
@@ -92,7 +92,7 @@ def _unchecked(data: bytes, most_frames: int) -> None:
 
 
 def _too_many(what: str, most: int) -> BadRequest:
-    return BadRequest(f"the picture has more than {most:,} {what}, which no camera or program writes")
+    return BadRequest(f"the image has more than {most:,} {what}, which no camera or program writes")
 
 
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
@@ -164,7 +164,7 @@ def _behind_blocks(data: bytes, at: int) -> int:
 def _check_bmp(data: bytes, most_frames: int) -> None:
     runs = len(data) >= 34 and int.from_bytes(data[30:34], "little") in (1, 2)
     if runs and len(data) > MOST_RUNS:
-        raise BadRequest(f"the picture is a BMP in runs of more than {MOST_RUNS >> 20} MiB; send it as PNG")
+        raise BadRequest(f"the image is a BMP in runs of more than {MOST_RUNS >> 20} MiB; send it as PNG")
 
 
 _STRIPS = frozenset({273, 279, 324, 325})
@@ -192,7 +192,7 @@ def _check_tiff(data: bytes, most_frames: int) -> None:
             if name in _STRIPS and listed > MOST_STRIPS:
                 raise _too_many("strips or tiles", MOST_STRIPS)
             if name in _TILE and struct.unpack_from(order + _NUMBERS.get(kind, "I"), value)[0] > MOST_TILE:
-                raise BadRequest(f"the picture has tiles of more than {MOST_TILE:,} pixels a side")
+                raise BadRequest(f"the image has tiles of more than {MOST_TILE:,} pixels a side")
         at = _number(link, data, begin + entries * tag.size)
     if at:
         raise too_many_frames(most_frames)

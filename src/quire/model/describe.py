@@ -37,7 +37,7 @@ OUTER = ("embed", "head")
 
 @dataclass(frozen=True)
 class VisionFacts:
-    """What makes rows of pictures: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
+    """What makes rows of images: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
 
     `kind`: the `model_type` of the whole, whose decoder is of a family of its own. `matrices`: [n, k] of each;
     `tables`: numbers that are looked up; `others`: of norms, biases and vectors.
@@ -101,13 +101,13 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         spec, family, config = read_spec(raw, str(folder / "config.json"))
     required = family.required_parts(config)
     source: TensorSource
-    origins, notes, pictures = dict[str, str](), list[str](), None
+    origins, notes, vision_part = dict[str, str](), list[str](), None
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     elif gguf is None:
         checkpoint = Checkpoint(folder)
         notes += checkpoint.notes
-        text, pictures = part(checkpoint, raw)
+        text, vision_part = part(checkpoint, raw)
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
@@ -115,7 +115,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     family = family.named_as(source.infos)
     if gguf is None:  # whose readers count tensors
         notes += drop_layers_beyond(source.infos, spec, family)
-    if pictures is not None and f"{family.names['head']}.weight" in source.infos:
+    if vision_part is not None and f"{family.names['head']}.weight" in source.infos:
         spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
     alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
     if alone:
@@ -140,7 +140,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         raise ModelError(f"{folder}: {error.message}") from None
     pooling = read_pooling(folder, config, spec.hidden, not alone)
     named = own_name(model, folder)
-    vision = open_vision(folder, raw, spec, pictures, seed)
+    vision = open_vision(folder, raw, spec, vision_part, seed)
     return ModelHeaders(
         named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
     )

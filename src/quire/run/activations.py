@@ -44,7 +44,7 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
 
 
 def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
-    """Bytes of features of pictures: those that are kept at most, and those that one step gives to its rows."""
+    """Bytes of features of images: those that are kept at most, and those that one step gives to its rows."""
     return FLOAT * spec.hidden * (1 + spec.sight.deep) * (limits.encoder_rows[1] + limits.max_num_batched_tokens)
 
 

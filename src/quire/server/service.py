@@ -70,7 +70,7 @@ class Service:
     watchers: tuple[Watcher, ...] = ()
 
     def __post_init__(self) -> None:
-        self.options = self.options.sized(self.engine.info.pictures)
+        self.options = self.options.sized(self.engine.info.takes_images)
         self.keys = Keys(self.options)
         self.activity, self.history = Activity(), History()
         self.http = HttpMetrics(self.engine.metrics.registry)

@@ -107,7 +107,7 @@ class Net:
         opened = open_model(model)
         if opened.vision is not None:
             raise ModelError(
-                f"{opened.folder}: takes pictures; the workbench reads decoders alone, and would write a model without "
+                f"{opened.folder}: takes images; the workbench reads decoders alone, and would write a model without "
                 "its tower. Use --quantization, which leaves the tower as it is"
             )
         return cls(as_plain_checkpoint(opened), dtype)

@@ -45,7 +45,7 @@ def engine_info(
     encoding: EncoderScheduler | None,
 ) -> EngineInfo:
     """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
-    `encoding`: who plans what is encoded of pictures, where any are taken."""
+    `encoding`: who plans what is encoded of images, where any are taken."""
     kv, bytes_per_token = places
     return EngineInfo(
         model=model.name,
@@ -73,7 +73,7 @@ def engine_info(
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
-        pictures=encoding is not None,
-        picture_limits=ImageLimits() if encoding is None else encoding.limits.picture,
+        takes_images=encoding is not None,
+        image_limits=ImageLimits() if encoding is None else encoding.limits.per_image,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
     )

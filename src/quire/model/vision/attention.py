@@ -1,4 +1,4 @@
-"""Attention over a picture: each row sees all rows of its tile or window, itself and later ones included."""
+"""Attention over an image: each row sees all rows of its tile or window, itself and later ones included."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 128
 
 
 class Attention(Protocol):
-    """The attention of one layer over all rows of a picture: all are written before any is asked for."""
+    """The attention of one layer over all rows of an image: all are written before any is asked for."""
 
     def write(self, rows: slice, qkv: Any) -> None:
         """Turn queries and keys of some rows, qkv [rows, 3 hidden], perhaps in place, and keep them and the values."""
@@ -89,14 +89,14 @@ def _where(rows: Places) -> slice | Places:
 
 
 def attention_of(ops: Ops, spec: ModelSpec, groups: Groups, table: Host, dtype: Dtype) -> Attention:
-    """The attention of a picture's layers whose rows see each other as `groups` say, turned by `table`.
+    """The attention of an image's layers whose rows see each other as `groups` say, turned by `table`.
 
     table [rows of a tile, 2, head_dim / 2] f32: cosines and sines, or [1, 2, 0]. Imports torch where it goes by it: on
     GPUs, by the reference, and for heads that the native kernel is not built for.
     """
     if ops.attends_whole(spec.head_dim):
         return PagedAttention(ops, spec, groups, table, dtype)
-    require_torch(f"a tower of pictures with heads of {spec.head_dim}, which 8 does not divide,", "train")
+    require_torch(f"a tower of images with heads of {spec.head_dim}, which 8 does not divide,", "train")
     from quire.model.vision.torch_attention import WholeAttention
 
     return WholeAttention(ops, spec, groups, table, dtype)

@@ -13,7 +13,7 @@ from quire.model.disk.claim import claim
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.multimodal import PICTURED, vision_config
+from quire.model.families.multimodal import MULTIMODAL, vision_config
 from quire.model.families.names import without
 from quire.model.families.row import Family
 from quire.model.load.roles import DISK_ROLES
@@ -29,8 +29,8 @@ OUTER = "model."
 
 
 def part(source: TensorSource, raw: Mapping[str, Any]) -> tuple[TensorSource, TensorSource | None]:
-    """The tensors of the decoder, and those that make rows of pictures; None if the model takes no pictures."""
-    row = PICTURED.get(str(raw.get("model_type")))
+    """The tensors of the decoder, and those that make rows of images; None if the model takes no images."""
+    row = MULTIMODAL.get(str(raw.get("model_type")))
     if row is None:
         return source, None
     vision = {name for name in source.infos if name.removeprefix(OUTER).startswith(row.vision)}
@@ -40,11 +40,11 @@ def part(source: TensorSource, raw: Mapping[str, Any]) -> tuple[TensorSource, Te
 def open_vision(
     folder: Path, raw: Mapping[str, Any], text: ModelSpec, vision: TensorSource | None, seed: int
 ) -> VisionHeaders | None:
-    """Claim all tensors of `vision`, or make some up where it is None; None if the model takes no pictures.
+    """Claim all tensors of `vision`, or make some up where it is None; None if the model takes no images.
 
     `text`: the decoder's shape. `ModelError` naming a tensor that is missing, left over or of another shape.
     """
-    table = PICTURED.get(str(raw.get("model_type")))
+    table = MULTIMODAL.get(str(raw.get("model_type")))
     if table is None:
         return None
     config = HfConfig(raw, str(folder / "config.json"))

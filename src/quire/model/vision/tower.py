@@ -1,4 +1,4 @@
-"""A vision tower and its projector as they run: one picture at a time, whole, so that its bits depend on no other.
+"""A vision tower and its projector as they run: one image at a time, whole, so that its bits depend on no other.
 See docs/design/images.md."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When pictures are encoded, and how far chunks go without: rows of a picture are given, once its features are there.
+"""When images are encoded, and how far chunks go without: rows of an image are given, once its features are there.
 See docs/design/images.md.
 
-Encoding has a budget of its own beside that of tokens, and features are kept for prompts that bring the same picture
+Encoding has a budget of its own beside that of tokens, and features are kept for prompts that bring the same image
 (the encoder cache of vLLM's v1 scheduler). Who has features is known here, the runner has the numbers and does what
 plans say.
 """
@@ -24,7 +24,7 @@ from quire.sched.token_budget import decodes
 
 
 class EncoderLimits(NamedTuple):
-    """Rows of features that a step makes, and that are kept, at most. `mutual`: rows of a run of a picture see each
+    """Rows of features that a step makes, and that are kept, at most. `mutual`: rows of a run of an image see each
     other, so that a chunk has all of them that are left, of `rows` in a step of `seqs` sequences at most.
     """
 
@@ -35,7 +35,7 @@ class EncoderLimits(NamedTuple):
     seqs: int
 
     @property
-    def picture(self) -> ImageLimits:
+    def per_image(self) -> ImageLimits:
         """Limits of one image."""
         return ImageLimits(self.kept, self.rows - self.seqs + 1 if self.mutual else 0)
 
@@ -43,8 +43,8 @@ class EncoderLimits(NamedTuple):
 @dataclass
 class EncoderStep:
     """One step as it is planned, of which `EncoderScheduler` keeps nothing before `takes`. `kept`: rows of features
-    that are there; `most`: rows that it may encode, None: one picture. `held`: rows of the features that it needs, or
-    that sequences `through` a part of a picture need later."""
+    that are there; `most`: rows that it may encode, None: one image. `held`: rows of the features that it needs, or
+    that sequences `through` a part of an image need later."""
 
     limits: EncoderLimits
     kept: Mapping[bytes, int]
@@ -57,9 +57,9 @@ class EncoderStep:
     encodes: list[PromptImage] = field(default_factory=list)
 
     def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> list[Sequence]:
-        """Lower `counts` of rows where those of pictures cannot be given yet; the features of the most urgent are made
-        first. Returns those that get no row for want of a picture."""
-        seeing = sorted((s for s in counts if s.request.pictures and s.computed < s.request.pictures[-1].end), key=rank)
+        """Lower `counts` of rows where those of images cannot be given yet; the features of the most urgent are made
+        first. Returns those that get no row for want of an image."""
+        seeing = sorted((s for s in counts if s.request.images and s.computed < s.request.images[-1].end), key=rank)
         asking = [seq for seq in seeing if counts[seq]]
         for seq in seeing:
             counts[seq] = self.reach(seq, counts[seq])
@@ -72,13 +72,13 @@ class EncoderStep:
     def reach(self, seq: Sequence, count: int) -> int:
         """How many of the next `count` rows of `seq` this step can have."""
         start, end = seq.computed, seq.computed + count
-        for picture in seq.request.pictures:
-            if picture.end <= start:
+        for image in seq.request.images:
+            if image.end <= start:
                 continue
-            first = next(max(first, start) for first, rows in picture.runs if first + rows > start)
+            first = next(max(first, start) for first, rows in image.runs if first + rows > start)
             if first >= end:
                 break
-            if not self._gets(picture):
+            if not self._gets(image):
                 return first - start
         return self._whole(seq, end) - start
 
@@ -88,9 +88,9 @@ class EncoderStep:
             return max(seq.computed, run[0])
         return end
 
-    def _gets(self, picture: PromptImage) -> bool:
+    def _gets(self, image: PromptImage) -> bool:
         """Whether its features are there in this step; they are, from now on."""
-        key, rows = picture.key, picture.rows
+        key, rows = image.key, image.rows
         if key in self.held:
             return True
         if sum(self.held.values()) + rows > self.limits.kept:
@@ -98,7 +98,7 @@ class EncoderStep:
         if key not in self.kept:
             if self.made and (self.most is None or self.spent + rows > self.most):
                 return False
-            self.made[key] = picture
+            self.made[key] = image
             self.spent += rows
         self.held[key] = rows
         return True
@@ -128,11 +128,11 @@ class EncoderStep:
 class EncoderScheduler(SchedulerFeature):
     """Plans what is encoded, step by step.
 
-    A step encodes pictures up to `EncoderLimits.encoded` rows, and one in any case. Where others wait for their next
+    A step encodes images up to `EncoderLimits.encoded` rows, and one in any case. Where others wait for their next
     tokens it encodes one, because they wait for the whole of it. What no running sequence needs makes room, the least
     recently used first.
 
-    `queries`: pictures that chunks came to, `hits`: those whose features were there.
+    `queries`: images that chunks came to, `hits`: those whose features were there.
     """
 
     def __init__(self, limits: EncoderLimits) -> None:
@@ -147,23 +147,23 @@ class EncoderScheduler(SchedulerFeature):
         """Rows of features that are kept."""
         return sum(self._kept.values())
 
-    def check(self, pictures: Iterable[PromptImage]) -> None:
+    def check(self, images: Iterable[PromptImage]) -> None:
         """`BadRequest` where one could never be encoded, or its rows not be computed in one step as they must."""
-        for picture in pictures:
-            longest = max(count for _, count in picture.runs)
-            self.limits.picture.check(picture.size, picture.rows, longest, "image")
+        for image in images:
+            longest = max(count for _, count in image.runs)
+            self.limits.per_image.check(image.size, image.rows, longest, "image")
 
     def concerns(self, request: Request) -> bool:
         """All: whoever comes next has its plan say which features were lost with a request that failed."""
         return True
 
     def limit(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> Iterable[Sequence]:
-        """Rows of pictures wait for their features."""
+        """Rows of images wait for their features."""
         self._turn = self._begin(counts)
         return self._turn.cut(counts, rank)
 
     def reach(self, seq: Sequence, count: int) -> int:
-        """Up to the first row of a picture whose features are not there."""
+        """Up to the first row of an image whose features are not there."""
         return self._turn.reach(seq, count)
 
     def _begin(self, running: Iterable[Sequence]) -> EncoderStep:
@@ -171,41 +171,41 @@ class EncoderScheduler(SchedulerFeature):
         through, waited = dict[Sequence, bytes](), False
         for seq in running:
             waited = waited or decodes(seq)
-            for picture in seq.request.pictures:
-                if picture.start < seq.computed < picture.end:
-                    through[seq] = picture.key
+            for image in seq.request.images:
+                if image.start < seq.computed < image.end:
+                    through[seq] = image.key
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
         return EncoderStep(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
 
     def takes(self, chunk: Chunk) -> None:
         """What `chunk` needs is encoded."""
         turn, end = self._turn, chunk.start + chunk.count
-        for picture in chunk.seq.request.pictures:
-            if picture.start >= end:
+        for image in chunk.seq.request.images:
+            if image.start >= end:
                 break
-            if picture.end <= chunk.start or not any(pieces(picture, chunk.start, end)):
+            if image.end <= chunk.start or not any(pieces(image, chunk.start, end)):
                 continue
-            key = picture.key
+            key = image.key
             there = key in self._kept
             if turn.through.get(chunk.seq) != key:
                 self.queries += 1
                 self.hits += there
             if not there:
-                self._kept[key] = picture.rows
-                turn.encodes.append(picture)
+                self._kept[key] = image.rows
+                turn.encodes.append(image)
             self._kept.move_to_end(key)
             turn.used.add(key)
 
     def fails(self, seq: Sequence, error: QuireError) -> None:
         """Features that could not be made are made anew for whoever wants them next."""
         if isinstance(error, PartFailure):
-            lost = {picture.key for picture in seq.request.pictures} & self._kept.keys()
+            lost = {image.key for image in seq.request.images} & self._kept.keys()
             self._lost += lost
             for key in lost:
                 del self._kept[key]
 
     def planned(self, chunks: Iterable[Chunk]) -> dict[str, Any]:
-        """The pictures that the step encodes, and the keys of features that make room for theirs."""
+        """The images that the step encodes, and the keys of features that make room for theirs."""
         turn = self._turn
         drops, self._lost = self._lost, list[bytes]()
         if turn.encodes:
@@ -219,11 +219,11 @@ class EncoderScheduler(SchedulerFeature):
 
 
 def _divided(seq: Sequence, end: int) -> tuple[int, int] | None:
-    """The run (start, count) of a picture that a chunk up to `end` would end within."""
-    return next((run for p in seq.request.pictures for run in p.runs if run[0] < end < sum(run)), None)
+    """The run (start, count) of an image that a chunk up to `end` would end within."""
+    return next((run for p in seq.request.images for run in p.runs if run[0] < end < sum(run)), None)
 
 
 def _at(seq: Sequence) -> tuple[int, int] | None:
     """The run that the next row of `seq` is of."""
     at = seq.computed
-    return next((run for p in seq.request.pictures for run in p.runs if run[0] <= at < sum(run)), None)
+    return next((run for p in seq.request.images for run in p.runs if run[0] <= at < sum(run)), None)

@@ -47,7 +47,7 @@ def _card(server: MultiModelServer, slot: Slot, name: str) -> StateCard:
         root=listed.root,
         parent=None if own else listed.name,
         max_model_len=listed.max_model_len if service is None else service.engine.info.max_model_len,
-        input_modalities=modalities(service is not None and service.engine.info.pictures),
+        input_modalities=modalities(service is not None and service.engine.info.takes_images),
         quire=dict(listed.passport) if own and listed.passport else msgspec.UNSET,
         status=slot.state,
         pinned=listed.pinned,

@@ -15,7 +15,7 @@ from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.image_sources import ImageSource, scheme_of
 from quire.engine.images import Preparer
 from quire.engine.requests import EncodedPrompt, too_long
-from quire.images.prompt import Prepared
+from quire.images.prompt import PreparedImage
 from quire.server.server_options import ServerOptions
 from quire.server.text_generation.fetching import FetchCancellation, Rules, fetch, read_hosts
 from quire.text.tokenizer import Tokenizer
@@ -79,17 +79,17 @@ class Media:
 
     def check_room(self, count: int) -> None:
         """`Overloaded` where `count` bytes more are too many beside what requests in flight have."""
-        now = self.preparing + self._admission.picture_bytes
+        now = self.preparing + self._admission.image_bytes
         if now and now + count > self._most:
             raise Overloaded(
                 f"pictures of requests in flight take {now / 1e9:.2g} GB, and there is no room for more "
                 f"(--max-images-gb {self._most / 1e9:g})"
             )
 
-    async def prepared(self, sources: Sequence[ImageSource], held: ImageBytes) -> list[Prepared]:
+    async def prepared(self, sources: Sequence[ImageSource], held: ImageBytes) -> list[PreparedImage]:
         """The pictures of one request: fetched at once, and made ready one after the other, so that no request has all
         threads. The first that is refused ends what others are fetched for."""
-        found: list[Prepared] = []
+        found: list[PreparedImage] = []
         before: asyncio.Task[None] | None = None
         turns = asyncio.Semaphore(AT_ONCE)
         try:
@@ -103,7 +103,7 @@ class Media:
 
     async def _add(
         self,
-        found: list[Prepared],
+        found: list[PreparedImage],
         source: ImageSource,
         alone: bool,
         order: tuple[asyncio.Semaphore, asyncio.Task[None] | None],
@@ -137,7 +137,7 @@ class Media:
             wanted.end()
             raise
 
-    def _check_rows(self, found: Sequence[Prepared], where: str) -> None:
+    def _check_rows(self, found: Sequence[PreparedImage], where: str) -> None:
         rows = sum(made.rows for made in found)
         if rows > longest_prompt(self._info.max_model_len):
             raise too_long(where, f"the pictures up to this one are {rows} tokens", self._info.max_model_len)
@@ -147,19 +147,19 @@ class Media:
         self._preparer.check_marks(text, count, param)
 
     def encode(
-        self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False
+        self, text: str, prepared: Sequence[PreparedImage], param: str | None, special: bool = False
     ) -> EncodedPrompt:
         """Token ids of a text with a mark for each picture; in a thread. `special`: with what stands around texts."""
         return self._preparer.encode(text, prepared, param, special)
 
     def shown(self, request: Request) -> Sequence[int]:
         """The ids of a prompt as replies have them."""
-        if not request.pictures:
+        if not request.images:
             return request.prompt
-        return self._preparer.shown(request.prompt, request.pictures)
+        return self._preparer.shown(request.prompt, request.images)
 
     def shown_of(self, encoded: EncodedPrompt) -> list[int]:
         """Describe an image that no engine has."""
-        if not encoded.pictures:
+        if not encoded.images:
             return list(encoded.ids)
-        return self._preparer.shown(encoded.ids, encoded.pictures)
+        return self._preparer.shown(encoded.ids, encoded.images)

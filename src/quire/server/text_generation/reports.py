@@ -22,7 +22,7 @@ class CachedTokens(msgspec.Struct, kw_only=True):
 
 def details(cached: int, requests: Iterable[Request]) -> CachedTokens:
     """Details of `requests`, of whose prompts `cached` tokens were found."""
-    rows = sum(picture.rows for request in requests for picture in request.pictures)
+    rows = sum(picture.rows for request in requests for picture in request.images)
     return CachedTokens(cached_tokens=cached, image_tokens=rows or UNSET)
 
 

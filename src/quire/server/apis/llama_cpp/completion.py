@@ -323,7 +323,7 @@ async def props(service: Service, request: Request) -> Response:
         total_slots=service.config.scheduler.max_num_seqs,
         model_path=info.folder or info.model,
         chat_template="" if service.template is None else service.template.source,
-        modalities={"vision": info.pictures, "audio": False},
+        modalities={"vision": info.takes_images, "audio": False},
         build_info=f"quire {VERSION}",
     )
     return Response(msgspec.json.encode(found), media_type="application/json")

@@ -20,7 +20,7 @@ def _model_card(service: Service, name: str) -> ModelCard:
         root=info.model,
         parent=parent,
         max_model_len=info.max_model_len,
-        input_modalities=modalities(info.pictures),
+        input_modalities=modalities(info.takes_images),
         quire=service.passport if service.passport and parent is None else msgspec.UNSET,
     )
 

@@ -23,10 +23,10 @@ from quire.server.http.errors import brief
 from quire.server.service import Service
 from quire.server.text_generation.media import ImageBytes
 from quire.text.messages.ids import shorten
-from quire.text.template import PICTURE, RESERVED
+from quire.text.template import IMAGE_PART, RESERVED
 from quire.text.template_renderer import PROCESSES
 
-OF_REQUEST = RESERVED | {"continue_final_message", "picture", "documents", "self"}
+OF_REQUEST = RESERVED | {"continue_final_message", "image_mark", "documents", "self"}
 """What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where
 nothing else can be reached, so that any other value is theirs alone."""
 MAX_KWARGS = 16 << 10
@@ -124,12 +124,12 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
 def cut(prompt: EncodedPrompt, keep: int | None, limit: int) -> EncodedPrompt:
     """Cut a prompt that may have images, which stay whole."""
     ids = truncate(list(prompt.ids), keep, limit)
-    if prompt.pictures and len(ids) < len(prompt.ids):
+    if prompt.images and len(ids) < len(prompt.ids):
         raise BadRequest(
             f"truncate_prompt_tokens: a prompt with pictures is not cut, and this one has {len(prompt.ids)} tokens",
             param="truncate_prompt_tokens",
         )
-    return EncodedPrompt(ids, prompt.pictures)
+    return EncodedPrompt(ids, prompt.images)
 
 
 async def encode_pictured(
@@ -196,7 +196,7 @@ def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[I
         tools,
         add_generation_prompt=not continued if generate is None else generate,
         continue_final_message=continued,
-        picture=service.media.mark if sources else "",
+        image_mark=service.media.mark if sources else "",
         **kwargs,
     )
     return text, sources
@@ -244,7 +244,7 @@ def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[ImageSou
         if source is not None:
             sources.append(source)
             forget(part)
-            parts.append(PICTURE)
+            parts.append(IMAGE_PART)
         elif part.get("type") != "text":
             raise BadRequest(
                 f"{at}.type: only parts of type 'text' and 'image_url' are read, not {brief(part.get('type'))}",

@@ -173,7 +173,7 @@ async def _generate(
     service: Service, request: Request, body: TgiRequest, stream: bool = False, listed: bool = False
 ) -> Response:
     arrival, sources = time.monotonic(), list[ImageSource]()
-    if service.engine.info.pictures:
+    if service.engine.info.takes_images:
         text, sources = await off_read(request, _pictured, service, body.inputs)
         body = msgspec.structs.replace(body, inputs=text)
     asked = completion_of(body)

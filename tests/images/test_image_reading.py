@@ -1,4 +1,4 @@
-"""Encoded pictures: the right one, or a refusal with the reason; nothing that a file promises is worked off."""
+"""Encoded images: the right one, or a refusal with the reason; nothing that a file promises is worked off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from picture_files import (
+from image_files import (
     FORMATS,
     animation,
     chunk,
@@ -22,18 +22,18 @@ from picture_files import (
     exif_bomb,
     huge_headers,
     photograph,
-    picture,
     png,
     runs_bmp,
+    sample_image,
     scan_bomb,
     strip_bomb,
     tile_bomb,
     tiled_tiff,
 )
 from quire.core.errors import BadRequest
-from quire.images.decoding import DecodeLimits, read_picture, to_rgb
+from quire.images.decoding import DecodeLimits, read_image, to_rgb
 
-PHOTO = picture(24, 36)
+PHOTO = sample_image(24, 36)
 
 
 USUAL = DecodeLimits()
@@ -41,7 +41,7 @@ USUAL = DecodeLimits()
 
 def read(data: bytes, limits: DecodeLimits = USUAL) -> NDArray[np.uint8]:
     """What is read, as numbers; it is RGB without notes."""
-    found = read_picture(data, limits)
+    found = read_image(data, limits)
     assert found.mode == "RGB" and not found.info
     return np.asarray(found)
 
@@ -103,9 +103,9 @@ ODD: dict[str, tuple[Callable[[], bytes], Callable[[], NDArray[np.uint8]]]] = {
         lambda: encoded(Image.fromarray(GREY > 30000)),
         lambda: np.stack([(GREY > 30000).astype(np.uint8) * 255] * 3, -1),
     ),
-    "1 x 10,000": (lambda: encoded(picture(10_000, 1)), lambda: photograph(10_000, 1)),
-    "10,000 x 1": (lambda: encoded(picture(1, 10_000)), lambda: photograph(1, 10_000)),
-    "one pixel": (lambda: encoded(picture(1, 1), "BMP"), lambda: photograph(1, 1)),
+    "1 x 10,000": (lambda: encoded(sample_image(10_000, 1)), lambda: photograph(10_000, 1)),
+    "10,000 x 1": (lambda: encoded(sample_image(1, 10_000)), lambda: photograph(1, 10_000)),
+    "one pixel": (lambda: encoded(sample_image(1, 1), "BMP"), lambda: photograph(1, 1)),
     "broken EXIF": (lambda: encoded(PHOTO, exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), lambda: np.asarray(PHOTO)),
     **{
         f"animated {form}": (
@@ -126,7 +126,7 @@ def half_clear() -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.filterwarnings("ignore")
-def test_odd_files_are_the_right_picture(name: str) -> None:
+def test_odd_files_are_the_right_image(name: str) -> None:
     made, expected = ODD[name]
     np.testing.assert_array_equal(read(made()), expected())
 
@@ -137,19 +137,19 @@ def test_cmyk_of_a_camera() -> None:
     assert np.abs(read(data).astype(int) - np.asarray(PHOTO)).mean() < 8
 
 
-def test_the_first_of_a_phones_pictures() -> None:
+def test_the_first_of_a_phones_images() -> None:
     """Phones put a second one behind it, in a format that looks like JPEG."""
     data = encoded(PHOTO, "MPO", save_all=True, append_images=[Image.new("RGB", PHOTO.size)])
     with Image.open(io.BytesIO(data)) as plain:
         assert plain.format == "MPO"
         np.testing.assert_array_equal(read(data), np.asarray(plain.convert("RGB")))
     with pytest.raises(BadRequest, match="more than 1 frames"):
-        read_picture(data, DecodeLimits(frames=1))
+        read_image(data, DecodeLimits(frames=1))
 
 
 @pytest.mark.parametrize("form", ("JPEG", "PNG", "WEBP", "TIFF"))
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_the_camera_was_held(form: str, orientation: int) -> None:
+def test_images_are_turned_as_the_camera_was_held(form: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(PHOTO, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))
@@ -166,8 +166,8 @@ def half(data: bytes) -> bytes:
 
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "nothing": (lambda: b"", "0 bytes"),
-    "text": (lambda: b"what is this?", "no picture of a known format; PNG, JPEG, WebP, GIF, BMP and TIFF are read"),
-    "zeros": (lambda: b"\0" * 1000, "no picture of a known format"),
+    "text": (lambda: b"what is this?", "no image of a known format; PNG, JPEG, WebP, GIF, BMP and TIFF are read"),
+    "zeros": (lambda: b"\0" * 1000, "no image of a known format"),
     "page": (lambda: b"<!DOCTYPE html><html><body>404", "an HTML page"),
     "SVG": (lambda: b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
     "PDF": (lambda: b"%PDF-1.7\n", "PDF"),
@@ -198,7 +198,7 @@ def test_refusals_name_the_reason(name: str) -> None:
     data = made()
     begun = time.process_time()
     with pytest.raises(BadRequest, match=reason):
-        read_picture(data)
+        read_image(data)
     assert time.process_time() - begun < 2
 
 
@@ -207,33 +207,33 @@ def test_refusals_name_the_reason(name: str) -> None:
 def test_what_headers_promise_is_not_made(form: str) -> None:
     data = huge_headers()[form]
     with pytest.raises(BadRequest, match=r"pixels; [\d,]+ are allowed|exceeds limit"):
-        read_picture(data)
+        read_image(data)
 
 
 def test_limits() -> None:
     data = encoded(PHOTO)
     with pytest.raises(BadRequest, match=f"{len(data):,} bytes; 1,000 are allowed"):
-        read_picture(data, DecodeLimits(bytes=1000))
+        read_image(data, DecodeLimits(bytes=1000))
     with pytest.raises(BadRequest, match="36 x 24 = 864 pixels; 863 are allowed"):
-        read_picture(data, DecodeLimits(pixels=863))
+        read_image(data, DecodeLimits(pixels=863))
     with pytest.raises(BadRequest, match="36 x 24 pixels; 35 are allowed for a side"):
-        read_picture(data, DecodeLimits(side=35))
-    assert read_picture(data, DecodeLimits(bytes=len(data), pixels=864, side=36, frames=1)).size == (36, 24)
+        read_image(data, DecodeLimits(side=35))
+    assert read_image(data, DecodeLimits(bytes=len(data), pixels=864, side=36, frames=1)).size == (36, 24)
 
 
 @pytest.mark.parametrize("form", ("GIF", "PNG", "WEBP", "TIFF"))
 def test_frames_are_counted(form: str) -> None:
     data = animation(form, 5)
     with pytest.raises(BadRequest, match="more than 4 frames"):
-        read_picture(data, DecodeLimits(frames=4))
-    assert read_picture(data, DecodeLimits(frames=5)).size == (20, 12)
+        read_image(data, DecodeLimits(frames=4))
+    assert read_image(data, DecodeLimits(frames=5)).size == (20, 12)
 
 
-def test_a_picture_that_is_rgb_is_not_copied() -> None:
+def test_an_image_that_is_rgb_is_not_copied() -> None:
     assert to_rgb(PHOTO) is PHOTO
 
 
-def test_large_clear_pictures_are_laid_on_white_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_clear_images_are_laid_on_white_in_bands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.images.decoding.BAND", 50)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 23, 4), np.uint8))
     np.testing.assert_array_equal(np.asarray(to_rgb(image)), on_white(image))
@@ -242,4 +242,4 @@ def test_large_clear_pictures_are_laid_on_white_in_bands(monkeypatch: pytest.Mon
 def test_without_pillow_the_reason_is_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(BadRequest, match=r"pip install 'quire\[vision\]'"):
-        read_picture(b"\x89PNG")
+        read_image(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""Plans of steps with pictures: what is encoded when, what is kept, and who waits for what."""
+"""Plans of steps with images: what is encoded when, what is kept, and who waits for what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turns import turns, working
 
 
 class SeeingEngine(FakeEngine):
-    """`FakeEngine` that keeps features as plans say, and fails where a row of a picture is computed without."""
+    """`FakeEngine` that keeps features as plans say, and fails where a row of an image is computed without."""
 
     def __init__(self, limits: tuple[int, int, bool], **options: Any) -> None:
         super().__init__(**options)
@@ -34,7 +34,7 @@ class SeeingEngine(FakeEngine):
         self.encoded: Counter[bytes] = Counter()
 
     def submit(self, request: Request) -> None:
-        self.encoding.check(request.pictures)
+        self.encoding.check(request.images)
         super().submit(request)
 
     def launch(self) -> tuple[StepPlan, Any]:
@@ -46,19 +46,19 @@ class SeeingEngine(FakeEngine):
     def follow(self, plan: StepPlan, decoding: bool) -> None:
         for key in plan.drops:
             del self.kept[key]
-        for picture in plan.encodes:
-            assert picture.key not in self.kept
-            self.kept[picture.key] = picture.rows
-            self.encoded[picture.key] += 1
+        for image in plan.encodes:
+            assert image.key not in self.kept
+            self.kept[image.key] = image.rows
+            self.encoded[image.key] += 1
         assert sum(self.kept.values()) <= self.limits.kept
         if len(plan.encodes) > 1:
             assert not decoding and sum(p.rows for p in plan.encodes) <= self.limits.encoded
         for chunk in plan.chunks:
             end = chunk.start + chunk.count
-            for picture in chunk.seq.request.pictures:
-                assert picture.key in self.kept or not any(pieces(picture, chunk.start, end))
-                inside = any(start < end < start + count for start, count in picture.runs)
-                assert not (inside and self.limits.mutual), "a chunk ends within a picture whose rows see each other"
+            for image in chunk.seq.request.images:
+                assert image.key in self.kept or not any(pieces(image, chunk.start, end))
+                inside = any(start < end < start + count for start, count in image.runs)
+                assert not (inside and self.limits.mutual), "a chunk ends within an image whose rows see each other"
 
 
 def random_request(rng: random.Random, name: str, most: int) -> Request:
@@ -68,9 +68,9 @@ def random_request(rng: random.Random, name: str, most: int) -> Request:
         number = rng.randrange(6)
         parts.append(Shown(number, 1, 1 + (5 * number + 2) % most))
     parts.append([rng.randrange(WORDS) for _ in range(rng.randint(1, 5))])
-    tokens, pictures = prompt_of(parts, WORDS)
+    tokens, images = prompt_of(parts, WORDS)
     made = fake_request(name, list(tokens), rng.randint(1, 9), n=rng.choice((1, 1, 3)), priority=rng.randrange(3))
-    return msgspec.structs.replace(made, pictures=pictures)
+    return msgspec.structs.replace(made, images=images)
 
 
 @pytest.mark.parametrize("mutual", [False, True])
@@ -111,22 +111,22 @@ def test_plans_encode_what_their_rows_need(seed: int, mutual: bool) -> None:
                 assert engine.outputs[each.id, index] == golden(each, index, 64), each.id
 
 
-def test_tokens_do_not_wait_behind_ten_pictures() -> None:
+def test_tokens_do_not_wait_behind_ten_images() -> None:
     engine = SeeingEngine((64, 512, False), num_blocks=400, max_model_len=256, max_num_batched_tokens=256,
                           max_num_seqs=16)  # fmt: skip
     engine.submit(fake_request("talks", [1, 2], 30, eos=()))
     engine.step()
     parts: list[Part] = [part for i in range(10) for part in ([i], Shown(i, 1, 12))]
-    tokens, pictures = prompt_of([*parts, [3]], WORDS)
-    shows = msgspec.structs.replace(fake_request("shows", list(tokens), 1), pictures=pictures)
+    tokens, images = prompt_of([*parts, [3]], WORDS)
+    shows = msgspec.structs.replace(fake_request("shows", list(tokens), 1), images=images)
     engine.submit(shows)
     engine.submit(fake_request("asks", [4, 5, 6], 2, eos=()))
     for step in turns(lambda: ("shows", 0) not in engine.ends):
         before, gave = engine.encoded.total(), len(engine.outputs["talks", 0])
         engine.step()
-        assert engine.encoded.total() - before <= 1, "one picture in a step beside tokens that are waited for"
+        assert engine.encoded.total() - before <= 1, "one image in a step beside tokens that are waited for"
         assert len(engine.outputs["talks", 0]) == gave + 1
-        assert step > 1 or engine.outputs["asks", 0], "a prompt without pictures does not wait for those of another"
+        assert step > 1 or engine.outputs["asks", 0], "a prompt without images does not wait for those of another"
     assert engine.encoded.total() == 10
     engine.drain()
 
@@ -134,8 +134,8 @@ def test_tokens_do_not_wait_behind_ten_pictures() -> None:
 def test_many_are_encoded_at_once_where_nobody_waits() -> None:
     engine = SeeingEngine((24, 512, False), num_blocks=400, max_model_len=256, max_num_batched_tokens=256)
     parts: list[Part] = [part for i in range(5) for part in ([i], Shown(i, 1, 12))]
-    tokens, pictures = prompt_of([*parts, [3]], WORDS)
-    engine.submit(msgspec.structs.replace(fake_request("shows", list(tokens), 1), pictures=pictures))
+    tokens, images = prompt_of([*parts, [3]], WORDS)
+    engine.submit(msgspec.structs.replace(fake_request("shows", list(tokens), 1), images=images))
     steps = [engine.encoded.total() for _ in working(engine.scheduler) if engine.step() is not None]
     assert steps == [2, 4, 5]
 
@@ -143,8 +143,8 @@ def test_many_are_encoded_at_once_where_nobody_waits() -> None:
 def test_the_least_recently_needed_makes_room() -> None:
     engine = SeeingEngine((64, 30, False), num_blocks=100, max_model_len=64, max_num_batched_tokens=64)
     for i, number in enumerate((0, 1, 0, 2, 0, 1)):
-        tokens, pictures = prompt_of([[i], Shown(number, 1, 12), [3]], WORDS)
-        engine.submit(msgspec.structs.replace(fake_request(f"r{i}", list(tokens), 1), pictures=pictures))
+        tokens, images = prompt_of([[i], Shown(number, 1, 12), [3]], WORDS)
+        engine.submit(msgspec.structs.replace(fake_request(f"r{i}", list(tokens), 1), images=images))
         engine.drain()
     assert sorted(engine.encoded.values()) == [1, 1, 2]
     encoding = engine.encoding
@@ -157,9 +157,9 @@ def test_rows_that_see_each_other_find_room_beside_drafts_and_prompts() -> None:
     for i in range(3):
         engine.submit(fake_request(f"talks{i}", [i, 2], 60, eos=()))
     engine.step()
-    tokens, pictures = prompt_of([[9], Shown(0, 1, 13), [3]], WORDS)
-    engine.submit(msgspec.structs.replace(fake_request("shows", list(tokens), 1), pictures=pictures))
+    tokens, images = prompt_of([[9], Shown(0, 1, 13), [3]], WORDS)
+    engine.submit(msgspec.structs.replace(fake_request("shows", list(tokens), 1), images=images))
     for step in turns(lambda: ("shows", 0) not in engine.ends):
         engine.step()
-        assert step < 12, "drafts of others keep a picture out"
+        assert step < 12, "drafts of others keep an image out"
     engine.drain()

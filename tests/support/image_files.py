@@ -27,13 +27,13 @@ def photograph(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.clip(found, 0, 255).astype(np.uint8)
 
 
-def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+def sample_image(height: int, width: int, seed: int = 0) -> Image.Image:
     """The same as RGB."""
     return Image.fromarray(photograph(height, width, seed))
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """The file of a picture."""
+    """The file of an image."""
     out = io.BytesIO()
     image.save(out, form, **options)
     return out.getvalue()
@@ -90,14 +90,14 @@ def huge_headers() -> dict[str, bytes]:
 
 def scan_bomb(scans: int) -> bytes:
     """A progressive JPEG whose last scan comes again and again."""
-    data = encoded(picture(64, 64), "JPEG", progressive=True)
+    data = encoded(sample_image(64, 64), "JPEG", progressive=True)
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
     return data[:last] + data[last:end] * scans + data[end:]
 
 
 def exif_bomb(segments: int) -> bytes:
     """A JPEG with its EXIF in many segments."""
-    data = encoded(picture(8, 8), "JPEG")
+    data = encoded(sample_image(8, 8), "JPEG")
     return data[:2] + b"\xff\xe1\0\x09Exif\0\0x" * segments + data[2:]
 
 

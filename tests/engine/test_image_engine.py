@@ -1,4 +1,4 @@
-"""Pictures in the engine: rows that are given equal transformers', whatever runs beside them and however they come."""
+"""Images in the engine: rows that are given equal transformers', whatever runs beside them and however they come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from engine_answers import Answer, run
-from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, oracle_logits, pictured, sighted, write_text
+from made_up_tower import SIGHTS, VOCAB, WINDOW, Part, Shown, image_request, oracle_logits, sighted, write_text
 from oracle import BACKENDS, backend
 from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
@@ -54,13 +54,13 @@ PROMPTS: dict[str, list[Part]] = {
 
 def asked(**params: Any) -> list[Request]:
     """All prompts twice, and further ones that begin like them; half of them sampled."""
-    found = [pictured(name, parts, seed=i) for i, (name, parts) in enumerate(PROMPTS.items())]
+    found = [image_request(name, parts, seed=i) for i, (name, parts) in enumerate(PROMPTS.items())]
     found += [
-        pictured(f"{name}-sampled", parts, seed=9 + i, temperature=1.0)
+        image_request(f"{name}-sampled", parts, seed=9 + i, temperature=1.0)
         for i, (name, parts) in enumerate(PROMPTS.items())
     ]
     cut = PROMPTS["late"][:2]
-    found.append(pictured("cut", [*cut, text(5, 11)], seed=31))
+    found.append(image_request("cut", [*cut, text(5, 11)], seed=31))
     return [replace(each, params=replace(each.params, **({"max_tokens": 20} | params))) for each in found]
 
 
@@ -104,7 +104,7 @@ def test_rows_that_are_given_equal_transformers(made: Made, alone: tuple[list[Re
 @native
 def test_on_the_reference_backend_too(made: Made) -> None:
     name, folder, _ = made
-    requests = [pictured(key, PROMPTS[key], max_tokens=2) for key in ("one", "three")]
+    requests = [image_request(key, PROMPTS[key], max_tokens=2) for key in ("one", "three")]
     with sighted(folder, SIGHTS[name][2], device="reference") as (engine, _):
         assert_equals_oracle(made, requests, run(engine, requests))
 
@@ -134,12 +134,12 @@ def test_same_bits_whatever_runs_beside(way: str, made: Made, alone: tuple[list[
         got = run(engine, requests, random.Random(way))
         assert [r.id for r in requests if got[r.id].bits() != want[r.id].bits()] == []
         stats = engine.engine.stats()
-        assert stats.used_blocks == 0 and stats.picture_queries >= stats.picture_hits
+        assert stats.used_blocks == 0 and stats.image_queries >= stats.image_hits
         if way == "preempted":
             assert stats.preemptions > 0
         if way == "together":
             before = len(tower.encoded)
-            assert before == 5, "each of the five pictures is encoded once"
+            assert before == 5, "each of the five images is encoded once"
             again = run(engine, [replace(r, id=f"again-{r.id}") for r in requests])
             assert [r.id for r in requests if again[f"again-{r.id}"].bits() != want[r.id].bits()] == []
             assert len(tower.encoded) == before
@@ -161,11 +161,11 @@ def test_one_row_at_a_time(tmp_path: Path) -> None:
 
 
 @native
-def test_siblings_share_the_pictures_of_their_prompt(made: Made) -> None:
+def test_siblings_share_the_images_of_their_prompt(made: Made) -> None:
     name, folder, _ = made
     with sighted(folder, SIGHTS[name][2]) as (engine, tower):
-        for i, parts in enumerate((PROMPTS["one"], [text(5, 2), Shown(1, 3, 4)])):  # the last token may be a picture's
-            engine.submit(pictured(f"both{i}", parts, n=3, temperature=1.0, seed=5))
+        for i, parts in enumerate((PROMPTS["one"], [text(5, 2), Shown(1, 3, 4)])):  # the last token may be an image's
+            engine.submit(image_request(f"both{i}", parts, n=3, temperature=1.0, seed=5))
             rows: dict[int, list[int]] = {}
             for report in reports(engine):
                 for out in report.outputs:
@@ -176,24 +176,25 @@ def test_siblings_share_the_pictures_of_their_prompt(made: Made) -> None:
 
 
 @native
-def test_a_prefix_hit_within_a_picture(made: Made) -> None:
+def test_a_prefix_hit_within_an_image(made: Made) -> None:
     name, folder, _ = made
     parts: list[Part] = [text(6, 1), Shown(6, 5, 5), text(3, 2)]
-    request = pictured("first", parts)
+    request = image_request("first", parts)
     later = {request.prompt[i : i + 4] for i in range(16, 34, 4)}
     with sighted(folder, SIGHTS[name][2], encoder_cache_tokens=25) as (engine, tower):
         want = run(engine, [request])["first"]
-        run(engine, [pictured("other", [text(9, 3), Shown(7, 5, 5), text(4, 4)])])  # takes the room of its features
+        other = image_request("other", [text(9, 3), Shown(7, 5, 5), text(4, 4)])
+        run(engine, [other])  # takes the room of its features
         pool = engine.engine.pool
         for block in [block for block in pool._by_key.values() if pool.tokens(block) in later]:
             pool._evict(block)
-        engine.submit(pictured("again", parts))
+        engine.submit(image_request("again", parts))
         answer, cached = Answer([], []), 0
         for out in (out for report in reports(engine) for out in report.outputs):
             answer.tokens += out.tokens
             answer.logprobs += out.logprobs
             cached = max(cached, out.cached_tokens)
-        assert cached == 16, "the middle of the picture"
+        assert cached == 16, "the middle of the image"
         assert answer.bits() == want.bits() and len(tower.encoded) == 3
 
 
@@ -227,11 +228,11 @@ def test_formats_give_the_same_bits_under_any_load(options: dict[str, Any], made
 
 
 @native
-def test_edits_of_logits_know_no_rows_of_pictures(made: Made) -> None:
+def test_edits_of_logits_know_no_rows_of_images(made: Made) -> None:
     name, folder, _ = made
     params = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "temperature": 0.8, "max_tokens": 12}
     with sighted(folder, SIGHTS[name][2]) as (engine, _):
-        request = replace(pictured("edited", PROMPTS["one"], **params), bad_words_ids=((5,), (7, 9)))
+        request = replace(image_request("edited", PROMPTS["one"], **params), bad_words_ids=((5,), (7, 9)))
         got = run(engine, [request])["edited"]
         assert len(got.tokens) == 12 and all(token < VOCAB for token in got.tokens)
 
@@ -252,12 +253,12 @@ def test_aborts_leave_nothing(made: Made) -> None:
 
 
 @native
-def test_vectors_of_prompts_with_pictures(made: Made) -> None:
+def test_vectors_of_prompts_with_images(made: Made) -> None:
     name, folder, _ = made
     with sighted(folder, SIGHTS[name][2]) as (engine, _):
         found = []
         for size, kind in ((512, "last"), (24, "last"), (512, "mean")):
-            request = replace(pictured(f"{kind}{size}", PROMPTS["one"], logprobs=None), pooling=kind)
+            request = replace(image_request(f"{kind}{size}", PROMPTS["one"], logprobs=None), pooling=kind)
             engine.submit(request)
             outputs = [out for report in reports(engine) for out in report.outputs]
             assert outputs[-1].error is None and outputs[-1].pooled
@@ -276,24 +277,24 @@ def refused(engine: LocalEngine, request: Request) -> Output:
 def test_what_is_refused_says_why(tmp_path: Path) -> None:
     oracle_family = "mutual"
     write_text(tmp_path, oracle_family)
-    one = pictured("one", PROMPTS["one"])
-    (picture,) = one.pictures
-    moved = msgspec.structs.replace(picture, runs=((4, 12),))
+    one = image_request("one", PROMPTS["one"])
+    (image,) = one.images
+    moved = msgspec.structs.replace(image, runs=((4, 12),))
     with sighted(tmp_path, SIGHTS["mutual"][2], encoder_cache_tokens=20) as (engine, _):
-        assert engine.info.pictures and engine.info.picture_limits.kept == 20
-        assert "--encoder-cache-tokens" in (refused(engine, pictured("big", [Shown(1, 3, 7), [5]])).error or "")
+        assert engine.info.takes_images and engine.info.image_limits.kept == 20
+        assert "--encoder-cache-tokens" in (refused(engine, image_request("big", [Shown(1, 3, 7), [5]])).error or "")
         asks = replace(one, params=replace(one.params, prompt_logprobs=1))
         assert "prompt_logprobs" in (refused(engine, asks).error or "")
-        assert "rows" in (refused(engine, replace(one, pictures=(moved,))).error or "")
-        assert "rows" in (refused(engine, replace(one, pictures=(picture, picture))).error or "")
+        assert "rows" in (refused(engine, replace(one, images=(moved,))).error or "")
+        assert "rows" in (refused(engine, replace(one, images=(image, image))).error or "")
     options = {"max_num_batched_tokens": 14, "max_num_seqs": 4}
     with sighted(tmp_path, SIGHTS["mutual"][2], **options) as (engine, _):
-        assert engine.info.picture_limits.step == 14 - 4 + 1
+        assert engine.info.image_limits.step == 14 - 4 + 1
         assert "--max-num-batched-tokens" in (refused(engine, one).error or "")
     with sighted(tmp_path, SIGHTS["mutual"][2], language_model_only=True) as (engine, _):
-        assert not engine.info.pictures
-        assert "takes no pictures" in (refused(engine, one).error or "")
-        assert run(engine, [pictured("none", PROMPTS["none"])])["none"].tokens
+        assert not engine.info.takes_images
+        assert "takes no images" in (refused(engine, one).error or "")
+        assert run(engine, [image_request("none", PROMPTS["none"])])["none"].tokens
     write_made("qwen3_vl", real := tmp_path / "real")
     drafted = {"method": "draft_model", "model": str(tmp_path)}
     with pytest.raises(ConfigError, match="language-model-only"):
@@ -347,7 +348,7 @@ def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:
     assert [(seen, which.tolist()) for seen, which in found.farther(4)] == [(5, [0])]
 
 
-def test_an_engine_that_encodes_a_picture_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_encodes_an_image_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr("quire.engine.processes.watchdog.time", SimpleNamespace(monotonic=lambda: now))
     watchdog, killed = Watchdog(1.0, 1), list[bool]()
@@ -360,13 +361,13 @@ def test_an_engine_that_encodes_a_picture_does_not_hang(monkeypatch: pytest.Monk
 
 
 def test_recordings_without_prompts_have_no_pixels() -> None:
-    assert without_content(pictured("one", PROMPTS["one"])).pictures == ()
+    assert without_content(image_request("one", PROMPTS["one"])).images == ()
 
 
-def test_a_picture_is_whole_in_a_request_over_the_wire() -> None:
-    request = pictured("one", PROMPTS["one"])
+def test_an_image_is_whole_in_a_request_over_the_wire() -> None:
+    request = image_request("one", PROMPTS["one"])
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
-    assert again == request and isinstance(again.pictures[0], PromptImage)
+    assert again == request and isinstance(again.images[0], PromptImage)
     assert flat_config(max_num_encoder_tokens=3).scheduler.encoder_rows == (3, 16384)
     with pytest.raises(ConfigError, match="encoder-cache-tokens"):
         flat_config(encoder_cache_tokens=-1)

@@ -1,4 +1,4 @@
-"""Pictures behind several engines: the answers of one, and the second request where the first one's prefix is."""
+"""Images behind several engines: the answers of one, and the second request where the first one's prefix is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from chaos_load import sum_of_metric as metric
+from image_files import png_url as png
 from oracle import BACKENDS
-from picture_files import png_url as png
 from quire.core.images import placeholders
 from quire.engine.processes.router import Router
 from replica_edge import BLOCK
@@ -25,19 +25,19 @@ native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not 
 OPTIONS = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-model-len", "1024", "--num-blocks", "512")
 
 
-def test_a_picture_is_followed_to_the_cache_that_has_its_rows() -> None:
-    """By ids alone: those of a picture differ from those of any other."""
+def test_an_image_is_followed_to_the_cache_that_has_its_rows() -> None:
+    """By ids alone: those of an image differ from those of any other."""
     router, ready, vocab = Router(4, BLOCK, 1000), [True] * 4, 300
     rows = [placeholders(bytes([i] * 16), 100, vocab) for i in range(4)]
     places = []
-    for name, (picture, question) in enumerate((i, q) for q in range(3) for i in range(4)):
-        places.append(router.place(request(name, [5, *rows[picture], *range(6, 26 + question)]), ready))
+    for name, (image, question) in enumerate((i, q) for q in range(3) for i in range(4)):
+        places.append(router.place(request(name, [5, *rows[image], *range(6, 26 + question)]), ready))
         router.left(places[-1])
     assert sorted(places[:4]) == [0, 1, 2, 3] and places[4:8] == places[8:] == places[:4]
 
 
 def bodies(tokens: int) -> list[dict[str, Any]]:
-    """Two pictures, one of them in three questions, the last of which is drawn."""
+    """Two images, one of them in three questions, the last of which is drawn."""
     first, second = (png(photograph(120, 160, i)) for i in range(2))
     more = {"max_tokens": tokens, "ignore_eos": True, "return_token_ids": True}
     cold, drawn = {"temperature": 0, **more}, {"temperature": 1.0, "seed": 7, **more}
@@ -62,15 +62,15 @@ def answers(client: httpx.Client, asked: list[dict[str, Any]]) -> tuple[list[lis
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill", [False, True], ids=["replicas", "prefill replicas"])
 def test_replicas_answer_as_one_engine(prefill: bool, tmp_path: Path) -> None:
-    """Where some compute prompts, others go on with rows of pictures that they read and never saw."""
+    """Where some compute prompts, others go on with rows of images that they read and never saw."""
     folder, asked = tmp_path / "model", bodies(600 if prefill else 24)
     make_vision_model("qwen2_5_vl", folder)
     said = json.loads((folder / "preprocessor_config.json").read_text())
-    said["size"] = {"shortest_edge": 256, "longest_edge": 120 * 160}  # some 70 rows: most of a prompt is a picture
+    said["size"] = {"shortest_edge": 256, "longest_edge": 120 * 160}  # some 70 rows: most of a prompt is an image
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
     with Serving(str(folder), *OPTIONS) as server, server.up() as client:
         alone, found = answers(client, asked)
-    assert found[1] >= 64 and found[3] >= 64, "rows of the picture are found where it comes again"
+    assert found[1] >= 64 and found[3] >= 64, "rows of the image are found where it comes again"
     words = ["--data-parallel-size", "2"]
     words += ["--prefill-replicas", "1", "--kv-store", str(tmp_path / "kv")] if prefill else []
     with Serving(str(folder), *OPTIONS, *words) as server, server.up() as client:

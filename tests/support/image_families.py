@@ -1,4 +1,4 @@
-"""Families that take pictures: transformers' processors of each with a small tokenizer, and the files they save."""
+"""Families that take images: transformers' processors of each with a small tokenizer, and the files they save."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def processor_of(case: Case) -> Any:
 
 
 def folder_of(case: Case, folder: Path, processor: Any) -> Path:
-    """The files of a model that pictures need, as transformers saves them."""
+    """The files of a model that images need, as transformers saves them."""
     folder.mkdir(parents=True, exist_ok=True)
     processor.tokenizer.save_pretrained(folder)
     said = {"image_processor": json.loads(processor.image_processor.to_json_string()), **case.facts}

@@ -1,4 +1,4 @@
-"""Pictures from end to end, on tiny models: `LLM` and a server give the same answers to the same pictures."""
+"""Images from end to end, on tiny models: `LLM` and a server give the same answers to the same images."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import live_server
+from image_files import png_url as png
 from live_server import LiveServer
 from oracle import BACKENDS
-from picture_files import png_url as png
 from quire import LLM, SamplingParams
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def test_llm_and_server_say_the_same(folder: Path) -> None:
     one, two = photograph(40, 56, 0), photograph(33, 97, 1)
     parts = [{"type": "image", "image": one}, {"type": "text", "text": "and"}, {"type": "image", "image": two}]
     with LLM(str(folder), **OPTIONS) as llm:
-        assert llm.info.pictures
+        assert llm.info.takes_images
         [answer] = llm.chat([{"role": "user", "content": parts}], PARAMS, use_tqdm=False)
         [other] = llm.chat([{"role": "user", "content": parts[::-1]}], PARAMS, use_tqdm=False)
         [text] = llm.chat([{"role": "user", "content": "and"}], PARAMS, use_tqdm=False)
@@ -71,7 +71,7 @@ def test_llm_and_server_say_the_same(folder: Path) -> None:
         assert reply["choices"][0]["token_ids"] == text.outputs[0].token_ids
 
 
-def test_beams_see_pictures(folder: Path) -> None:
+def test_beams_see_images(folder: Path) -> None:
     with serving(folder) as server:
         body = {"messages": asked(image_part(png(photograph(40, 56, 0))), "hm"), "max_tokens": 3, "n": 2,
                 "use_beam_search": True}  # fmt: skip

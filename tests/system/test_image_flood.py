@@ -1,4 +1,4 @@
-"""Broken pictures, and more of them than there is room for: no crash, no 5xx, bounded memory."""
+"""Broken images, and more of them than there is room for: no crash, no 5xx, bounded memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def body_of(data: bytes, kind: str = "PNG") -> dict[str, Any]:
     return {"messages": asked("What?", image_part(url_of(data, f"image/{kind.lower()}"))), "max_tokens": 1}
 
 
-def test_broken_pictures_are_refused_or_read() -> None:
+def test_broken_images_are_refused_or_read() -> None:
     with seeing() as server:
         found = Counter(server.post(CHAT, body_of(data, kind)).status_code for kind, data in mutated(60, 5))
         assert set(found) == {200, 400} and found[400] > 15, found
@@ -119,8 +119,8 @@ class Watching(threading.Thread):
 
 
 @pytest.mark.slow
-def test_a_thousand_broken_pictures_through_a_server_process() -> None:
-    info = {"folder": str(folder()), "pictures": True, "vocab_size": VOCAB}
+def test_a_thousand_broken_images_through_a_server_process() -> None:
+    info = {"folder": str(folder()), "takes_images": True, "vocab_size": VOCAB}
     with StubServer(step_seconds=0.0, info=info) as server:
         for kind, data in mutated(12, 1):
             server.client.post(CHAT, json=body_of(data, kind))
@@ -135,11 +135,11 @@ def test_a_thousand_broken_pictures_through_a_server_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_flood_of_large_pictures_is_bounded() -> None:
+def test_a_flood_of_large_images_is_bounded() -> None:
     """64 at a time of 24 megapixels: two are decoded at a time, whatever waits."""
     held = io.BytesIO()
     Image.effect_noise((6000, 4000), 60).convert("RGB").save(held, "JPEG", quality=60)
-    info = {"folder": str(folder()), "pictures": True, "vocab_size": VOCAB}
+    info = {"folder": str(folder()), "takes_images": True, "vocab_size": VOCAB}
     with StubServer(step_seconds=0.0, info=info) as server:
         bodies = [body_of(held.getvalue() + bytes([i]), "JPEG") for i in range(64)]
         with Watching(server) as memory, ThreadPoolExecutor(64) as pool:

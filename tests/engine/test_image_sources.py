@@ -1,4 +1,4 @@
-"""Pictures that callers of `LLM` give, files of an allowed folder, and the options about both."""
+"""Images that callers of `LLM` give, files of an allowed folder, and the options about both."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from quire.engine.image_sources import file_of as read_file
 from quire.engine.llm import LLM, PromptReader
 from quire.engine.local import LocalEngine
 from quire.engine.requests import EncodedPrompt, Seeds, make_request
-from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_part, pictured_info, seeing, url_of
+from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_model_info, image_part, seeing, url_of
 from stub_engine import StubEngine, stub_info
 
 ONE = SamplingParams(max_tokens=2, temperature=0.0)
 
 
 def reader(**options: Any) -> PromptReader:
-    return PromptReader(flat_config(model=str(folder()), **options), pictured_info())
+    return PromptReader(flat_config(model=str(folder()), **options), image_model_info())
 
 
 def stubbed(**options: Any) -> LLM:
     """An `LLM` over an engine that pretends."""
     llm = LLM.__new__(LLM)
-    stub: Any = StubEngine(pictured_info())
+    stub: Any = StubEngine(image_model_info())
     stub.run, stub._running, stub._closed = MethodType(LocalEngine.run, stub), False, False
     llm.config, llm.info, llm._engine = flat_config(model=str(folder()), **options), stub.info, stub
     llm._seeds, llm._reader = Seeds(0), PromptReader(llm.config, llm.info)
@@ -45,7 +45,7 @@ def asked_of(llm: LLM) -> Any:
     return stub.submitted[-1]
 
 
-def test_every_kind_of_picture_is_the_same_one(tmp_path: Path) -> None:
+def test_every_kind_of_image_is_the_same_one(tmp_path: Path) -> None:
     data = file_of()
     path = tmp_path / "a.png"
     path.write_bytes(data)
@@ -58,9 +58,9 @@ def test_every_kind_of_picture_is_the_same_one(tmp_path: Path) -> None:
         [output] = llm.chat(messages, ONE, use_tqdm=False)
         assert output.prompt_token_ids.count(IMAGE_ID) == ROWS and max(output.prompt_token_ids) < VOCAB
         assert len(output.prompt_token_ids) == len(asked_of(llm).prompt)
-        keys.add(asked_of(llm).pictures[0].key)
+        keys.add(asked_of(llm).images[0].key)
     llm.chat([*asked(image_part(url_of(data)), "What?")], ONE, use_tqdm=False)
-    assert keys == {asked_of(llm).pictures[0].key}
+    assert keys == {asked_of(llm).images[0].key}
 
 
 def test_a_conversation_stays_as_it_was_given() -> None:
@@ -81,7 +81,7 @@ def test_generate_as_in_vllm() -> None:
     prompt = {"prompt": f"<|user|>{IMAGE}What?{IMAGE}", "multi_modal_data": {"image": [image, file_of("blue")]}}
     [output] = llm.generate(prompt, ONE, use_tqdm=False)
     assert output.prompt == prompt["prompt"] and output.prompt_token_ids.count(IMAGE_ID) == 2 * ROWS
-    assert [p.size for p in asked_of(llm).pictures] == [(5, 9), (8, 8)]
+    assert [p.size for p in asked_of(llm).images] == [(5, 9), (8, 8)]
     ids, rows = output.prompt_token_ids, asked_of(llm).prompt
     images = {"image": [image, file_of("blue")]}
     [again] = llm.generate({"prompt_token_ids": ids, "multi_modal_data": images}, ONE, use_tqdm=False)
@@ -93,14 +93,14 @@ def test_generate_as_in_vllm() -> None:
 @pytest.mark.parametrize(
     ("prompt", "why"),
     [
-        ({"prompt": "no mark", "multi_modal_data": {"image": file_of()}}, "prompt: 1 pictures came"),
+        ({"prompt": "no mark", "multi_modal_data": {"image": file_of()}}, "prompt: 1 images came"),
         ({"prompt": IMAGE * 2, "multi_modal_data": {"image": file_of()}}, "for 2"),
-        ({"prompt": IMAGE, "multi_modal_data": {"video": []}}, "only pictures"),
-        ({"prompt": IMAGE, "multi_modal_data": [file_of()]}, "only pictures"),
+        ({"prompt": IMAGE, "multi_modal_data": {"video": []}}, "only images"),
+        ({"prompt": IMAGE, "multi_modal_data": [file_of()]}, "only images"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": file_of()}}, "prompt_token_ids: "),
-        ({"prompt": IMAGE, "multi_modal_data": {"image": b"no picture"}}, r"multi_modal_data.image\[0\]: "),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": b"no image"}}, r"multi_modal_data.image\[0\]: "),
         ({"prompt": IMAGE, "multi_modal_data": {"image": "/no/such/file"}}, "No such file"),
-        ({"prompt": IMAGE, "multi_modal_data": {"image": 5}}, "a int is no picture"),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": 5}}, "a int is no image"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": np.zeros((4, 4, 3))}}, "uint8"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": np.zeros((4, 4, 2), np.uint8)}}, "uint8"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": np.zeros((0, 4, 3), np.uint8)}}, "uint8"),
@@ -141,27 +141,27 @@ def _beams() -> Any:
     return BeamSearchParams(beam_width=2, max_tokens=2)
 
 
-def test_a_model_without_pictures_refuses_them() -> None:
+def test_a_model_without_images_refuses_them() -> None:
     plain = PromptReader(flat_config(model=str(folder())), stub_info(folder=str(folder()), vocab_size=VOCAB))
-    with pytest.raises(BadRequest, match="this model takes no pictures"):
+    with pytest.raises(BadRequest, match="this model takes no images"):
         plain.read({"prompt": IMAGE, "multi_modal_data": {"image": file_of()}})
 
 
-def test_ids_beyond_the_vocabulary_are_rows_of_pictures_alone() -> None:
+def test_ids_beyond_the_vocabulary_are_rows_of_images_alone() -> None:
     _, encoded = reader().read({"prompt": f"a{IMAGE}b", "multi_modal_data": {"image": file_of()}})
-    info = pictured_info()
+    info = image_model_info()
     request = make_request(info, encoded, ONE, request_id="a", seed=0)
-    assert request.pictures == encoded.pictures and list(request.prompt) == list(encoded.ids)
+    assert request.images == encoded.images and list(request.prompt) == list(encoded.ids)
     ids = list(encoded.ids)
     moved = [*ids[:1], 9, *ids[1:]]
     for wrong in (
         EncodedPrompt(ids),
-        EncodedPrompt(moved, encoded.pictures),
-        EncodedPrompt([*ids, VOCAB], encoded.pictures),
+        EncodedPrompt(moved, encoded.images),
+        EncodedPrompt([*ids, VOCAB], encoded.images),
     ):
         with pytest.raises(BadRequest, match=r"^prompt: "):
             make_request(info, wrong, ONE, request_id="a", seed=0)
-    with pytest.raises(BadRequest, match="takes no pictures"):
+    with pytest.raises(BadRequest, match="takes no images"):
         make_request(stub_info(vocab_size=VOCAB), encoded, ONE, request_id="a", seed=0)
 
 
@@ -204,8 +204,8 @@ def test_files_through_a_server(tmp_path: Path) -> None:
 
 def test_how_many_is_spelled_as_in_vllm() -> None:
     for given, count in {"image=4": 4, '{"image": 4}': 4, "image=4,video=0": 4, '{"video": 0}': USUAL_IMAGES}.items():
-        assert MediaConfig(limit_mm_per_prompt=given).images == count
-    assert engine_config({"limit_mm_per_prompt": {"image": 2}}).media.images == 2
+        assert MediaConfig(limit_mm_per_prompt=given).max_images == count
+    assert engine_config({"limit_mm_per_prompt": {"image": 2}}).media.max_images == 2
     for wrong in ("4", "image=-1", "image=x", "video=1", '{"image": true}', '{"image"', "image=99999999999", ""):
         with pytest.raises(ConfigError, match="--limit-mm-per-prompt"):
             engine_config({"limit_mm_per_prompt": wrong})
@@ -217,7 +217,7 @@ def test_how_many_is_spelled_as_in_vllm() -> None:
 def test_what_is_kept_is_bounded() -> None:
     from quire.engine.image_sources import ImageSource
 
-    kept = reader(mm_processor_cache_gb=100e-9).preparer  # two pictures of 48 bytes
+    kept = reader(mm_processor_cache_gb=100e-9).preparer  # two images of 48 bytes
     files = [file_of(color) for color in ("red", "lime", "blue")]
     for data in (*files, files[2], files[1]):
         kept.prepare(ImageSource("a", data), alone=True)

@@ -1,4 +1,4 @@
-"""Pictures are cut as transformers' processors cut them: after the same rescaling and normalizing, the same numbers."""
+"""Images are cut as transformers' processors cut them: after the same rescaling and normalizing, the same numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from picture_files import picture
+from image_files import sample_image
 from quire.core.errors import BadRequest, ModelError
 from quire.images import resizing
 from quire.images.decoding import to_rgb
@@ -33,13 +33,13 @@ from quire.images.processor_config import SettingFields, Size
 from quire.images.processors import make_processor
 
 SIZES = ((1, 1), (300, 7), (7, 300), (64, 64), (427, 640), (640, 427), (50, 131), (29, 28))
-"""Height and width of pictures."""
+"""Height and width of images."""
 GRID = [[56, 28], [28, 56], [56, 56], [84, 28], [28, 84]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A processor of transformers and its settings; `alone`: the picture is the only one of its prompt."""
+    """A processor of transformers and its settings; `alone`: the image is the only one of its prompt."""
 
     kind: type[PilBackend]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def test_numbers_are_those_of_transformers(name: str) -> None:
     ours = make_processor(SettingFields(json.loads(oracle.to_json_string()), "preprocessor_config.json"), "")
     refused = 0
     for seed, (height, width) in enumerate(SIZES):
-        image = picture(height, width, seed)
+        image = sample_image(height, width, seed)
         try:
             expected = theirs(oracle, image, case)
         except ValueError:
@@ -142,15 +142,15 @@ def test_numbers_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("kind", sorted({case.kind for case in CASES.values()}, key=lambda kind: kind.__name__))
 def test_defaults_are_those_of_transformers(kind: type[PilBackend]) -> None:
     """A file that says nothing but the type."""
-    oracle, image = kind(), picture(200, 333)
+    oracle, image = kind(), sample_image(200, 333)
     ours = make_processor(SettingFields({"image_processor_type": kind.__name__}, "preprocessor_config.json"), "")
     np.testing.assert_array_equal(normalized(oracle, ours(image, True).tiles), theirs(oracle, image, Case(kind)))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "CMYK", "YCbCr", "HSV"])
 def test_modes_become_rgb_as_in_transformers(mode: str) -> None:
-    image = picture(31, 45)
-    image.putalpha(picture(31, 45, 1).convert("L"))
+    image = sample_image(31, 45)
+    image.putalpha(sample_image(31, 45, 1).convert("L"))
     image = image.convert("P").convert("PA") if mode == "PA" else image.convert(mode)
     np.testing.assert_array_equal(np.asarray(to_rgb(image)), convert_to_rgb(image, return_numpy=True))
     if mode == "P":
@@ -159,26 +159,26 @@ def test_modes_become_rgb_as_in_transformers(mode: str) -> None:
 
 
 def test_colours_that_hold_their_transparency_are_laid_on_white_too() -> None:
-    """TIFF's "RGBa"; transformers takes such a picture for one without transparency."""
-    image = picture(31, 45)
-    image.putalpha(picture(31, 45, 1).convert("L"))
+    """TIFF's "RGBa"; transformers takes such an image for one without transparency."""
+    image = sample_image(31, 45)
+    image.putalpha(sample_image(31, 45, 1).convert("L"))
     expected = np.asarray(to_rgb(image)).astype(int)
     assert np.abs(np.asarray(to_rgb(image.convert("RGBa"))) - expected).max() <= 2
 
 
-def test_only_the_middle_of_a_huge_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_middle_of_a_huge_image_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shorter side of 1 x 10,000 becomes 336: a thousand million pixels, of which 336 x 336 are wanted."""
     whole = Whole(SettingFields({}, ""), Size(shortest=336), crop=336)
-    assert whole(picture(10_000, 1), True).size == whole(picture(1, 10_000), True).size == (336, 336)
+    assert whole(sample_image(10_000, 1), True).size == whole(sample_image(1, 10_000), True).size == (336, 336)
     for height, width in ((300, 9), (9, 300), (80, 81)):
-        image = picture(height, width)
+        image = sample_image(height, width)
         expected = whole(image, True).tiles.astype(int)
         with monkeypatch.context() as small:
             small.setattr(resizing, "MOST_PIXELS", 1000)
             assert np.abs(whole(image, True).tiles - expected).max() <= 1
 
 
-def test_pictures_in_patches_may_be_bound_in_either_spelling() -> None:
+def test_images_in_patches_may_be_bound_in_either_spelling() -> None:
     bounds = [{"min_pixels": 800, "max_pixels": 8000}, {"size": {"min_pixels": 800, "max_pixels": 8000}},
               {"size": {"shortest_edge": 800, "longest_edge": 8000}},
               {"size": {"shortest_edge": 9, "longest_edge": 99}, "min_pixels": 800, "max_pixels": 8000}]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Broken pictures, read one after the other."""
+"""Broken images, read one after the other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 import warnings
 from pathlib import Path
 
-from picture_files import FORMATS, animation, encoded, picture
+from image_files import FORMATS, animation, encoded, sample_image
 from quire.core.errors import BadRequest
-from quire.images.decoding import DecodeLimits, read_picture
+from quire.images.decoding import DecodeLimits, read_image
 
 LIMITS = DecodeLimits(bytes=1 << 20, pixels=4_000_000, side=4000, frames=50)
 MEMORY = 200 << 20
@@ -18,7 +18,7 @@ MEMORY = 200 << 20
 
 def originals() -> list[bytes]:
     """Files of every format, plain, clear, in grey, animated, progressive."""
-    photo = picture(60, 80)
+    photo = sample_image(60, 80)
     clear, grey = photo.copy(), photo.convert("L")
     clear.putalpha(grey)
     found = [encoded(photo, form) for form in FORMATS]
@@ -68,7 +68,7 @@ def read_all(count: int, seed: int) -> None:
     warnings.simplefilter("ignore")
     rng, files = random.Random(seed), originals()
     for data in files:
-        read_picture(data, LIMITS)
+        read_image(data, LIMITS)
     rest = most_memory()
     read = refused = 0
     longest = 0.0
@@ -76,7 +76,7 @@ def read_all(count: int, seed: int) -> None:
         data = mutated(rng, files)
         begun = time.perf_counter()
         try:
-            found = read_picture(data, LIMITS)
+            found = read_image(data, LIMITS)
             assert found.mode == "RGB" and found.width * found.height <= LIMITS.pixels, i
             read += 1
         except BadRequest as error:
@@ -84,7 +84,7 @@ def read_all(count: int, seed: int) -> None:
             refused += 1
         longest = max(longest, time.perf_counter() - begun)
     grown = most_memory() - rest
-    largest = read_picture(encoded(picture(2000, 2000), "JPEG", progressive=True), LIMITS)
+    largest = read_image(encoded(sample_image(2000, 2000), "JPEG", progressive=True), LIMITS)
     assert largest.size == (2000, 2000) and most_memory() - rest > 20 << 20
     print(f"{read} read, {refused} refused, longest {longest:.2f} s, {grown >> 20} MiB grown")
     assert grown < MEMORY and longest < 10
