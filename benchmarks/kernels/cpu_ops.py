@@ -32,7 +32,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import best_seconds, read_rate
+from quire.ops.cpu.thread_probe import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.layout import KVLayout
 from quire.ops.native import UNITS, huge_bytes

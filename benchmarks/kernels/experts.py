@@ -24,7 +24,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import read_rate
+from quire.ops.cpu.thread_probe import read_rate
 from quire.ops.experts import ExpertActivation, Grouped, Routing
 from quire.ops.latents import LatentLayout
 from quire.ops.native import huge_bytes

@@ -29,7 +29,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import read_rate
+from quire.ops.cpu.thread_probe import read_rate
 from quire.ops.native import huge_bytes
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight

@@ -26,8 +26,8 @@ from typing import Any
 from benchmarks.common.results import RESULTS
 from quire.bench.suite.engines import EngineJob, gguf_file, llama_cpp, openvino, vllm
 from quire.bench.suite.foreign.shapes import SHAPES, write_config
-from quire.bench.suite.models import source_of
 from quire.bench.suite.process import Command, Process
+from quire.bench.suite.suite_models import source_of
 
 HERE = Path(__file__).parent
 MEASURES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
 from quire.ops.arrays import Host
-from quire.ops.cpu.measure import read_rate
+from quire.ops.cpu.thread_probe import read_rate
 from quire.ops.native import huge_bytes
 
 VOCABULARY = 32000

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 from quire.engine.client import EngineInfo
 from quire.engine.frontend.metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
-from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
+from quire.figures.metric_definitions import LIMITS, METRICS, PERCENTILES
 from quire.figures.schema import fields
 from quire.server.http.metrics import HttpMetrics
 from quire.server.models.routes import _States

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from image_hosts import ANSWERS, answer, host, rules
 
+from image_hosts import ANSWERS, answer, host, rules
 from live_server import LiveServer, wait_until
 from quire.core.errors import BadRequest
 from quire.server.text_generation.fetching import FetchCancellation, fetch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from job import Job, run
 
-from quire.compress.pipelines.run import compress
+from quire.compress.pipelines.recipe_runner import compress
 from quire.compress.recipes.parser import recipe_of
 
 

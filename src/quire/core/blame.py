@@ -8,7 +8,7 @@ work, for which `of_request` stands around it:
 |---|---|---|
 | admission | a request is checked and queued | `Engine.submit` |
 | grammar | it is compiled, followed, made a mask, drafted from, asked whether it is over | `engine.loop.guiding`, |
-| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured`, `sched.growth` |
+| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured_outputs`, `sched.growth` |
 | sampling | the record of a draw, penalties, biases and bans | `sample.sampler` |
 | logprobs | log-probabilities of tokens and of the prompt | `sample.sampler` |
 | drafting | tokens looked up in the sequence and in earlier outputs | `speculate.speculator` |

@@ -45,7 +45,7 @@ from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine.images import Preparer
+    from quire.engine.image_preparation import Preparer
     from quire.images.prompt import PreparedImage
 
 
@@ -94,7 +94,7 @@ class PromptReader:
     @cached_property
     def preparer(self) -> Preparer:
         """Reads images."""
-        from quire.engine.images import Preparer
+        from quire.engine.image_preparation import Preparer
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 

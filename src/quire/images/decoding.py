@@ -1,7 +1,7 @@
 """Encoded images, which anybody may send, as RGB: within limits, and turned as their camera was held.
 
-Size and frames are read from the header before anything is decoded (`quire.images.headers`). Whatever Pillow makes of
-a file that is broken in its own way is a `BadRequest` here.
+Size and frames are read from the header before anything is decoded (`quire.images.image_headers`). What Pillow makes
+of a file that is broken in its own way is a `BadRequest` here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.core.errors import BadRequest
-from quire.images.headers import check_work, format_of, too_many_frames
+from quire.images.image_headers import check_work, format_of, too_many_frames
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -37,7 +37,7 @@ from quire.model.load.parallel_decoder import parallel_decoder, parallel_encoder
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
-from quire.model.mixers.table import layouts_of
+from quire.model.mixers.layer_mixers import layouts_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper

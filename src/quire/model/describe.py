@@ -16,20 +16,20 @@ from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, r
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
-from quire.model.disk.gguf import GgufModel
+from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
-from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
+from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
+from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
-from quire.model.mixers.table import kv_bytes_per_token
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
-from quire.model.vision.headers import open_vision, part
+from quire.model.vision.vision_headers import open_vision, part
 from quire.quant.registry import cache_scales, detect, matrix_scheme
 
 OUTER = ("embed", "head")

@@ -20,7 +20,7 @@ from quire.core.exclusions.features import (
 )
 from quire.model.describe import ModelFacts
 from quire.model.disk.headers import ModelHeaders
-from quire.model.mixers.table import features_of
+from quire.model.mixers.layer_mixers import features_of
 from quire.ops.choice import READ_WEIGHTS
 from quire.quant.registry import quantizer
 

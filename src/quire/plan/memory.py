@@ -19,7 +19,7 @@ from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import Hub, hub_of
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.roles import Share, local_spec
-from quire.model.mixers.table import format_of, layouts_of
+from quire.model.mixers.layer_mixers import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops

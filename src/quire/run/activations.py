@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.core.config import SchedulerConfig
-from quire.model.mixers.table import mixers_of
+from quire.model.mixers.layer_mixers import mixers_of
 from quire.model.spec import ModelSpec
 
 FLOAT = 4

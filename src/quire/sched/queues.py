@@ -12,7 +12,7 @@ from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
 from quire.sched.features.feature import SideQueue
 from quire.sched.features.kv_store import StoreQueue
-from quire.sched.features.structured import GrammarQueue, Make
+from quire.sched.features.structured_outputs import GrammarQueue, Make
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
 

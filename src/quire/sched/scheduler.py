@@ -20,10 +20,10 @@ from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPl
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import BatchAdmission
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 from quire.sched.features.feature import FeatureHooks
-from quire.sched.features.images import EncoderScheduler
 from quire.sched.features.pooling import PoolingFeature
-from quire.sched.features.structured import Make, SlowGuides
+from quire.sched.features.structured_outputs import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.queues import SequenceQueues

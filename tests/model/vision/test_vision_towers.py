@@ -66,8 +66,8 @@ def test_pieces_and_blocks_change_no_bit(
         model = made(name).load(device)
         want = see(model, shown)
         monkeypatch.setattr("quire.model.vision.tower.PIECE", 7)
-        monkeypatch.setattr("quire.model.vision.attention.BLOCK", 16)
-        monkeypatch.setattr("quire.model.vision.attention.PIECE", 5)
+        monkeypatch.setattr("quire.model.vision.tower_attention.BLOCK", 16)
+        monkeypatch.setattr("quire.model.vision.tower_attention.PIECE", 5)
         monkeypatch.setattr("quire.model.vision.torch_attention.PIECE", 5)
         got = see(model, shown)
         assert torch.equal(got, want) if device == "cpu" else relative_error(got, want) < 1e-6

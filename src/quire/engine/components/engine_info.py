@@ -13,10 +13,10 @@ from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
-from quire.model.mixers.table import format_of
+from quire.model.mixers.layer_mixers import format_of
 from quire.ops.backend import Ops
 from quire.run.kv_budget import KVPlan
-from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:

@@ -13,7 +13,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
 from quire.model.build import Model
 from quire.ops.arrays import Host
-from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 
 
 def check_kind(pooling: Pooling, request: Request) -> None:

@@ -20,8 +20,8 @@ from quire.model.load.placement import PlacedLayers, held_bytes
 from quire.model.net.decoder import Layer, Resident
 from quire.model.net.moe import CutExperts, Experts, FusedExperts
 from quire.model.offload.budget import Budget, OffloadAccount
-from quire.model.offload.file import SpillFile
 from quire.model.offload.offloaded import PAGE, pages
+from quire.model.offload.spill_file import SpillFile
 from quire.model.offload.stream import Stream, StreamCounts
 from quire.ops.arrays import Array, Host, address
 from quire.ops.backend import Ops

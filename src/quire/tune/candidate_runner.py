@@ -14,7 +14,7 @@ from quire.bench.workload import Item, Length, random_items, requests_of
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.client import EngineClient
-from quire.figures.metrics import PERCENTILES
+from quire.figures.metric_definitions import PERCENTILES
 from quire.figures.statistics import median
 from quire.plan.planned_load import PlannedLoad
 from quire.text.tokenizer import Tokenizer

@@ -20,8 +20,8 @@ from quire.bench.quality import general_heldout, heldout_texts
 from quire.compress.calibration.text import CalibrationRows, calibration_rows
 from quire.compress.checkpoint.net import Net
 from quire.compress.evaluation.frontier import write_frontier
-from quire.compress.evaluation.measure import passport_of
 from quire.compress.evaluation.passport import Passport, read_passport, write_passport
+from quire.compress.evaluation.quality_measurement import passport_of
 from quire.compress.pipelines.methods import RUNNERS
 from quire.compress.pipelines.stage_io import StageContext
 from quire.compress.pipelines.structured_pruning import check_structured

@@ -17,7 +17,7 @@ from quire.bench.suite.engines import command_of, name_of
 from quire.bench.suite.measures import metrics_of, roofline
 from quire.bench.suite.process import PAUSE, Command, Process
 from quire.bench.suite.prompts import Prompts, read_texts
-from quire.bench.suite.spec import LoadCase, Suite
+from quire.bench.suite.suite_file import LoadCase, Suite
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import EngineFailure, QuireError

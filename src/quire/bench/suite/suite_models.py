@@ -13,7 +13,7 @@ from quire.core.errors import QuireError
 from quire.engine.engine_options import engine_config
 from quire.figures.schema import RowModel
 from quire.model.describe import ModelFacts, compute_dtype, describe
-from quire.model.mixers.table import format_of, layouts_of
+from quire.model.mixers.layer_mixers import format_of, layouts_of
 from quire.ops.choice import backend_of
 
 EMBEDDED = ("", "pydoc")
