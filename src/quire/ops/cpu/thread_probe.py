@@ -14,7 +14,7 @@ from quire.ops.arrays import Host
 from quire.ops.cpu.pack import pack
 from quire.ops.cpu.state import Cpu
 from quire.ops.native import Native, huge_bytes
-from quire.ops.op import IMPLEMENTATIONS
+from quire.ops.op import IMPLEMENTATIONS, load_modules
 from quire.ops.weights import Weight
 
 READ_BYTES = 128 << 20
@@ -64,6 +64,7 @@ def thread_counts(most: int) -> list[int]:
 
 def thread_rates(isa: str, most: int, read_bytes: int = READ_BYTES, seconds: float = SECONDS) -> list[ThreadRate]:
     """Rates of 1, 2, 4, ... `most` threads of one unit. The native thread count is `most` afterwards."""
+    load_modules("quire.ops.cpu")
     cpu = Cpu(Native(isa, most))
     module, linear = cpu.native.module, IMPLEMENTATIONS["linear"]["cpu"]
     data = huge_bytes(read_bytes)
