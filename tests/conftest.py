@@ -1,10 +1,12 @@
 """What every test starts from."""
 
 import atexit
+import gc
 import logging
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -63,12 +65,27 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound every test in time."""
+    """Mark the cases that `sampled` leaves out as slow, and bound every test in time."""
+    first: set[str] = set()
     for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            function = item.nodeid.partition("[")[0]
+            # By a hash, or a stride would choose the same value of one parameter each time.
+            if function in first and zlib.crc32(item.nodeid.encode()) % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            first.add(function)
         for mark, seconds in LONG.items():
             if item.get_closest_marker(mark) and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(seconds))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_is_there_is_looked_through_once() -> None:
+    """Keep what earlier files imported and cached out of later collections, which took up to 3 s each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

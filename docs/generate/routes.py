@@ -16,9 +16,9 @@ def every_route() -> str:
     ours = [route for route in TABLE.routes if route.dialect in (OPENAI, RESPONSES)]
     others = [route for route in TABLE.routes if route not in ours]
     return (
-        f"### OpenAI's, vLLM's and the server's own\n\n{_rows(ours)}\n"
-        f"### Anthropic's, Ollama's, llama.cpp's and TGI's\n\n{_rows(others)}\n"
-        f"### With several models\n\n{_rows(ROUTES)}"
+        f"### OpenAI, vLLM and the server itself\n\n{_rows(ours)}\n"
+        f"### Anthropic, Ollama, llama.cpp and TGI\n\n{_rows(others)}\n"
+        f"### Only with several models\n\n{_rows(ROUTES)}"
     )
 
 

@@ -108,6 +108,7 @@ def test_files_of_bitsandbytes_say_the_dtype_of_the_model(dtype: torch.dtype, tm
     assert {state["dtype"], config["bnb_4bit_compute_dtype"]} == {str(dtype).removeprefix("torch.")}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "sparsegpt"])
 def test_what_is_pruned_has_its_zeros(method: str, tmp_path: Path) -> None:
     out = made(tmp_path / "out", {"kind": "prune", "method": method, "pattern": "2:4", "ignore": ["*down_proj"]})
@@ -122,6 +123,7 @@ def test_what_is_pruned_has_its_zeros(method: str, tmp_path: Path) -> None:
             assert torch.equal(tensor, source[name])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("score", ["magnitude", "activation", "gradient", "influence"])
 def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
     asked = {"kind": "prune", "method": "structured", "score": score, "layers": 1}
@@ -194,6 +196,7 @@ def test_every_method_of_a_recipe_is_run() -> None:
 LEARNS = {"steps": 3, "batch": 2, "length": 32, "data": ["text"]}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "stages",
     [

@@ -154,6 +154,7 @@ def test_the_stream_may_lie_in_a_file(source: Path, tmp_path: Path) -> None:
 LOOKS = ["llama", "opt_350m", "falcon_new", "qwen2_moe", "deepseek_v3"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", LOOKS)
 def test_a_layer_is_looked_at_as_far_as_is_wanted(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.renamed_tensors import Rewritten
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gguf_files_become_folders(name: str, tmp_path: Path) -> None:
     family, facts = FAMILIES[name]

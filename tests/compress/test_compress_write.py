@@ -26,6 +26,7 @@ from quire.core.errors import ConfigError, ModelError
 from tiny_model import write_tiny
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", one_of(2, ALL))
 def test_transformers_reads_what_was_written_by_role(variant: str, tmp_path: Path) -> None:
     """Each matrix is moved by a change that is made to its role, in our rows, and undone in transformers' module."""

@@ -41,6 +41,7 @@ def oracle_gradients(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", one_of(2, ALL))
 def test_logits_equal_transformers(variant: str, tmp_path: Path) -> None:
     family, facts = ALL[variant]

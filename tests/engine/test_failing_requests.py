@@ -124,6 +124,7 @@ def test_there_are_200_ways() -> None:
     assert len(WAYS) >= 200 and len({way[0].part for way in WAYS}) == 8
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("site", "error", "when"), one_of(13, WAYS), ids=named)
 def test_one_request_fails_alone(beside: Beside, site: Site, error: type[BaseException], when: str) -> None:
     beside.check(site, error, when)

@@ -124,6 +124,7 @@ BLOCKS = {"mutual": 44}
 """Of a cache in which sequences are preempted, where layers with windows have blocks of their own; else 24."""
 
 
+@pytest.mark.sampled(5)
 @native
 @pytest.mark.parametrize("way", WAYS)
 def test_same_bits_whatever_runs_beside(way: str, made: Made, alone: tuple[list[Request], dict[str, Answer]]) -> None:

@@ -100,6 +100,7 @@ def restarted(options: dict[str, Any], requests: list[Request], store: Path, lea
         engine.close()
 
 
+@pytest.mark.sampled(5)
 @native
 @pytest.mark.parametrize("form", one_of(2, FORMATS))
 def test_a_store_and_a_restart_change_no_bit(form: str, tmp_path: Path) -> None:
@@ -307,6 +308,7 @@ def answers(engine: Engine, requests: list[Request]) -> dict[tuple[str, int], li
     return found
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("eager", ["side", "main"])
 def test_a_device_keeps_in_host_memory_what_it_has_no_room_for(
     eager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def trials(fmt: str, count: int, values: tuple[float, ...]) -> tuple[dict[str, i
     return noticed, wrong
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fmt", ["bf16", "int8"])
 def test_a_row_that_is_no_number_is_noticed_and_harms_nobody(fmt: str) -> None:
     noticed, wrong = trials(fmt, 21, (math.nan, math.inf, -math.inf))

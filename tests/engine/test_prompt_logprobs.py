@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -135,15 +133,6 @@ def test_more_than_the_server_gives_is_refused_by_name() -> None:
         assert server.engine.in_flight == 0
 
 
-@pytest.fixture
-def settled() -> Iterator[None]:
-    """Keep what other tests left behind out of collections: after thousands of tests, one takes 0.15 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 async def watch(turns: list[float]) -> None:
     """Note the time of the processor that the loop took between two wishes to go on after a millisecond."""
     last = time.thread_time()
@@ -154,6 +143,7 @@ async def watch(turns: list[float]) -> None:
         last = now
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "body",
     [
@@ -164,7 +154,6 @@ async def watch(turns: list[float]) -> None:
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("settled")
 def test_large_replies_are_written_off_the_loop_in_pieces(
     body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

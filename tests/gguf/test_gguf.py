@@ -66,6 +66,7 @@ def test_numbers_equal_those_of_the_gguf_package(name: str) -> None:
     assert weight.shape == want.shape and weight.weight.codes.dtype == torch.int8
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("name", one_of(3, TYPES))
 def test_quantized_files(name: str, device: str, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_what_a_file_is_may_be_said_and_is_reported(device: str, tmp_path: Path)
         LocalEngine(flat_config(**options, quantization="awq"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native was not built")
 @pytest.mark.parametrize("name", TYPES)
 def test_gguf_tables_stay_packed_and_give_the_same_bits(name: str, tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("family", "kind"), one_of(2, [(family, kind) for family, kinds in FORMATS.items() for kind in kinds])
 )

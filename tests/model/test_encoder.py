@@ -62,6 +62,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     return backend(request.param)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]

@@ -60,6 +60,7 @@ def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
         begin += count
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]

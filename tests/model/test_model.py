@@ -30,6 +30,7 @@ from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -55,6 +56,7 @@ def test_longrope_takes_one_factor_set_by_the_longest_sequence_served(
     assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", one_of(3, VARIANTS))
 def test_rows_that_want_no_logits_are_left_out(variant: str, ops: Ops, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
@@ -64,6 +66,7 @@ def test_rows_that_want_no_logits_are_left_out(variant: str, ops: Ops, tmp_path:
     assert_left_out(run, full, exact=ops.name == "cpu")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", one_of(3, VARIANTS))
 def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]

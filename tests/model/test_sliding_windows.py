@@ -187,6 +187,7 @@ DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Draft models beside layers of 2 key/value heads of 16."""
 
 
+@pytest.mark.sampled(5)
 @native
 @pytest.mark.parametrize(
     ("drafts", "kv_cache_dtype"), [*((name, "auto") for name in DRAFTS), ("narrower", "int8"), ("wider", "float16")]

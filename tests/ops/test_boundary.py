@@ -122,6 +122,7 @@ def run_damaged(isa: str, name: str, case: Case) -> Exception | None:
     return None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(data=st.data())

@@ -100,6 +100,7 @@ def test_no_op_that_a_decoder_calls_is_left_out() -> None:
     assert set(OPS) == MODEL_OPS
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("extras", ["", "softcap", "alibi", "bias", "sinks"])
 @pytest.mark.parametrize("window", [0, 3])
 def test_gradients_of_attention(extras: str, window: int) -> None:

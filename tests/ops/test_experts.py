@@ -81,6 +81,7 @@ def by_hand(ops: Ops, x: Tensor, up: list[Weight], down: list[Weight], biases: t
     return ops.combine(y, places, weights)  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("isa", "kind", "bits"), one_of(3, [(isa, *form) for isa in UNITS_HERE for form in FORMS]))
 def test_fused_experts_have_the_bits_of_a_linear_for_each(kind: str, bits: int, isa: str) -> None:
     ops, g = ops_of(isa), generator()

@@ -41,6 +41,7 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("isa", UNITS_HERE)
 @pytest.mark.parametrize("name", OPS)
 def test_equals_the_reference(name: str, isa: str) -> None:

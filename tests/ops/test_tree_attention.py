@@ -42,6 +42,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("block_size", "d", "window", "extras", "dtype", "isa"), CASES)
 def test_a_branch_equals_the_same_tokens_alone(
     block_size: int, d: int, window: int, extras: str, dtype: Dtype, isa: str

@@ -229,6 +229,7 @@ DAMAGED: list[tuple[Format, Callable[[foreign.Parts], foreign.Parts], str]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("form", "damage", "message"), DAMAGED)
 def test_tensors_that_are_refused(form: Format, damage: Any, message: str, tmp_path: Path) -> None:
     def convert(w: Tensor) -> tuple[foreign.Parts, Tensor]:

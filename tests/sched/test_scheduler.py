@@ -22,6 +22,7 @@ from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
 from turns import turns, working
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 @pytest.mark.parametrize("budget", [4, 7, 64])
 @pytest.mark.parametrize("prefix", [True, False])

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from image_hosts import (
     DATA,
     _Handler,
     host,
     rules,
 )
-
 from live_server import LiveServer
 from quire.core.errors import BadRequest, ConfigError
 from quire.server.text_generation import fetching

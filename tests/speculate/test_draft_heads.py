@@ -154,6 +154,7 @@ def eagle_by_hand(folder: Path, method: str, tokens: list[int], states: tuple[Te
     return drafted
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_eagle_drafts_what_its_formula_says(method: str, tmp_path: Path) -> None:
     """In the middle of an answer, over a prompt that was cut into chunks, after drafts that were kept and lost."""

@@ -100,6 +100,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("feature", "method", "adaptive"), CASES)
 def test_the_bits_are_those_of_plain_decoding(
     feature: str, method: str, adaptive: bool, folders: dict[str, str], golden: dict[str, dict[str, list[Answer]]]

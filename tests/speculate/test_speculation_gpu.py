@@ -63,6 +63,7 @@ CASES = {"short": ("side", SHORT, False), "roomy": ("main", ROOMY, False), "adap
 """Which queue is eager, how many blocks there are, and whether the cost model decides."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("way", "case"), one_of(4, [(way, case) for case in CASES for way in WAYS + TREES]))
 def test_drafts_give_the_same_answers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, expected: tuple[Answers, int], way: str, case: str

@@ -59,6 +59,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("fmt", "variant", "count"), PAIRS)
 def test_same_request_same_bits(golden: Golden, fmt: str, variant: str, count: int) -> None:
     requests, want = golden(fmt, count)

@@ -51,6 +51,7 @@ def test_time_is_bounded(case: str) -> None:
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(sys.platform == "darwin", reason="no bound of address space there")
 @pytest.mark.parametrize("case", LARGE)
 def test_memory_and_text_are_bounded(case: str) -> None:

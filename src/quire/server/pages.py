@@ -121,7 +121,7 @@ async def live_state(service: Service, request: Request) -> Response:
 
 
 async def live_history(server: ServerState, request: Request) -> Response:
-    """What the live page's charts are made of, over the last quarter of an hour; public where /metrics is."""
+    """Return the history of the live dashboard's charts for the last 15 minutes. Public if /metrics is."""
     found = server.history.told(time.monotonic())
     return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
 

@@ -63,6 +63,7 @@ GRIDS: list[tuple[Grid, int]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("grid", "group", "options"),
     one_of(

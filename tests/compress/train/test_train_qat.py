@@ -47,6 +47,7 @@ def served(folder: Path, tokens: list[int], **options: Any) -> Tensor:
     return rows
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("scheme", ["int4", "int8", "fp8"])
 def test_what_is_written_is_rounded_to_the_very_codes(scheme: str, family: str, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def run(asked: list[Request], **options: Any) -> tuple[Found, list[Output]]:
     return {key: tuple(row) for key, row in found.items()}, outputs  # type: ignore[misc]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "options",
     [{}, {"enable_prefix_caching": False}, {"max_num_batched_tokens": 7, "max_num_seqs": 7}, {"num_blocks": 18},

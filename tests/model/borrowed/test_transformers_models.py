@@ -91,6 +91,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
     family, facts, reason = REFUSED[case]

@@ -31,6 +31,7 @@ Tensors = dict[str, Tensor]
 LATENT, EXPERTS = LATENT_MODELS["deepseek_v2"][1], MIXTURES["qwen3_moe"][1]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("family", TARGETS)
 def test_logits_equal_merged_weights_in_mixed_batches(family: str, name: str, tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ def test_a_chosen_folder_is_used_and_nonsense_is_refused(
             load(folder, **options)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_layout_of_any_kind_is_another_source(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = open_backend(DeviceConfig()).form

@@ -137,6 +137,7 @@ class Host:
         self.listener.close()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quantization": "int4"}], ids=["f32", "int4"])
 def test_hosts_gather_what_each_has_a_share_of(count: int, options: dict[str, Any], tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_layers_from_a_file_give_the_bits_of_those_in_memory(form: str, folder: Path, tmp_path: Path) -> None:
     want = answers(start_engine(flat_config(model=str(folder), **OPTIONS | FORMS[form])))

@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", ["experts", "disk"])
 def test_experts_from_a_file_give_the_bits_of_those_in_memory(name: str, kind: str, tmp_path: Path) -> None:

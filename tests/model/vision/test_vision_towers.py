@@ -27,6 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return cache(lambda name: Made(name, tmp_path_factory.mktemp(name)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize(("name", "shape", "size"), CASES)
 def test_features_equal_transformers(

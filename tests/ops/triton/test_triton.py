@@ -22,6 +22,7 @@ OFTEN = {"attention": 12, "expert_mlp": 4, "latent_attention": 2, "linear": 3, "
 quiet = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # numpy's, of inf and nan when interpreted
 
 
+@pytest.mark.sampled(5)
 @needs_triton
 @quiet
 @pytest.mark.parametrize("name", TRITON_OPS)

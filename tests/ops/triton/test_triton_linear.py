@@ -41,6 +41,7 @@ def weight(form: str) -> Weight:
     return random_weight(g, kind, N, K, group, "zeros" in options, 16 if "a16" in options else 8)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "form", one_of(3, ["bf16", "f32", "table4", "int4 zeros", "int8 a16", "int8", "fp8 rows", "int8 rows", "fp8"])
 )

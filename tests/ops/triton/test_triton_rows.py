@@ -127,6 +127,7 @@ def test_a_branch_of_a_draft_equals_the_same_tokens_alone(
             assert torch.equal(attend(branch(case, masks, s, row))[0], whole[int(case["cu_q"][s]) + row]), (s, row)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [F16, I8, F8])
 def test_narrow_caches_hold_what_the_definition_stores(dtype: Dtype) -> None:
     """Codes may differ by one where the rotation before them was rounded otherwise; values are stored as they come."""
@@ -149,6 +150,7 @@ def keys_and_values(run: Any, case: Case) -> list[Tensor]:
     return [t for t in run("rope_and_cache", case) if t.dim() == 4]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", one_of(3, ROWWISE))
 def test_bf16_activations_are_rounded_once(name: str) -> None:
     for case in CASES[name](generator()):

@@ -108,6 +108,7 @@ def read(row: str, reasoning: str | None, inside: bool | None, text: str) -> tup
     return content, thought, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TOOLS)
 def test_forced_calls_are_whole_and_valid(name: str, vocabulary: Words) -> None:
     draw = random.Random(name)
@@ -126,6 +127,7 @@ def test_forced_calls_are_whole_and_valid(name: str, vocabulary: Words) -> None:
             jsonschema.validate(arguments, SCHEMAS[called])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TOOLS)
 def test_answers_in_whose_place_calls_may_come(name: str, vocabulary: Words) -> None:
     reasoning = "openai" if name == "openai" else None
@@ -211,6 +213,7 @@ def check(choice: dict[str, Any], named: str | None, parallel: bool) -> None:
     assert choice["finish_reason"] in ("stop" if named else "tool_calls", "length")
 
 
+@pytest.mark.sampled(5)
 @needs_native
 @pytest.mark.parametrize("name", TOOLS)
 def test_required_and_named_calls_over_http(server: LiveServer, name: str) -> None:

@@ -110,6 +110,7 @@ def check(name: str, seed: int, whole: bool) -> None:
             assert full.startswith(said.calls[-1][1])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FORMATS)
 def test_shapes(name: str) -> None:
     for seed in range(500):

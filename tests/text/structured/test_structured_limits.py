@@ -57,6 +57,7 @@ def alone(engine: Any) -> dict[str, bytes]:
 PLAIN = [asked(f"plain{i}", None, max_tokens=20 + i) for i in range(4)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_grammar_beyond_the_matchers_limits_ends_its_request_alone(
     engine: Any, alone: dict[str, bytes], kind: str

@@ -169,7 +169,7 @@ class Mxfp4(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Mixed(KvCacheStage, frozen=True, kw_only=True):
-    """Mixed precision gives each layer its own number of bits, so that the KL divergence is least.
+    """Mixed precision gives each layer its own number of bits, so that the KL divergence is as small as possible.
 
     `choices` lists the numbers of bits that a layer may get. `bits_per_weight` limits their mean. `rounding` names the
     method that rounds the weights.

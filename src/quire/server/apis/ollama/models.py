@@ -85,7 +85,7 @@ def loaded_models(service: Service) -> list[OllamaModel]:
 
 
 async def show(service: Service, request: Request) -> Response:
-    """Return facts of a model in Ollama's format."""
+    """Return information on a model in Ollama's format."""
     body = await read_struct(request, service.options, lambda _: Named)
     name = body.model or body.name
     if name is None:

@@ -56,7 +56,7 @@ async def load_lora_adapter(service: Service, request: Request) -> Response:
 
 
 async def unload_lora_adapter(service: Service, request: Request) -> Response:
-    """Unload a LoRA adapter. An adapter that requests still use stays."""
+    """Unload a LoRA adapter. While a request uses the adapter, the call fails."""
     body = await _read(service, request, UnloadLora)
     service.check_model(body.model)
     if body.lora_name not in service.engine.info.adapters:
@@ -77,7 +77,7 @@ async def _read(service: Service, request: Request, kind: type[T]) -> T:
 
 
 async def reset_prefix_cache(service: Service, request: Request) -> Response:
-    """Empty the prefix cache: requests that come later find nothing of earlier ones.
+    """Empty the prefix cache, so that later requests do not reuse prefixes of earlier requests.
 
     vLLM leaves the cache as it is while blocks are in use. Here it is emptied: those that run keep their blocks, which
     nobody else finds any more. So vLLM's `reset_running_requests`, which computes them again, is refused.

@@ -227,7 +227,7 @@ async def create_embedding(service: Service, request: HttpRequest) -> Response:
 
 
 async def create_score(service: Service, request: HttpRequest) -> Response:
-    """Score how well texts match: cosine similarity, or the probability of a model that classifies pairs."""
+    """Score how well two texts match, by cosine similarity or by a model with a classification head."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: ScoreRequest)
     left, right = _texts(body.text_1, "text_1"), _texts(body.text_2, "text_2")
@@ -243,7 +243,7 @@ async def create_score(service: Service, request: HttpRequest) -> Response:
 
 
 async def create_rerank(service: Service, request: HttpRequest) -> Response:
-    """Rank documents by how well they match a query, best first. Equal ones keep their order."""
+    """Rank documents by how well they match a query, best first. Documents with equal scores keep their order."""
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: RerankRequest)
     documents = _texts(body.documents, "documents")
