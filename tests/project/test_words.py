@@ -39,6 +39,16 @@ MIRRORED = (
 of a network and its loading, for a server of one model and of several, for each API."""
 MOST_MODULES = 2
 """Modules of one name, where those of mirrored folders are one."""
+PICTURES = {
+    "bench/replay.py": "a key of result files",
+    "cli/plan.py": "a key of plan files",
+    "compress/evaluation/frontier.py": "a chart",
+    "compress/pipelines/recipe_runner.py": "a chart",
+    "core/request.py": "a key of recordings",
+    "engine/client.py": "keys of recordings and result files",
+    "plan/predict.py": "a key of plan files",
+}
+"""Modules that may say "picture", and of what: an image of a prompt is an image everywhere else."""
 MOST_CLASSES = 2
 """Classes of one name. A name that begins with an underscore is its module's own, and not counted."""
 FORMATS = {"Awq", "Gptq"}
@@ -88,6 +98,11 @@ def test_one_module_name_is_one_thing() -> None:
             where[base].add(group.get(folder, folder))
     many = {base: sorted(folders) for base, folders in where.items() if len(folders) > MOST_MODULES}
     assert not many, many
+
+
+def test_an_image_is_called_an_image() -> None:
+    found = {name for name in sources() if "picture" in (SOURCE / name).read_text().lower()}
+    assert found == PICTURES.keys()
 
 
 def test_one_name_is_one_thing() -> None:

@@ -1,4 +1,4 @@
-"""Hosts that send pictures by rules of their own."""
+"""Hosts that send images by rules of their own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def chunked(handler: BaseHTTPRequestHandler) -> None:
 
 
 ANSWERS: dict[str, Answer] = {
-    "/picture": answer(200, DATA),
+    "/image": answer(200, DATA),
     "/open": answer(200, DATA, content_length=""),
     "/chunked": chunked,
     "/missing": answer(404, b"secret words"),
@@ -75,11 +75,11 @@ ANSWERS: dict[str, Answer] = {
     "/trickle": trickle,
     "/trickled-head": trickled_head,
     "/silent": lambda handler: time.sleep(3),
-    "/once": moved("/picture"),
+    "/once": moved("/image"),
     "/twice": moved("once", 307),
     "/circle": moved("/circle", 301),
     "/nowhere": answer(302),
-    "/elsewhere": moved("http://elsewhere.example/picture"),
+    "/elsewhere": moved("http://elsewhere.example/image"),
     "/inward": moved("http://169.254.169.254/latest/meta-data"),
     "/to-a-file": moved("file:///etc/passwd"),
 }

@@ -158,7 +158,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served name. `input_modalities`: text and image, where it takes pictures.
+    """A served name. `input_modalities`: text and image, where it takes images.
 
     `quire`: the passport of a folder that has one, what was measured of the model.
     """
@@ -175,9 +175,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     quire: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-def modalities(pictures: bool) -> list[str] | UnsetType:
-    """What a model reads, where it takes pictures."""
-    return ["text", "image"] if pictures else UNSET
+def modalities(takes_images: bool) -> list[str] | UnsetType:
+    """What a model reads, where it takes images."""
+    return ["text", "image"] if takes_images else UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

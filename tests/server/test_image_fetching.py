@@ -1,4 +1,4 @@
-"""Pictures by URL: from named hosts alone, at addresses that were looked at, within size, time and redirects."""
+"""Images by URL: from named hosts alone, at addresses that were looked at, within size, time and redirects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def got(port: int, path: str, **limits: Any) -> bytes:
     return fetch(f"http://127.0.0.1:{port}{path}", "url", rules(f"127.0.0.1:{port}", **limits))
 
 
-@pytest.mark.parametrize("path", ["/picture", "/picture?a=%20b#c", "/open", "/chunked", "/once", "/twice"])
+@pytest.mark.parametrize("path", ["/image", "/image?a=%20b#c", "/open", "/chunked", "/once", "/twice"])
 def test_what_comes(port: int, path: str) -> None:
     assert got(port, path) == DATA
 
@@ -49,7 +49,7 @@ def test_what_comes(port: int, path: str) -> None:
         ("/missing", "status 404"),
         ("/huge", "--max-image-bytes"),
         ("/endless", "--max-image-bytes"),
-        ("/short", "before the picture did"),
+        ("/short", "before the image did"),
         ("/compressed", "compressed"),
         ("/circle", "more than 3 redirects"),
         ("/nowhere", "nowhere"),
@@ -86,18 +86,18 @@ def test_nothing_is_sent_along(port: int, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "url",
     [
-        "http://localhost:{port}/picture",
-        "http://[::1]:{port}/picture",
-        "http://127.1:{port}/picture",
-        "http://2130706433:{port}/picture",
-        "http://0x7f000001:{port}/picture",
-        "http://127.0.0.1:1/picture",
+        "http://localhost:{port}/image",
+        "http://[::1]:{port}/image",
+        "http://127.1:{port}/image",
+        "http://2130706433:{port}/image",
+        "http://0x7f000001:{port}/image",
+        "http://127.0.0.1:1/image",
         "http://127.0.0.1:{port}@elsewhere.example/",
-        "http://user@127.0.0.1:{port}/picture",
-        "http://127.0.0.1.example:{port}/picture",
-        "http:///picture",
-        "http://127.0.0.1:port/picture",
-        "https+x://127.0.0.1:{port}/picture",
+        "http://user@127.0.0.1:{port}/image",
+        "http://127.0.0.1.example:{port}/image",
+        "http:///image",
+        "http://127.0.0.1:port/image",
+        "https+x://127.0.0.1:{port}/image",
     ],
 )
 def test_a_host_is_what_was_named(port: int, url: str) -> None:
@@ -108,9 +108,9 @@ def test_a_host_is_what_was_named(port: int, url: str) -> None:
 
 
 def test_names_do_not_lead_to_addresses_within(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = rules("localhost", "pictures.example")
+    named = rules("localhost", "images.example")
     with pytest.raises(BadRequest, match="no address of the public internet"):
-        fetch(f"http://localhost:{port}/picture", "url", named)
+        fetch(f"http://localhost:{port}/image", "url", named)
     reached: list[tuple[str, int]] = []
 
     def refuse(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -124,12 +124,12 @@ def test_names_do_not_lead_to_addresses_within(port: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(fetching.socket, "create_connection", refuse)
     resolved("10.0.0.7", "192.168.1.1", "fe80::1%eth0", "::ffff:127.0.0.1", "224.0.0.1", "0.0.0.0")
     with pytest.raises(BadRequest, match="no address of the public internet"):
-        fetch("http://pictures.example/a", "url", named)
+        fetch("http://images.example/a", "url", named)
     assert not reached
     # The connection goes to the address that was looked at, not to the name once more.
     resolved("10.0.0.7", "93.184.215.14")
     with pytest.raises(BadRequest, match="did not answer"):
-        fetch("http://Pictures.Example./a", "url", named)
+        fetch("http://Images.Example./a", "url", named)
     assert reached == [("93.184.215.14", 80)]
 
 
@@ -154,13 +154,13 @@ def test_certificates_are_of_the_name(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(fetching.socket, "create_connection", here)
         named = rules("a.example", "b.example", seconds=20.0)
         with pytest.raises(BadRequest, match="SSLCertVerificationError"):
-            fetch("https://a.example/picture", "url", named)
+            fetch("https://a.example/image", "url", named)
         trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         monkeypatch.setattr(fetching, "_trust", lambda: trusted)
-        assert fetch("https://a.example/picture", "url", named) == DATA
+        assert fetch("https://a.example/image", "url", named) == DATA
         assert fetch("https://a.example/once", "url", named) == DATA
         with pytest.raises(BadRequest, match="SSLCertVerificationError"):
-            fetch("https://b.example/picture", "url", named)
+            fetch("https://b.example/image", "url", named)
         with pytest.raises(BadRequest, match="from https to http"):
             fetch("https://a.example/elsewhere", "url", named)
         for slow in ("/trickle", "/trickled-head"):
@@ -207,14 +207,14 @@ def test_through_a_server(port: int) -> None:
             parts = [image_part(f"http://127.0.0.1:{port}{path}") for path in paths]
             return server.post("/v1/chat/completions", {"messages": asked(*parts), "max_tokens": 1})
 
-        assert ask("/picture", "/twice").status_code == 200
+        assert ask("/image", "/twice").status_code == 200
         assert len(server.stub.submitted[-1].images) == 2 and said(server).count("<image>") == 8
         for path, why in {"/missing": "404", "/trickle": "within 1 s", "/elsewhere": "not named"}.items():
-            reply = ask("/picture", path)
+            reply = ask("/image", path)
             assert reply.status_code == 400, reply.text
             assert reply.json()["error"]["param"] == "messages[0].content[1].image_url.url" and why in reply.text
         _others_are_answered_meanwhile(server, ask)
-        source = {"type": "url", "url": f"http://127.0.0.1:{port}/picture"}
+        source = {"type": "url", "url": f"http://127.0.0.1:{port}/image"}
         body = {"model": "stub", "max_tokens": 1, "messages": asked({"type": "image", "source": source})}
         assert server.post("/v1/messages", body).status_code == 200
 

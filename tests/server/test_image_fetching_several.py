@@ -1,4 +1,4 @@
-"""Pictures of one request by URL: fetched at once, made ready in their order, and ended by the first refusal."""
+"""Images of one request by URL: fetched at once, made ready in their order, and ended by the first refusal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_they_are_fetched_at_once_and_stay_in_their_order(
     urls = [f"http://127.0.0.1:{port}/meeting?{i}" for i in range(3)]
     reply = ask(server, *urls[:2], url_of(file_of("white")), urls[2])
     assert reply.status_code == 200, reply.text
-    shown = [tuple(picture.tiles[0, 0, 0]) for picture in server.stub.submitted[-1].images]
+    shown = [tuple(image.tiles[0, 0, 0]) for image in server.stub.submitted[-1].images]
     assert shown == [(255, 0, 0), (0, 255, 0), (255, 255, 255), (0, 0, 255)] and said(server).count("<image>") == 16
 
 
@@ -103,7 +103,7 @@ def test_the_first_refusal_ends_the_others(port: int, server: LiveServer, monkey
     assert time.monotonic() - began < WAIT and len(server.stub.submitted) == before
     media = server.service.media
     wait_until(lambda: media._fetches._value == FETCHES and media.preparing == 0)
-    assert ask(server, f"{at}/picture").status_code == 200
+    assert ask(server, f"{at}/image").status_code == 200
 
 
 def test_nothing_is_fetched_that_nobody_wants(port: int) -> None:

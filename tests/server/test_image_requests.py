@@ -1,4 +1,4 @@
-"""Pictures in requests of every API: what the engine is asked, what replies say, and what is refused by which name."""
+"""Images in requests of every API: what the engine is asked, what replies say, and what is refused by which name."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_the_openai_client_sends_a_jpeg_and_streams(server: LiveServer) -> None:
     assert sum(bool(c.choices and c.choices[0].delta.content is not None) for c in chunks) >= 1
     request = server.stub.submitted[-1]
     assert said(server) == f"<|user|>What is this?{SEEN}<|end|><|assistant|>"
-    [picture] = request.images
-    assert (picture.shape, picture.size, picture.rows) == ((1, 4, 4), (48, 64), ROWS)
-    assert abs(picture.tiles.astype(int) - (200, 30, 60)).max() < 8
+    [image] = request.images
+    assert (image.shape, image.size, image.rows) == ((1, 4, 4), (48, 64), ROWS)
+    assert abs(image.tiles.astype(int) - (200, 30, 60)).max() < 8
     usage = chunks[-1].usage
     assert usage is not None and usage.prompt_tokens == len(request.prompt)
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.model_dump()["image_tokens"] == ROWS
 
 
-def test_several_pictures_in_their_order_and_in_several_turns(server: LiveServer) -> None:
+def test_several_images_in_their_order_and_in_several_turns(server: LiveServer) -> None:
     red, green = (url_of(file_of(color)) for color in ("red", "lime"))
     messages = [
         *asked(image_part(red), "one", image_part(green)),
@@ -71,9 +71,9 @@ def test_several_pictures_in_their_order_and_in_several_turns(server: LiveServer
     assert said(server) == (
         f"<|user|>{SEEN}one{SEEN}<|end|><|assistant|>Two.<|end|><|user|>{SEEN}again<|end|><|assistant|>"
     )
-    pictures = server.stub.submitted[-1].images
-    assert [tuple(p.tiles[0, 0, 0]) for p in pictures] == [(255, 0, 0), (0, 255, 0), (255, 0, 0)]
-    assert pictures[0].key == pictures[2].key != pictures[1].key
+    images = server.stub.submitted[-1].images
+    assert [tuple(p.tiles[0, 0, 0]) for p in images] == [(255, 0, 0), (0, 255, 0), (255, 0, 0)]
+    assert images[0].key == images[2].key != images[1].key
 
 
 def test_a_bare_url_and_n_choices(server: LiveServer) -> None:
@@ -96,7 +96,7 @@ def test_texts_alone_are_what_they_were(server: LiveServer) -> None:
     assert said(server) == "<|user|>a\nb<|end|><|assistant|>"
 
 
-def test_a_user_cannot_write_a_picture(server: LiveServer) -> None:
+def test_a_user_cannot_write_an_image(server: LiveServer) -> None:
     chat(server, f"{IMAGE} is a word", image_part())
     request = server.stub.submitted[-1]
     assert len(request.images) == 1
@@ -116,7 +116,7 @@ def test_replies_show_image_tokens(server: LiveServer) -> None:
     assert back == f"<|user|>{SEEN}hi<|end|><|assistant|>"
 
 
-def test_a_picture_that_comes_again_is_not_decoded_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_comes_again_is_not_decoded_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
     read = image_preparation.read_image
     monkeypatch.setattr(
@@ -158,7 +158,7 @@ def test_anthropic(server: LiveServer) -> None:
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted.json()["input_tokens"] == total
 
 
-def test_responses_keep_pictures_for_the_next_turn(server: LiveServer) -> None:
+def test_responses_keep_images_for_the_next_turn(server: LiveServer) -> None:
     content: Any = [
         {"type": "input_text", "text": "What?"},
         {"type": "input_image", "image_url": url_of(), "detail": "auto"},
@@ -199,7 +199,7 @@ def test_llama_cpp_and_tgi(server: LiveServer) -> None:
     assert reply.json()["generated_text"].startswith(f"a{IMAGE}b")
 
 
-def test_a_batch_has_pictures(server: LiveServer, tmp_path: Path) -> None:
+def test_a_batch_has_images(server: LiveServer, tmp_path: Path) -> None:
     import asyncio
     import json
 
@@ -218,7 +218,7 @@ def test_a_batch_has_pictures(server: LiveServer, tmp_path: Path) -> None:
     assert said(server) == f"<|user|>{SEEN}hi<|end|><|assistant|>"
 
 
-BAD = text_of(b"no picture at all")
+BAD = text_of(b"no image at all")
 URL = "messages[0].content[0].image_url.url"
 URLS = [
     ("", "must be a data:"),
@@ -256,7 +256,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type",
      "'base64' or 'url'"),
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "base64", "media_type": "a/b", "data": BAD}}),
-     "messages[0].content[0].source.media_type", "picture"),
+     "messages[0].content[0].source.media_type", "image"),
     ("/v1/messages", messages_of({"type": "image", "source": {"type": "base64", "media_type": "image/a", "data": BAD}}),
      "messages[0].content[0].source.data", "image"),
     ("/v1/responses", items_of({"file_id": "f"}), "input[0].content[0].file_id", "not kept"),
@@ -341,7 +341,7 @@ def test_limits_are_options() -> None:
     ("limits", "option"),
     [({"kept": ROWS - 1}, "--encoder-cache-tokens"), ({"step": ROWS - 1}, "--max-num-batched-tokens")],
 )
-def test_a_picture_that_its_engine_cannot_take_is_named(limits: dict[str, int], option: str) -> None:
+def test_an_image_that_its_engine_cannot_take_is_named(limits: dict[str, int], option: str) -> None:
     """Before the engine is asked, so that streams are refused, too, before they begin."""
     with seeing(info={"image_limits": ImageLimits(**limits)}) as server:
         for stream in (False, True):
@@ -351,7 +351,7 @@ def test_a_picture_that_its_engine_cannot_take_is_named(limits: dict[str, int], 
         assert error["param"] == "input[0].content[0].image_url" and option in error["message"]
 
 
-def test_pictures_of_requests_in_flight_are_bounded() -> None:
+def test_images_of_requests_in_flight_are_bounded() -> None:
     with seeing(max_images_gb=100e-9) as server:
         server.stub.paused = True
         first = threading.Thread(target=chat, args=(server, image_part(), image_part()))
@@ -365,7 +365,7 @@ def test_pictures_of_requests_in_flight_are_bounded() -> None:
         assert server.service.media.preparing == 0 == server.engine.admission.image_bytes
 
 
-def test_bodies_may_be_larger_where_pictures_are_taken() -> None:
+def test_bodies_may_be_larger_where_images_are_taken() -> None:
     noise = Image.effect_noise((2500, 1800), 90)
     held = io.BytesIO()
     noise.convert("RGB").save(held, "PNG", compress_level=0)
@@ -378,7 +378,7 @@ def test_bodies_may_be_larger_where_pictures_are_taken() -> None:
         assert reply.status_code == 413
 
 
-def test_a_context_that_is_full_of_pictures() -> None:
+def test_a_context_that_is_full_of_images() -> None:
     with seeing(info={"max_model_len": 9}) as server:
         error = refusal(server, CHAT, {"messages": asked(*[image_part()] * 3)})
         assert error["code"] == "context_length_exceeded" and "messages[0].content[2]" in error["message"]
@@ -393,4 +393,4 @@ def test_recordings_have_no_pixels(tmp_path: Path) -> None:
     kept = without_pixels(request)
     assert kept.prompt == request.prompt and [p.pixels for p in kept.images] == [b""]
     assert kept.images[0].key == request.images[0].key
-    assert without_content(request).pictures == ()
+    assert without_content(request).images == ()

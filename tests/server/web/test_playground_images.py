@@ -1,4 +1,4 @@
-"""The page at `/` with pictures, in a real browser."""
+"""The page at `/` with images, in a real browser."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PASTE = """(async () => {
 
 
 @in_chromium
-def test_pictures_go_with_a_message(browser: Browser) -> None:
+def test_images_go_with_a_message(browser: Browser) -> None:
     with seeing() as server, chatting(browser, server) as page:
         server.stub.script = server.tokenizer.encode("So.", add_special_tokens=False)
         page.wait("!document.querySelector('#attach').hidden")
         for count in (1, 2):
             page.run(PASTE)
-            page.wait(f"document.querySelectorAll('#pictures .thumbnail').length === {count}")
-        page.run("document.querySelector('#pictures button').click()")
-        assert page.run("document.querySelectorAll('#pictures .thumbnail').length") == 1
+            page.wait(f"document.querySelectorAll('#images .thumbnail').length === {count}")
+        page.run("document.querySelector('#images button').click()")
+        assert page.run("document.querySelectorAll('#images .thumbnail').length") == 1
         ask(page, "What?")
         assert said(server) == f"<|user|>{IMAGE * ROWS}What?<|end|><|assistant|>"
-        assert page.run("document.querySelector('#pictures').hidden")
+        assert page.run("document.querySelector('#images').hidden")
         page.wait("document.querySelector('.question img').naturalWidth === 16")
         ask(page, "Again?")
         assert said(server).count(IMAGE) == ROWS
     with live() as server, chatting(browser, server) as page:
         page.run(PASTE)
-        assert page.run("document.querySelector('#attach').hidden && document.querySelector('#pictures').hidden")
+        assert page.run("document.querySelector('#attach').hidden && document.querySelector('#images').hidden")
