@@ -24,6 +24,7 @@ from quire.core.config import flat_config
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
 from quire.core.images import PromptImage
 from quire.core.request import Output, Request
+from quire.engine.client import EngineInfo
 from quire.engine.local import LocalEngine
 from quire.engine.processes.watchdog import Watchdog
 from quire.engine.record.recording import without_content
@@ -369,6 +370,8 @@ def test_an_image_is_whole_in_a_request_over_the_wire() -> None:
     request = image_request("one", PROMPTS["one"])
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request)
     assert again == request and isinstance(again.images[0], PromptImage)
+    assert "pictures" in msgspec.to_builtins(request), "recordings that were made before have this name"
+    assert {"pictures", "picture_limits"} < {field.encode_name for field in msgspec.structs.fields(EngineInfo)}
     assert flat_config(max_num_encoder_tokens=3).scheduler.encoder_rows == (3, 16384)
     with pytest.raises(ConfigError, match="encoder-cache-tokens"):
         flat_config(encoder_cache_tokens=-1)
