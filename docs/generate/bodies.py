@@ -11,8 +11,8 @@ from quire.core.params import SamplingParams
 from quire.server.apis.ollama.bodies import Options
 from quire.server.apis.openai.protocol import QuireOptions, StreamOptions
 from quire.server.apis.tgi.generate import TgiParameters
-from quire.server.models.routes import MULTI_MODEL_TABLE
 from quire.server.openapi import help_of
+from quire.server.routes import TABLE
 from words import cell, escaped, kind, ranged, table
 
 NESTED = (Options, TgiParameters, StreamOptions, QuireOptions)
@@ -24,7 +24,7 @@ PLAIN = {name: value for name, value in msgspec.structs.asdict(SamplingParams())
 def every_body() -> str:
     """A section for each kind of body, under the routes that take it."""
     routes: dict[type[msgspec.Struct], list[str]] = {}
-    for route in MULTI_MODEL_TABLE.routes:
+    for route in TABLE.routes:
         for found in route.body:
             routes.setdefault(found, []).append(route.path)
     parts = [section(found, paths) for found, paths in routes.items()]

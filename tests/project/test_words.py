@@ -32,11 +32,10 @@ MIRRORED = (
     ("ops", "ops/reference", "ops/cpu", "ops/triton"),
     ("quant", "compress/quantize", "compress/layouts"),
     ("model/net", "model/load"),
-    ("server", "server/models"),
     ("server/apis/anthropic", "server/apis/llama_cpp", "server/apis/ollama", "server/apis/openai", "server/apis/tgi"),
 )
 """Folders that have one thing under one name: for each device, for a format as it is read, made and written, for a part
-of a network and its loading, for a server of one model and of several, for each API."""
+of a network and its loading, for each API."""
 MOST_MODULES = 2
 """Modules of one name, where those of mirrored folders are one."""
 PICTURES = {

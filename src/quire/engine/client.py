@@ -21,7 +21,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
     `weights`: a digest of samples of the files, where several hosts have copies. `takes_images`: whether prompts may
-    have images, and `image_limits` of one; recordings and rows on disk have both under older names.
+    have images, and `image_limits` of one; recordings and rows on disk have both under older names. `weight_bytes` and
+    `kv_cache_bytes` are of the first rank.
     """
 
     model: str
@@ -52,6 +53,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling = Pooling()
     takes_images: bool = msgspec.field(default=False, name="pictures")
     image_limits: ImageLimits = msgspec.field(default=ImageLimits(), name="picture_limits")
+    kv_cache_bytes: int = 0
 
 
 RANK_KILLED = "rank_killed"

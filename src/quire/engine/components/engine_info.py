@@ -76,4 +76,5 @@ def engine_info(
         takes_images=encoding is not None,
         image_limits=ImageLimits() if encoding is None else encoding.limits.per_image,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
+        kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,
     )

@@ -16,7 +16,7 @@ from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError,
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
 from quire.engine.frontend.admission import AdmissionControl, image_bytes
-from quire.engine.frontend.metrics import EngineMetrics
+from quire.engine.frontend.engine_metrics import EngineMetrics
 from quire.engine.frontend.streams import AT_ONCE, CallQueue, OutputStream
 
 
