@@ -34,7 +34,7 @@ Methods = dict[str, Callable[[Job], None]]
 
 def quire() -> Methods:
     """`quire compress` without its passport; the text is that of the recipe, which made the rows of the other tools."""
-    from quire.compress.pipelines.run import compress
+    from quire.compress.pipelines.recipe_runner import compress
     from quire.compress.recipes.parser import recipe_of
 
     def make(job: Job) -> None:

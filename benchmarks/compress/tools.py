@@ -30,8 +30,8 @@ from typing import Any
 from benchmarks.common.results import RESULTS, parser_of
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.environments import environment
-from quire.compress.evaluation.measure import compare
-from quire.compress.pipelines.run import calibration_text
+from quire.compress.evaluation.quality_measurement import compare
+from quire.compress.pipelines.recipe_runner import calibration_text
 from quire.compress.recipes.parser import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import QuireError

@@ -1,7 +1,7 @@
 """Images: encoding one by a vision tower, beside transformers' code for the same weights.
 
     python -m benchmarks.engine.vision_encoder encode [--threads N] [--rounds 7] [--layers 27] [--pixels 672]
-    python -m benchmarks.engine.vision_encoder again     # time to the first token behind a picture that was there
+    python -m benchmarks.engine.vision_encoder again     # time to the first token behind an image that was there
 
 The tower has the shape of SigLIP-so400m (hidden 1,152, 27 layers, 16 heads, MLP 4,304, patches of 14 x 14 pixels) and
 random weights in bf16, written once so that both read the same. The two take turns on the same threads; the median of
@@ -65,7 +65,7 @@ def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
 
 
 def encode(args: argparse.Namespace) -> dict[str, Any]:
-    """One picture, by both in turns."""
+    """One image, by both in turns."""
     size, side = args.pixels, args.pixels // 14
     noise = torch.randint(0, 256, (1, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     shown = PromptImage(
@@ -115,7 +115,7 @@ TEXT_TOKENS = 16
 
 
 def again(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds to the first token of a prompt with a picture: a new one, the same behind another text (its features
+    """Milliseconds to the first token of a prompt with an image: a new one, the same behind another text (its features
     are kept), the same prompt with another question (its keys and values are, too), and of as many tokens of text.
     """
     side = args.pixels // 14
@@ -141,9 +141,9 @@ def again(args: argparse.Namespace) -> dict[str, Any]:
             for name, (before, after) in asked.items():
                 key = hashlib.blake2b(pixels, digest_size=16).digest()
                 runs, shape, size = ((TEXT_TOKENS, side**2),), (1, args.pixels, args.pixels), (args.pixels,) * 2
-                picture = PromptImage(key=key, pixels=pixels, shape=shape, runs=runs, size=size)
+                image = PromptImage(key=key, pixels=pixels, shape=shape, runs=runs, size=size)
                 ids = [*before, *placeholders(key, side**2, engine.info.vocab_size), *after]
-                found.setdefault(name, []).append(first_token(engine, EncodedPrompt(ids, (picture,)), f"{name} {turn}"))
+                found.setdefault(name, []).append(first_token(engine, EncodedPrompt(ids, (image,)), f"{name} {turn}"))
             text = rng.integers(16, 30000, 2 * TEXT_TOKENS + side**2).tolist()
             found.setdefault("text", []).append(first_token(engine, EncodedPrompt(text), f"text {turn}"))
     return {

@@ -40,9 +40,9 @@ from quire.core.dtypes import BF16, F8, F16, F32, I8, I32
 from quire.ops.arrays import Host, to_torch
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import read_rate
 from quire.ops.cpu.pack import pack_dense
 from quire.ops.cpu.pack_sparse import SPARSE
+from quire.ops.cpu.thread_probe import read_rate
 from quire.ops.experts import ExpertActivation, Grouped, Routing
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.native import huge_bytes

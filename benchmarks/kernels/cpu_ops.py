@@ -38,7 +38,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import best_seconds, read_rate
+from quire.ops.cpu.thread_probe import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout

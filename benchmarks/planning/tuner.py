@@ -24,8 +24,8 @@ from quire.figures.files import read_rows
 from quire.figures.machine import this_machine
 from quire.figures.statistics import compare, median
 from quire.plan.planned_load import Slo, parse_load
+from quire.tune.candidate_runner import CandidateRunner
 from quire.tune.engines import EnginePool
-from quire.tune.measure import CandidateRunner
 from quire.tune.objective import Objective
 from quire.tune.report import difference
 from quire.tune.search import CandidateTrial

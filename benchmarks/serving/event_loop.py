@@ -120,7 +120,7 @@ BESIDE: dict[str, Callable[[], bytes]] = {
     ),
 }
 """Other fields, of the APIs that have them."""
-PICTURE = b'[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}]}]' % (
+IMAGE = b'[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}]}]' % (
     b"QUJD" * (SIZE // 4 - 200)
 )
 
@@ -155,7 +155,7 @@ def bodies() -> list[tuple[str, str, Callable[[], bytes]]]:
         said = some(SAID, 1).decode() if field == "messages" else '"a"'
         for name, make in BESIDE.items():
             found.append((path, name, with_field(f'{lead}"{field}":{said},', name.partition("=")[0], make)))
-    found.append(("/v1/chat/completions", "a picture of 8 MiB", with_field("{", "messages", lambda: PICTURE)))
+    found.append(("/v1/chat/completions", "an image of 8 MiB", with_field("{", "messages", lambda: IMAGE)))
     found.append(
         ("/v1/completions", "2,000 prompts", with_field('{"max_tokens":1,', "prompt", lambda: some(b'"a"', 2000)))
     )

@@ -120,7 +120,7 @@ class Starts:
     def __init__(self, args: argparse.Namespace, case: str, kept: Path) -> None:
         from quire.bench.suite.engines import FOREIGN, EngineJob, gguf_file
         from quire.bench.suite.environments import environment
-        from quire.bench.suite.models import source_of
+        from quire.bench.suite.suite_models import source_of
 
         form = "q4_k_m" if case == "q4_k_m" else "bf16"
         asked = EngineJob(args.work, source_of("llama-1b", args.work), form, args.threads, make=True)

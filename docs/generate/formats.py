@@ -10,9 +10,9 @@ import msgspec
 from quire.compress.layouts.registry import LAYOUTS
 from quire.compress.recipes.stages import METHODS
 from quire.core.config import KV_DTYPES
-from quire.gguf.blocks import BLOCKS
+from quire.gguf.block_types import BLOCKS
 from quire.gguf.encode import ENCODERS
-from quire.model.disk.gguf import ARCHITECTURES
+from quire.model.disk.gguf_model import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.quant.gguf import TYPES
 from quire.quant.registry import QUANTIZERS, READERS

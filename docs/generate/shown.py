@@ -8,9 +8,9 @@ import msgspec
 from prometheus_client import Metric
 
 from quire.engine.client import EngineInfo
-from quire.engine.frontend.metrics import EngineMetrics
+from quire.engine.frontend.engine_metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats, StoreStats
-from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
+from quire.figures.metric_definitions import LIMITS, METRICS, PERCENTILES
 from quire.figures.schema import fields
 from quire.server.http.metrics import HttpMetrics
 from quire.server.models.metrics import ModelStates
@@ -42,10 +42,10 @@ def every_metric() -> str:
 
 
 def some_engine() -> EngineInfo:
-    """Facts of no engine, with room for adapters, that takes pictures."""
+    """Facts of no engine, with room for adapters, that takes images."""
     plain = {str: "x", int: 1, float: 1.0}
     given = {f.name: plain.get(f.type, ()) for f in msgspec.structs.fields(EngineInfo) if f.required}
-    return EngineInfo(**given, max_loras=1, pictures=True)  # type: ignore[arg-type]
+    return EngineInfo(**given, max_loras=1, takes_images=True)  # type: ignore[arg-type]
 
 
 def _table(families: Iterable[Metric]) -> str:

@@ -20,7 +20,7 @@ from quire.bench.loads import ServeLoad
 from quire.bench.sending import on_loop, until
 from quire.cli import main
 from quire.figures.files import read_rows
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from stub_engine import StubEngine, expected
 
 Body = dict[str, Any]

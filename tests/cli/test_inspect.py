@@ -29,7 +29,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layouts
 from quire.model.describe import compute_dtype, describe
 from quire.model.disk.checkpoint import Checkpoint
-from quire.model.mixers.table import kv_bytes_per_token, mixer_of
+from quire.model.mixers.layer_mixers import kv_bytes_per_token, mixer_of
 from quire.ops.backend import open_backend
 from quire.ops.choice import choose
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from quire.bench.suite.spec import Grid, Suite
+from quire.bench.suite.suite_file import Grid, Suite
 from quire.cli.app import app
 from quire.cli.params import Command
 from quire.compress.recipes.parser import TABLES

@@ -17,7 +17,7 @@ from quire.cli.app import app
 from quire.compress.checkpoint.net import Net
 from quire.compress.checkpoint.writer import write_folder
 from quire.compress.pipelines.methods import RUNNERS
-from quire.compress.pipelines.run import calibration_text, compress
+from quire.compress.pipelines.recipe_runner import calibration_text, compress
 from quire.compress.prune.masks import Pattern, sparsity_of
 from quire.compress.recipes.parser import recipe_of
 from quire.compress.recipes.stages import METHODS
@@ -83,7 +83,7 @@ def test_text_is_read_only_where_it_is_looked_at(
     def refuse(*_: object) -> None:
         raise ConfigError("text is read")
 
-    monkeypatch.setattr("quire.compress.pipelines.run.calibration_text", refuse)
+    monkeypatch.setattr("quire.compress.pipelines.recipe_runner.calibration_text", refuse)
     asked = {**stage, "targets": ["*layers.0.*q_proj*"]}
     if stage["method"] in ("gptq", "wanda"):
         with pytest.raises(ConfigError, match="text is read"):
@@ -140,7 +140,9 @@ def test_parts_are_taken_out(score: str, tmp_path: Path) -> None:
 def test_heads_that_transformers_refuses_are_refused_before_text_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("quire.compress.pipelines.run.calibration_text", lambda *_: pytest.fail("text is read"))
+    monkeypatch.setattr(
+        "quire.compress.pipelines.recipe_runner.calibration_text", lambda *_: pytest.fail("text is read")
+    )
     with pytest.raises(ConfigError, match=r"of which 6 would be left; leave 4 \(heads = 0.5\)"):
         made(tmp_path / "out", {"kind": "prune", "method": "structured", "heads": 0.25})
 

@@ -26,7 +26,7 @@ from quire.compress.calibration.statistics import InputStatistics
 from quire.compress.checkpoint.linear_weights import linear_weights
 from quire.compress.checkpoint.net import Net
 from quire.compress.pipelines.layerwise import LayerModifier, observe_inputs, per_matrix
-from quire.compress.pipelines.run import compress
+from quire.compress.pipelines.recipe_runner import compress
 from quire.compress.recipes.parser import Recipe, recipe_of
 from quire.model.describe import open_model
 from quire.ops.weights import Weight

@@ -20,8 +20,7 @@ from oracle import BACKENDS
 from quire import LLM, SamplingParams
 from quire.bench import quality
 from quire.cli import main
-from quire.compress.evaluation import measure
-from quire.compress.evaluation.measure import passport_of, speed_of
+from quire.compress.evaluation import quality_measurement
 from quire.compress.evaluation.passport import (
     Answers,
     Passport,
@@ -31,7 +30,8 @@ from quire.compress.evaluation.passport import (
     with_section,
     write_passport,
 )
-from quire.compress.pipelines.run import compress
+from quire.compress.evaluation.quality_measurement import passport_of, speed_of
+from quire.compress.pipelines.recipe_runner import compress
 from quire.compress.recipes.parser import recipe_of
 from quire.core.config import EngineConfig, flat_config
 from quire.core.errors import ConfigError, ModelError
@@ -145,10 +145,10 @@ def test_two_checkpoints_are_as_far_apart_as_for_transformers(tmp_path: Path) ->
 def test_long_texts_are_windows_of_which_some_are_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of 32 tokens, each scored once as `quality.windows` has it; every fifth window's distributions fit."""
     vocab = 6144
-    monkeypatch.setattr(measure, "MAX_WINDOW_LOGITS", 32 * vocab)
+    monkeypatch.setattr(quality_measurement, "MAX_WINDOW_LOGITS", 32 * vocab)
     text = (EMBEDDED / "README.md").read_text()[:1500]
     whole = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
-    monkeypatch.setattr(measure, "MAX_LOGIT_BYTES", 4 * vocab * whole.evaluation.tokens // 5 + 1)
+    monkeypatch.setattr(quality_measurement, "MAX_LOGIT_BYTES", 4 * vocab * whole.evaluation.tokens // 5 + 1)
     part = passport_of(served(quantization="int4"), served(), {"t": text}, limit=1, rounds=0)
     assert whole.evaluation.window == part.evaluation.window == 32
     assert part.perplexity == whole.perplexity and whole.evaluation.kl_tokens == whole.evaluation.tokens
@@ -226,7 +226,7 @@ def test_a_folder_that_is_made_has_the_title_of_its_place(
     int4: Passport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is measured in the folder of the last stage, which has another name."""
-    monkeypatch.setattr("quire.compress.pipelines.run.passport_of", lambda *_, **__: int4)
+    monkeypatch.setattr("quire.compress.pipelines.recipe_runner.passport_of", lambda *_, **__: int4)
     stage = {"kind": "quantize", "method": "rtn", "targets": ["*layers.0.*q_proj*"]}
     compress("", tmp_path / "small", recipe_of({"stage": [stage]}, "test"), lambda what: None, passport=True)
     assert (tmp_path / "small" / "README.md").read_text().startswith("# small\n")

@@ -118,7 +118,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.ENCODER: lambda path: write(path, "t5"),
     f.LATENTS: lambda path: write(path, TINY["latents"][0], **TINY["latents"][1]),
     f.NO_EXPERTS: lambda path: write(path, "llama"),
-    f.PICTURES: lambda path: write_made("qwen3_vl", path),
+    f.IMAGES: lambda path: write_made("qwen3_vl", path),
     f.BORROWED: lambda path: write(path, "apertus", **PLAIN_ROPE),
     f.QUANTIZED: write_gptq,
     f.EXPERTS_ON_DISK: lambda path: write(path, "mixtral", num_local_experts=4, num_experts_per_tok=2),

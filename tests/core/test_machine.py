@@ -15,7 +15,7 @@ from quire.core.machine import Cores, available_memory, cores
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from quire.ops.cpu.measure import ThreadRate, enough_threads, thread_counts, thread_rates
+from quire.ops.cpu.thread_probe import ThreadRate, enough_threads, thread_counts, thread_rates
 from quire.ops.native import load_native
 from turns import reports
 

@@ -16,7 +16,7 @@ from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchParams
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.http.body import shaped
-from quire.server.models.routes import MULTI_MODEL_TABLE
+from quire.server.routes import TABLE
 
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "n": ([0, 129, 10**400], "must lie in [1, 128]"),
@@ -39,7 +39,7 @@ TAKEN: dict[str, list[Any]] = {
     "seed": [-(2**63), 2**64 - 1, None], "max_tokens": [1, 10**9, None], "min_tokens": [0, 16],
     "logprobs": [0, 20, None], "prompt_logprobs": [0, 20, None],
 }  # fmt: skip
-BODIES = sorted({kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}, key=lambda kind: kind.__name__)
+BODIES = sorted({kind for route in TABLE.routes for kind in route.body}, key=lambda kind: kind.__name__)
 
 
 def refusal(name: str, value: Any) -> str:

@@ -11,7 +11,7 @@ import pytest
 from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import this_engine, this_machine
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.figures.schema import FigureRow, Interval, RowEngine, RowLoad, RowMachine, RowModel, fields
 from quire.figures.statistics import compare, interval
 

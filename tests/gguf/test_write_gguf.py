@@ -27,7 +27,7 @@ from quire.gguf.file import GgufFile
 from quire.model.describe import describe
 from quire.ops.weights import Weight
 from quire.quant.rtn import INT4, INT8
-from quire.text.gguf import PRE
+from quire.text.gguf_tokenizer import PRE
 from quire.text.tokenizer import Tokenizer as Ours
 from torch_weights import quantize_torch
 

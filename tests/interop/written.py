@@ -8,7 +8,7 @@ from typing import Any
 
 from tiny import VOCABULARY, write_model
 
-from quire.compress.pipelines.run import compress
+from quire.compress.pipelines.recipe_runner import compress
 from quire.compress.recipes.parser import recipe_of
 
 ROWS, LENGTH = 16, 64

@@ -21,7 +21,7 @@ from quire.core.dtypes import BF16, F32, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.model.load.roles import ROLES
-from quire.model.mixers.table import kv_bytes_per_token
+from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.ops.backend import Ops
 from quire.ops.latents import LatentLayout
 

@@ -18,8 +18,8 @@ from quire.core.errors import ConfigError
 from quire.core.version import VERSION
 from quire.engine.local import LocalEngine
 from quire.figures.files import read_rows
-from quire.figures.metrics import METRICS
-from quire.plan.file import check_plan, check_started, plan_of, planned_config, read_plan, write_plan
+from quire.figures.metric_definitions import METRICS
+from quire.plan.plan_file import check_plan, check_started, plan_of, planned_config, read_plan, write_plan
 from quire.plan.planned_load import PlannedLoad, Slo
 from quire.plan.predict import Machine, Planner
 
@@ -111,7 +111,7 @@ def test_an_engine_keeps_to_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyP
     elsewhere = msgspec.structs.replace(plan, place=msgspec.structs.replace(plan.place, device="h100"))
     with pytest.raises(ConfigError, match="for the device h100"):
         check_plan(elsewhere, config)
-    monkeypatch.setattr("quire.plan.file.available_memory", lambda: 1000)
+    monkeypatch.setattr("quire.plan.plan_file.available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="bytes are planned for, and 1,000 are free"):
         check_plan(read, config)
 

@@ -25,7 +25,7 @@ LAYERS = (
     {"server", "compress", "search", "simulate", "tune", "dashboard"},
     {"cli"},
 )
-# Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, pictures are written
+# Inside L1 a scheduler plans in terms of the block tables, a GGUF file carries its own tokenizer, images are written
 # into texts, and what ranks exchange is recorded with the ops of a step.
 ALLOWED_SIDEWAYS = {("sched", "cache"), ("text", "gguf"), ("images", "text"), ("parallel", "ops")}
 FILES = sorted(

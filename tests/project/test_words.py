@@ -28,6 +28,26 @@ BANNED_CLASSES = {
 }  # fmt: skip
 STILL = {"model/spec.py Sight"}
 """Its text is part of the keys of packed weights and of KV stores on disk."""
+MIRRORED = (
+    ("ops", "ops/reference", "ops/cpu", "ops/triton"),
+    ("quant", "compress/quantize", "compress/layouts"),
+    ("model/net", "model/load"),
+    ("server/apis/anthropic", "server/apis/llama_cpp", "server/apis/ollama", "server/apis/openai", "server/apis/tgi"),
+)
+"""Folders that have one thing under one name: for each device, for a format as it is read, made and written, for a part
+of a network and its loading, for each API."""
+MOST_MODULES = 2
+"""Modules of one name, where those of mirrored folders are one."""
+PICTURES = {
+    "bench/replay.py": "a key of result files",
+    "cli/plan.py": "a key of plan files",
+    "compress/evaluation/frontier.py": "a chart",
+    "compress/pipelines/recipe_runner.py": "a chart",
+    "core/request.py": "a key of recordings",
+    "engine/client.py": "keys of recordings and result files",
+    "plan/predict.py": "a key of plan files",
+}
+"""Modules that may say "picture", and of what: an image of a prompt is an image everywhere else."""
 MOST_CLASSES = 2
 """Classes of one name. A name that begins with an underscore is its module's own, and not counted."""
 FORMATS = {"Awq", "Gptq"}
@@ -65,6 +85,23 @@ def test_no_module_has_a_name_that_nobody_looks_for() -> None:
 def test_no_class_has_a_name_that_nobody_looks_for() -> None:
     found = [f"{name} {each}" for name, each in classes() if each in BANNED_CLASSES]
     assert not (set(found) - STILL), found
+
+
+def test_one_module_name_is_one_thing() -> None:
+    """A list of files, which an editor opens by name, says which one is looked for."""
+    group = {folder: mirrored[0] for mirrored in MIRRORED for folder in mirrored}
+    where = defaultdict(set)
+    for name in sources():
+        folder, _, base = name.rpartition("/")
+        if base != "__init__.py":
+            where[base].add(group.get(folder, folder))
+    many = {base: sorted(folders) for base, folders in where.items() if len(folders) > MOST_MODULES}
+    assert not many, many
+
+
+def test_an_image_is_called_an_image() -> None:
+    found = {name for name in sources() if "picture" in (SOURCE / name).read_text().lower()}
+    assert found == PICTURES.keys()
 
 
 def test_one_name_is_one_thing() -> None:

@@ -25,7 +25,7 @@ from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
-from quire.model.mixers.table import kv_bytes_per_token
+from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.role import COLUMNS, ROWS, WHOLE
 from quire.model.spec import MLA, Connector, MoE, Patches
 from quire.ops.arrays import to_numpy

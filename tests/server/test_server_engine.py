@@ -16,7 +16,7 @@ from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, StepReport
 from quire.engine.frontend import streams
 from quire.engine.frontend.async_engine import PORTION, AsyncEngine
-from quire.engine.frontend.metrics import buckets_125
+from quire.engine.frontend.engine_metrics import buckets_125
 from quire.engine.frontend.streams import AT_ONCE, TURN_SECONDS, CallQueue
 from quire.engine.processes.supervisor import RestartPolicy, SupervisedEngine
 from quire.engine.stats import Stats

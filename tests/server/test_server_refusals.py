@@ -160,7 +160,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs.enable_thinking"),
-    ({"chat_template_kwargs": {"picture": "x"}}, "chat_template_kwargs.picture"),
+    ({"chat_template_kwargs": {"image_mark": "x"}}, "chat_template_kwargs.image_mark"),
     ({"chat_template_kwargs": {"a": "b" * 17_000}}, "chat_template_kwargs"),
     ({"prompt": "a"}, "prompt"),
 ]  # fmt: skip

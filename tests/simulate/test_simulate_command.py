@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from quire.cli.app import app
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.simulate.requests import RequestStream
 from quire.simulate.simulate_options import ClusterOptions, SimulatedLoad, limits_of
 

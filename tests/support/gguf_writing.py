@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from quire.compress.layouts.gguf_vocab import TEXTS
 from quire.quant.gguf import TYPES, Block
-from quire.text.gguf import PRE
+from quire.text.gguf_tokenizer import PRE
 from torch_weights import load_torch
 
 PLAIN = {"F32": np.float32, "F16": np.float16}

@@ -1,7 +1,7 @@
 """Errors raised within one request's part of a step: where they can be, engines to raise them in, and who runs beside.
 
 A `Site` is a function through which the work of a request goes. Its calls for the victim are told from those for others
-by what the victim alone has: its id, its `max_tokens`, its seed, its penalty, its picture.
+by what the victim alone has: its id, its `max_tokens`, its seed, its penalty, its image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from lora_adapters import TARGETS, write_adapter
-from made_up_tower import SIGHTS, Shown, pictured, sighted, write_text
+from made_up_tower import SIGHTS, Shown, image_request, sighted, write_text
 from oracle import write
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
@@ -33,7 +33,7 @@ from tiny_model import OPTIONS, write_tiny
 MOST, SEED, PENALTY, SCORES = 23, 987_654_321, 1.375, 7
 """What the victim alone asks for: tokens, seed, repetition penalty, log-probabilities."""
 VOCAB, FIRST = 260, 100
-"""Of the tiny model; the number of the first picture that a victim shows."""
+"""Of the tiny model; the number of the first image that a victim shows."""
 SHAPES: tuple[dict[str, Any], ...] = (
     {"regex": "[a-z]{2,8}( [a-z]{2,8}){2}\\."},
     {"choice": ["yes", "no", "it depends"]},
@@ -58,7 +58,7 @@ def raised(kind: type[BaseException]) -> BaseException:
 
 def request_of(name: str, prompt: list[int], **asked: Any) -> Request:
     """A request of token ids; fields that are not of `SamplingParams` are its own."""
-    own = {field: asked.pop(field) for field in ("pooling", "adapter", "bad_words_ids", "pictures") if field in asked}
+    own = {field: asked.pop(field) for field in ("pooling", "adapter", "bad_words_ids", "images") if field in asked}
     seed = asked.pop("seed", sum(map(ord, name)))
     params = SamplingParams(**({"max_tokens": 8, "ignore_eos": "structured_outputs" not in asked} | asked))
     return Request(id=name, prompt=tuple(prompt), params=params, seed=seed, arrival=0.0, eos_token_ids=(3,), **own)
@@ -80,9 +80,9 @@ def others(kind: str) -> list[Request]:
         if kind == "lora":
             asked["adapter"] = ("", "one")[i % 2]
         prompt = [4 + (i * 7 + j * j) % 90 for j in range(1 + i * 2)]
-        if kind == "pictures" and i % 2:
-            shown = pictured("", [prompt[:3], Shown(i, 2, 3), prompt[3:]])
-            prompt, asked = list(shown.prompt), asked | {"pictures": shown.pictures}
+        if kind == "images" and i % 2:
+            shown = image_request("", [prompt[:3], Shown(i, 2, 3), prompt[3:]])
+            prompt, asked = list(shown.prompt), asked | {"images": shown.images}
         made.append(request_of(f"other{i}", prompt, **asked))
     return made
 
@@ -101,7 +101,7 @@ VICTIMS: dict[str, dict[str, Any]] = {
     "pooled": {"pooling": "mean", "max_tokens": 1},
     "adapter": {"adapter": "two"},
     "lookup": {"max_tokens": MOST, "temperature": 0.0},
-    "picture": {},
+    "image": {},
 }
 
 
@@ -111,10 +111,10 @@ _FRESH = itertools.count(FIRST)
 def victim(sort: str) -> Request:
     """The request that something happens to."""
     asked = {"seed": SEED} | VICTIMS[sort]
-    if sort != "picture":
+    if sort != "image":
         return request_of("victim", STEM, **asked)
-    shown = pictured("", [STEM[:5], Shown(next(_FRESH), 2, 4), STEM[:9]])  # what was encoded before is kept
-    return request_of("victim", list(shown.prompt), pictures=shown.pictures, **asked)
+    shown = image_request("", [STEM[:5], Shown(next(_FRESH), 2, 4), STEM[:9]])  # what was encoded before is kept
+    return request_of("victim", list(shown.prompt), images=shown.images, **asked)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Running:
 def running(kind: str, home: Path) -> Iterator[Running]:
     """An engine of one `kind`."""
     folder, sizes = home / kind, {"num_blocks": 512, "block_size": 4, "max_num_seqs": 32}
-    if kind == "pictures":
+    if kind == "images":
         write_text(folder, "sections")
         with sighted(folder, SIGHTS["sections"][2], **sizes) as (engine, _):
             yield Running(engine, folder)
@@ -238,12 +238,12 @@ SITES: tuple[Site, ...] = (
     Site("classes", "pooled", "quire.engine.components.request_checks", "_classes",
          lambda matrix, output: output.request_id == "victim", "pooling"),
     Site("lora", "adapter", "quire.model.load.adapters.Adapters", "slot", lambda _, name: name == "two", "adapter"),
-    Site("pictures", "picture", "vision", "__call__", lambda picture: picture.pixels[0] >= FIRST, "pictures"),
-    Site("pictures", "picture", FEATURES, "_made", lambda _, picture: picture.pixels[0] >= FIRST, "pictures"),
-    Site("pictures", "picture", FEATURES, "_pieces", lambda _, seen: seen.seq.request.id == "victim", "pictures"),
-    Site("pictures", "picture", BUILDER, "_fill_pictures",
-         lambda _, seen: seen.seq.request.id == "victim", "pictures"),
-    Site("pictures", "picture", "quire.engine.engine", "check_pictures",
+    Site("images", "image", "vision", "__call__", lambda image: image.pixels[0] >= FIRST, "images"),
+    Site("images", "image", FEATURES, "_made", lambda _, image: image.pixels[0] >= FIRST, "images"),
+    Site("images", "image", FEATURES, "_pieces", lambda _, seen: seen.seq.request.id == "victim", "images"),
+    Site("images", "image", BUILDER, "_fill_images",
+         lambda _, seen: seen.seq.request.id == "victim", "images"),
+    Site("images", "image", "quire.engine.engine", "check_images",
          lambda model, encoding, request: request.id == "victim", "admission"),
     *(Site("ngram", "grammar", GUIDE, name, _most, "grammar") for name in ("follow", "may", "forced", "takes", "mask")),
     Site("ngram", "lookup", "quire.speculate.ngram.OwnNGrams", "__init__", _second, "drafting"),
@@ -291,5 +291,5 @@ class _Called:
     def __init__(self, tower: Any, call: Callable[..., Any]) -> None:
         self._tower, self._call, self.width = tower, call, tower.width
 
-    def __call__(self, picture: Any) -> Any:
-        return self._call(picture)
+    def __call__(self, image: Any) -> Any:
+        return self._call(image)

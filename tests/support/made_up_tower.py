@@ -1,4 +1,4 @@
-"""Prompts with pictures for engines whose tower is made up: a function of pixels, over text models of transformers."""
+"""Prompts with images for engines whose tower is made up: a function of pixels, over text models of transformers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SIGHTS: dict[str, tuple[str, dict[str, Any], Sight]] = {
                                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
                Sight(mutual=True)),
 }  # fmt: skip
-"""Text model, its facts, what pictures change in it."""
+"""Text model, its facts, what images change in it."""
 
 
 class Shown(NamedTuple):
-    """A picture by the number it is made of, of h x w rows."""
+    """An image by the number it is made of, of h x w rows."""
 
     number: int
     height: int
@@ -64,39 +64,39 @@ class MadeUpTower:
     def scratch(self, rows: int) -> int:
         return 0
 
-    def __call__(self, picture: PromptImage) -> Tensor:
-        self.encoded.append(picture.key)
-        return features(picture, self.width)
+    def __call__(self, image: PromptImage) -> Tensor:
+        self.encoded.append(image.key)
+        return features(image, self.width)
 
 
-def features(picture: PromptImage, width: int) -> Tensor:
+def features(image: PromptImage, width: int) -> Tensor:
     """What a made-up tower makes of it, [rows, width]."""
-    seed = int.from_bytes(hashlib.blake2b(picture.pixels, digest_size=7).digest(), "big")
-    return torch.randn(picture.rows, width, generator=torch.Generator().manual_seed(seed)) * 0.5
+    seed = int.from_bytes(hashlib.blake2b(image.pixels, digest_size=7).digest(), "big")
+    return torch.randn(image.rows, width, generator=torch.Generator().manual_seed(seed)) * 0.5
 
 
 def prompt_of(parts: Sequence[Part], vocab: int = VOCAB) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-    """Tokens and pictures as a request has them."""
-    tokens, pictures = list[int](), list[PromptImage]()
+    """Tokens and images as a request has them."""
+    tokens, images = list[int](), list[PromptImage]()
     for part in parts:
         if not isinstance(part, Shown):
             tokens += part
             continue
         rows, pixels = part.height * part.width, bytes([part.number, part.height, part.width])
         key = hashlib.blake2b(pixels, digest_size=16).digest()
-        pictures.append(
+        images.append(
             PromptImage(key=key, pixels=pixels, shape=(1, 1, 1), runs=((len(tokens), rows),), size=(8, 8),
                     grid=(part.height, part.width))
         )  # fmt: skip
         tokens += placeholders(key, rows, vocab)
-    return tuple(tokens), tuple(pictures)
+    return tuple(tokens), tuple(images)
 
 
-def pictured(name: str, parts: Sequence[Part], seed: int = 0, **params: Any) -> Request:
+def image_request(name: str, parts: Sequence[Part], seed: int = 0, **params: Any) -> Request:
     """A request for such a prompt."""
-    tokens, pictures = prompt_of(parts)
+    tokens, images = prompt_of(parts)
     asked = SamplingParams(**({"max_tokens": 6, "temperature": 0.0, "logprobs": 5, "ignore_eos": True} | params))
-    return Request(id=name, prompt=tokens, params=asked, seed=seed, arrival=0.0, pictures=pictures)
+    return Request(id=name, prompt=tokens, params=asked, seed=seed, arrival=0.0, images=images)
 
 
 @contextmanager
@@ -123,16 +123,16 @@ def write_text(folder: Path, name: str) -> PreTrainedModel:
 
 
 def oracle_logits(model: PreTrainedModel, name: str, request: Request, output: Sequence[int] = ()) -> Tensor:
-    """transformers' logits [tokens, vocab] of the text model for prompt and output, rows of pictures given."""
-    sight, pictures = SIGHTS[name][2], request.pictures
+    """transformers' logits [tokens, vocab] of the text model for prompt and output, rows of images given."""
+    sight, images = SIGHTS[name][2], request.images
     tokens = [*request.prompt, *output]
     seen = torch.tensor([token >= VOCAB for token in tokens])
-    given = torch.cat([features(p, HIDDEN * (1 + sight.deep)) for p in pictures] or [torch.zeros(0, HIDDEN)])
+    given = torch.cat([features(p, HIDDEN * (1 + sight.deep)) for p in images] or [torch.zeros(0, HIDDEN)])
     with torch.no_grad():
         ids = torch.tensor(tokens).where(~seen, torch.tensor(0))
         x = model.get_input_embeddings()(ids)
         x[seen] = given[:, :HIDDEN]
-        places = torch.from_numpy(grid_positions(pictures, 0, len(tokens))).long()[:, None]
+        places = torch.from_numpy(grid_positions(images, 0, len(tokens))).long()[:, None]
         if name == "mutual":
             blocks = get_block_sequence_ids_for_mask(seen.long()[None])
             masks = create_masks_for_vision_model(model.config, x[None], None, None, None, blocks)
@@ -147,7 +147,7 @@ def oracle_logits(model: PreTrainedModel, name: str, request: Request, output: S
 
 
 def _by_sections(model: PreTrainedModel, sight: Sight) -> PreTrainedModel:
-    """The text model of the family that pictures turn by sections, with the weights of `model`."""
+    """The text model of the family that images turn by sections, with the weights of `model`."""
     kept = {k: v for k, v in model.config.to_dict().items() if k in (*SMALL, "head_dim", "rms_norm_eps")}
     rope = {"rope_type": "default", "rope_theta": model.config.rope_parameters["rope_theta"],
             "mrope_section": list(sight.sections)}  # fmt: skip

@@ -14,7 +14,7 @@ from oracle import NOT_EAGER, relative_error
 from paged_model import VARIANTS
 from quire.compress.checkpoint.net import Net
 from quire.compress.checkpoint.writer import write_folder
-from quire.compress.pipelines.run import compress
+from quire.compress.pipelines.recipe_runner import compress
 from quire.compress.recipes.parser import Recipe, recipe_of
 from speculation_methods import PYDOC
 

@@ -150,7 +150,7 @@ MODEL_OPS = {
     "latent_attention",
 }
 TOWER_OPS = {"whole_attention"}
-"""What encoders of pictures call beside these."""
+"""What encoders of images call beside these."""
 
 
 def backend(name: str) -> Ops:

@@ -81,8 +81,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "experts, ngram": {"model": "experts", "speculative_config": METHODS["ngram"]},
     "latents": {"model": "latents"},
     "T5": {"model": "encoder"},
-    "pictures": {"model": "qwen3_vl"},
-    "pictures, rows that see each other": {"model": "gemma3"},
+    "images": {"model": "qwen3_vl"},
+    "images, rows that see each other": {"model": "gemma3"},
     "structured": {},
     "structured, ngram": {"speculative_config": METHODS["ngram"]},
     "ngram": {"speculative_config": METHODS["ngram"]},
@@ -98,8 +98,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "eagle3": {"speculative_config": METHODS["eagle3"]},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
-PICTURED = ("qwen3_vl", "gemma3")
-"""Models that take pictures."""
+IMAGE_MODELS = ("qwen3_vl", "gemma3")
+"""Models that take images."""
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
 ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "experts, int8", "experts, int8 KV")
@@ -124,7 +124,7 @@ class Folders:
         if name == "dora":
             layout = Layout(random_model("llama", max_position_embeddings=256), 1)
             return str(layout.low_rank(*LINEARS, dora=True).saved("embed_tokens", "lm_head").write(path))
-        if name in PICTURED:
+        if name in IMAGE_MODELS:
             return str(write_made(name, path).folder)
         if name == "gptq":
             return write_gptq(path)
@@ -176,7 +176,7 @@ def asked_of(feature: str, folders: Folders) -> list[Request]:
     """A few requests that this feature can serve."""
     if feature.startswith("structured"):
         return shaped_requests(9)
-    if feature.startswith("pictures"):
+    if feature.startswith("images"):
         name = FEATURES[feature]["model"]
         return Made(name, Path(folders(name))).requests()
     tiny = FEATURES[feature].get("model", PYDOC) != PYDOC

@@ -1,5 +1,5 @@
-"""Servers and readers of a model that takes pictures, over an engine that pretends: the embedded model's tokenizer
-with an image token, and files that say how LLaVA cuts pictures (4 x 4 pixels in patches of 2: 4 rows a picture)."""
+"""Servers and readers of a model that takes images, over an engine that pretends: the embedded model's tokenizer
+with an image token, and files that say how LLaVA cuts images (4 x 4 pixels in patches of 2: 4 rows an image)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG = {"model_type": "llava", "vision_config": {"patch_size": 2, "model_type"
 @cache
 def folder() -> Path:
     """A model's folder without weights."""
-    made = Path(tempfile.mkdtemp(prefix="quire-pictured-"))
+    made = Path(tempfile.mkdtemp(prefix="quire-images-"))
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text())
     settings["additional_special_tokens"].append(IMAGE)
     settings["chat_template"] = TEMPLATE
@@ -50,9 +50,9 @@ def folder() -> Path:
     return made
 
 
-def pictured_info(**changes: Any) -> EngineInfo:
+def image_model_info(**changes: Any) -> EngineInfo:
     """Facts of such a model."""
-    return stub_info(**{"folder": str(folder()), "vocab_size": VOCAB, "pictures": True, **changes})
+    return stub_info(**{"folder": str(folder()), "vocab_size": VOCAB, "takes_images": True, **changes})
 
 
 @contextlib.contextmanager
@@ -62,12 +62,12 @@ def seeing(template: str = TEMPLATE, info: dict[str, Any] | None = None, **optio
     made = ChatTemplate({"default": template}, tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_server, "text_tools", lambda: (tokenizer, made))
-        with live(StubEngine(pictured_info(**(info or {}))), **options) as server:
+        with live(StubEngine(image_model_info(**(info or {}))), **options) as server:
             yield server
 
 
 def file_of(color: Any = (200, 30, 60), size: tuple[int, int] = (8, 8), kind: str = "PNG") -> bytes:
-    """The file of a picture of one color."""
+    """The file of an image of one color."""
     held = io.BytesIO()
     Image.new("RGB", size, color).save(held, kind)
     return held.getvalue()
@@ -95,12 +95,12 @@ def asked(*parts: Any) -> list[dict[str, Any]]:
 
 
 def said(server: LiveServer, request: Request | None = None) -> str:
-    """The prompt that the engine has, an image token for each row of a picture, each of which is where it says."""
+    """The prompt that the engine has, an image token for each row of an image, each of which is where it says."""
     request = server.stub.submitted[-1] if request is None else request
     ids = list(request.prompt)
-    for picture in request.pictures:
-        drawn = placeholders(picture.key, picture.rows, server.stub.info.vocab_size)
-        for start, count in picture.runs:
+    for image in request.images:
+        drawn = placeholders(image.key, image.rows, server.stub.info.vocab_size)
+        for start, count in image.runs:
             assert ids[start : start + count] == drawn[:count]
             del drawn[:count]
             ids[start : start + count] = [IMAGE_ID] * count

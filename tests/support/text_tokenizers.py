@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from quire.gguf.vocab import CONTROL, UNKNOWN, Vocab
-from quire.text.gguf import build
+from quire.text.gguf_tokenizer import build
 from quire.text.tokenizer import Tokenizer as Ours
 from sentencepiece_models import sentencepiece_model
 from text_models import PYDOC, sentencepiece_folder

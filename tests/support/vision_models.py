@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that take pictures, written by transformers with all files of such a folder."""
+"""Tiny random checkpoints of models that take images, written by transformers with all files of such a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECIAL = (
     "<image_soft_token>", "<fake_token_around_image>", "<global-img>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>",
     *ROWS,
 )  # fmt: skip
-"""Tokens by which some family marks pictures; ids are places in this list."""
+"""Tokens by which some family marks images; ids are places in this list."""
 VOCABULARY = len(SPECIAL) + 256
 TEXT = SMALL | {"vocab_size": VOCABULARY, "max_position_embeddings": 1024, "pad_token_id": 0, "eos_token_id": 3,
                 "bos_token_id": 0, "tie_word_embeddings": False}  # fmt: skip
@@ -187,7 +187,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 MARKS = {"qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>", "gemma3": "<start_of_image>", "mistral3": "[IMG]",
          "llava_pixtral": "[IMG]", "internvl": "<IMG_CONTEXT>"}  # fmt: skip
 MARKS |= {"qwen2_5_vl": MARKS["qwen2_vl"], "qwen3_vl": MARKS["qwen2_vl"], "internvl_norms": MARKS["internvl"]}
-"""What a chat template writes for a picture, if not <image>."""
+"""What a chat template writes for an image, if not <image>."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}{{ 'MARK' }}{% endif %}"

@@ -1,4 +1,4 @@
-"""transformers' features of pictures: what towers are held to, for every family and several sizes."""
+"""transformers' features of images: what towers are held to, for every family and several sizes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "internvl": [(1, 32, 32), (3, 32, 32), (1, 48, 48)],
     "internvl_norms": [(3, 32, 32)],
 }
-"""Tiles, height and width of pictures, as a processor cuts them."""
+"""Tiles, height and width of images, as a processor cuts them."""
 SIZES = [(40, 70), (32, 32), (100, 30), (20, 64), (300, 310)]
-"""Height and width of pictures as they come, whose tiles follow."""
+"""Height and width of images as they come, whose tiles follow."""
 
 
 def any_size(name: str, size: tuple[int, int]) -> tuple[int, int, int]:
-    """Tiles of a picture of `size`, the whole of it first."""
+    """Tiles of an image of `size`, the whole of it first."""
     height, width = select_best_resolution(size, CONFIGS[name]["image_grid_pinpoints"])
     return 1 + height // TILE * width // TILE, TILE, TILE
 
@@ -51,7 +51,7 @@ CASES += [(name, any_size(name, size), size) for name in ("llava_next", "llava_o
 CASES += [("llava_onevision", (1, TILE, TILE), (50, 60))]
 
 
-def picture(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed: int = 0) -> PromptImage:
+def prompt_image(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed: int = 0) -> PromptImage:
     """Noise of tiles of `shape`, whose features are `rows` in one run."""
     pixels = torch.randint(0, 256, (*shape, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     return PromptImage(key=b"k" * 16, pixels=pixels.numpy().tobytes(), shape=shape, runs=((5, rows),), size=size)
@@ -60,7 +60,7 @@ def picture(shape: tuple[int, int, int], size: tuple[int, int], rows: int, seed:
 def normalized(name: str, made: PromptImage) -> Tensor:
     """What the processor would give: [tiles, 3, height, width] f32."""
     told = PREPROCESSORS[name]
-    values = torch.from_numpy(made.image.copy()).float() / 255
+    values = torch.from_numpy(made.tiles.copy()).float() / 255
     return ((values - torch.tensor(told["image_mean"])) / torch.tensor(told["image_std"])).permute(0, 3, 1, 2)
 
 
@@ -74,7 +74,7 @@ def patches(pixels: Tensor, size: int = 8, merge: int = 2) -> tuple[Tensor, Tens
 
 @torch.no_grad()
 def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
-    """transformers' features [rows, width] of a picture; further ones stand beside them."""
+    """transformers' features [rows, width] of an image; further ones stand beside them."""
     pixels, whole, height = normalized(name, made), model.model, made.shape[1:]
     if name in QWEN:
         cut, grid = patches(pixels)
@@ -105,9 +105,9 @@ class Made:
         return load_model(flat_config(model=str(self.folder), **options), backend(device))
 
     def want(self, shape: tuple[int, int, int], size: tuple[int, int]) -> tuple[PromptImage, Tensor]:
-        """A picture and transformers' features of it."""
-        want = features(self.name, self.oracle, picture(shape, size, 1))
-        return picture(shape, size, len(want)), want
+        """An image and transformers' features of it."""
+        want = features(self.name, self.oracle, prompt_image(shape, size, 1))
+        return prompt_image(shape, size, len(want)), want
 
 
 def see(model: Model, shown: PromptImage) -> Tensor:

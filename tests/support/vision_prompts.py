@@ -1,4 +1,4 @@
-"""Prompts with pictures for tiny models of every family that takes any."""
+"""Prompts with images for tiny models of every family that takes any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.images.prompt import open_pictures
+from quire.images.prompt import open_image_prompts
 from quire.text.tokenizer import Tokenizer
 from vision_models import VOCABULARY, make_vision_model
 
@@ -24,7 +24,7 @@ PROMPTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "again": ("see {} once more", (0,)),
     "late": ("a text of some length comes before what is to be seen, which is {}", (4,)),
 }
-"""Text with a place for each picture, and the pictures by number."""
+"""Text with a place for each image, and the images by number."""
 
 
 @dataclass
@@ -38,17 +38,17 @@ class Made:
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer.from_folder(self.folder)
-        found = open_pictures(self.folder, self.tokenizer)
+        found = open_image_prompts(self.folder, self.tokenizer)
         assert found is not None
-        self.pictures = found
+        self.image_prompts = found
 
     def request(self, name: str, **params: Any) -> Request:
         text, numbers = PROMPTS[name.split("-")[0]]
-        prepared = [self.pictures.prepare(photograph(*SIZES[i], i), alone=len(numbers) == 1) for i in numbers]
-        whole = self.pictures.expand(text.format(*[self.pictures.image_token] * len(numbers)), prepared)
-        ids, pictures = self.pictures.place(self.tokenizer.encode(whole), prepared, VOCABULARY)
+        prepared = [self.image_prompts.prepare(photograph(*SIZES[i], i), alone=len(numbers) == 1) for i in numbers]
+        whole = self.image_prompts.expand(text.format(*[self.image_prompts.image_token] * len(numbers)), prepared)
+        ids, images = self.image_prompts.place(self.tokenizer.encode(whole), prepared, VOCABULARY)
         asked = SamplingParams(**({"max_tokens": 12, "temperature": 0.0, "logprobs": 4, "ignore_eos": True} | params))
-        return Request(id=name, prompt=tuple(ids), params=asked, seed=3, arrival=0.0, pictures=pictures)
+        return Request(id=name, prompt=tuple(ids), params=asked, seed=3, arrival=0.0, images=images)
 
     def requests(self, **params: Any) -> list[Request]:
         found = [self.request(name, **params) for name in PROMPTS]

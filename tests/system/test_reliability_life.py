@@ -21,11 +21,11 @@ from stub_server import StubServer
 
 WALL_CLOCK = {
     "model/load/packed_folder.py", "server/service.py", "server/apis/openai/choices.py", "text/template_worker.py",
-    "engine/frontend/metrics.py", "engine/record/recorder.py", "server/http/gateway.py", "cache/store_folder.py",
+    "engine/frontend/engine_metrics.py", "engine/record/recorder.py", "server/http/gateway.py", "cache/store_folder.py",
     "cache/disk.py", "engine/components/adapter_changes.py", "engine/start.py", "server/apis/openai/embeddings.py",
     "server/apis/ollama/chat.py", "server/apis/openai/responses_answer.py", "server/models/state.py",
     "server/http/activity.py",  # when an incident was, as a page shows it
-    "compress/evaluation/measure.py",  # the date of a passport
+    "compress/evaluation/quality_measurement.py",  # the date of a passport
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was
 measured, recorded or logged.

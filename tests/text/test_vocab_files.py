@@ -12,7 +12,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from quire.core.errors import ModelError
 from quire.gguf.vocab import CONTROL, UNKNOWN, Vocab
-from quire.text.gguf import PRE, build
+from quire.text.gguf_tokenizer import PRE, build
 from quire.text.tokenizer import Tokenizer
 from sentencepiece_models import TEXTS, corpus, sentencepiece_model
 

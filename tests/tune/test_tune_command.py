@@ -16,7 +16,7 @@ from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
 from quire.plan.planned_load import PlannedLoad, Slo
-from quire.tune import measure, session
+from quire.tune import candidate_runner, session
 from quire.tune.report import MARK
 from quire.tune.space import allowed_axes, check_cores, check_quality, make_space, read_space, usual_axes, varied
 from tiny_model import DEVICE, write_tiny
@@ -33,8 +33,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise ConfigError("not calibrated")
 
     monkeypatch.setattr(session, "machine_of", none)
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(measure, "BATCHES", 1)
+    monkeypatch.setattr(candidate_runner, "SECONDS", 0.0)
+    monkeypatch.setattr(candidate_runner, "BATCHES", 1)
     monkeypatch.chdir(tmp_path)
     folder = write_tiny(tmp_path / "tiny")
     return [str(folder), "--load-format", "dummy", "--device", DEVICE, "--dtype", "float32", "--num-blocks", "64"]
@@ -72,7 +72,7 @@ def test_an_interrupt_leaves_the_best_so_far(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    once, calls = measure.CandidateRunner.run, list[int]()
+    once, calls = candidate_runner.CandidateRunner.run, list[int]()
 
     def interrupted(*args: Any) -> dict[str, float]:
         calls.append(args[2])
@@ -80,7 +80,7 @@ def test_an_interrupt_leaves_the_best_so_far(
             raise KeyboardInterrupt
         return once(*args)
 
-    monkeypatch.setattr(measure.CandidateRunner, "run", interrupted)
+    monkeypatch.setattr(candidate_runner.CandidateRunner, "run", interrupted)
     code, out, err = run("tune", *tiny, "--load", LOAD, *VARY)
     assert code == 130 and "not to the end: interrupted; run again" in out and "Traceback" not in out + err
     assert "The search did not end" in (tmp_path / "tuned.toml").read_text()

@@ -17,7 +17,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
 from quire.ops.backend import Ops, open_backend
-from quire.ops.cpu.measure import READ_BYTES, read_rate
+from quire.ops.cpu.thread_probe import READ_BYTES, read_rate
 from quire.ops.native import huge_bytes
 from quire.plan import calibrate
 from quire.plan.memory import KEPT, PROCESS

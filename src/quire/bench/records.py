@@ -39,7 +39,7 @@ DIALECTS: dict[str, dict[str, str]] = {
         "request_latency": "e2e",
     },
 }
-"""Tool -> its name for a figure -> ours (`figures/metrics.py`)."""
+"""Tool -> its name for a figure -> ours (`figures/metric_definitions.py`)."""
 Spread = dict[str, float]
 
 

@@ -48,7 +48,7 @@ class Difference:
 @dataclass
 class ReplayResult:
     """What came of a replay. `unfinished`: requests whose end was not recorded; `skipped`: those that left at once;
-    `pictured`: those with pictures, whose pixels are not recorded, so that they cannot run."""
+    `with_images`: those with images, whose pixels are not recorded, so that they cannot run."""
 
     records: list[Record] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ReplayResult:
     tokens: int = 0
     unfinished: int = 0
     skipped: int = 0
-    pictured: int = 0
+    with_images: int = 0
     errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -74,7 +74,7 @@ class ReplayResult:
                 "differences": [asdict(each) for each in self.differences[:MOST]],
                 "unfinished_in_the_recording": self.unfinished,
                 "skipped": self.skipped,
-                "with_pictures": self.pictured,
+                "with_pictures": self.with_images,
             },
         }
 
@@ -156,8 +156,8 @@ class Replay:
         if all(end is not None and end.reason == "abort" and not end.count for end in ends):
             self.outcome.skipped += 1
             return
-        if any(not picture.pixels for picture in asked.request.pictures):
-            self.outcome.pictured += 1
+        if any(not image.pixels for image in asked.request.images):
+            self.outcome.with_images += 1
             return
         self.outcome.unfinished += None in ends
         request = asked.request if self._run.began.prompts else self._made_up(asked, ends)

@@ -30,7 +30,7 @@ from quire.core.errors import ConfigError
 from quire.core.options.values import check_values
 from quire.engine.processes.progress import counting_bar
 from quire.figures.machine import now, this_machine
-from quire.figures.metrics import PERCENTILES
+from quire.figures.metric_definitions import PERCENTILES
 from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel
 
 ALIASES = {"e2el": "e2e"}
@@ -137,7 +137,7 @@ class ServingResult:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by the names of `figures.metrics.METRICS`; what nobody could know is absent."""
+        """Metrics by the names of `figures.metric_definitions.METRICS`; what nobody could know is absent."""
         spreads = latencies(self.records) | others(self.records)
         spreads |= {f"{name}_due": found for name, found in from_intended(self.records).items()}
         spreads["client"] = milliseconds(r.client for r in self.records if r.sent)

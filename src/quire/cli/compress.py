@@ -76,7 +76,7 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
     else:
         (kind, method), *_ = short.items()
         asked = _of_flags(kind, method, given.set)
-    from quire.compress.pipelines.run import compress as run_recipe
+    from quire.compress.pipelines.recipe_runner import compress as run_recipe
     from quire.model.describe import open_model
 
     layers = open_model(source).spec.layers
@@ -95,7 +95,7 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
     """Try the recipes of `files`, and draw them."""
-    from quire.compress.pipelines.run import sweep
+    from quire.compress.pipelines.recipe_runner import sweep
     from quire.compress.recipes.parser import read_recipe
     from quire.compress.tracking.bar import units_bar
     from quire.model.describe import open_model

@@ -87,7 +87,7 @@ def _unit_rows() -> Rows:
 
 def _thread_rows(ops: Ops) -> Rows:
     """What 1 .. n threads do here, and why so many are taken."""
-    from quire.ops.cpu.measure import enough_threads, thread_rates
+    from quire.ops.cpu.thread_probe import enough_threads, thread_rates
 
     rates = thread_rates(ops.isa, ops.threads)
     rows = [

@@ -75,8 +75,8 @@ def _passport(
     from msgspec.structs import replace
 
     from quire.cli.show import show
-    from quire.compress.evaluation.measure import passport_of
     from quire.compress.evaluation.passport import passport_rows
+    from quire.compress.evaluation.quality_measurement import passport_of
 
     source = replace(config, model=replace(config.model, model=against, quantization="none"))
     passport = passport_of(config, source, texts or None, limit, rounds, also=also)

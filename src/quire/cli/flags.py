@@ -20,7 +20,7 @@ from quire.server.server_options import ServerOptions
 T = TypeVar("T", bound=msgspec.Struct)
 PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device", "lora": "LoRA",
           "speculation": "Speculation", "parallel": "Ranks", "offload": "Weights elsewhere",
-          "tiers": "Tiers of the KV cache", "cluster": "Hosts", "media": "Pictures"}  # fmt: skip
+          "tiers": "Tiers of the KV cache", "cluster": "Hosts", "media": "Images"}  # fmt: skip
 ENGINE: dict[str, Struct] = {PANELS[name]: section for name, section in SECTIONS.items()}
 SERVER: dict[str, Struct] = {"Server": ServerOptions}
 

@@ -162,7 +162,7 @@ def _encoder_rows(found: ModelFacts) -> Rows:
 
 
 def _vision_rows(found: ModelFacts) -> Rows:
-    """What makes rows of pictures, and what these change in the decoder."""
+    """What makes rows of images, and what these change in the decoder."""
     seen = found.vision
     if seen is None:
         return []
@@ -176,14 +176,14 @@ def _vision_rows(found: ModelFacts) -> Rows:
             else []
         ),
         *([f"further features behind its first {sight.deep} layers"] if sight.deep else []),
-        *(["rows of a picture see each other"] if sight.mutual else []),
+        *(["rows of an image see each other"] if sight.mutual else []),
     ]
     return [
         ("vision tower", f"{tower.family}, {tower.layers} layers, hidden {tower.hidden}, intermediate "
                          f"{tower.intermediate}, {tower.heads} heads of {tower.head_dim}"),
-        ("pictures", f"patches of {patch} x {patch} pixels{joined}"),
+        ("images", f"patches of {patch} x {patch} pixels{joined}"),
         ("vision parameters", f"{seen.parameters:,} in {seen.tensors} of the tensors"),
-        *([("decoder with pictures", "; ".join(decoder))] if decoder else []),
+        *([("decoder with images", "; ".join(decoder))] if decoder else []),
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.figures.schema import FigureRow
     from quire.plan.advice import OptionChange
-    from quire.plan.file import Plan
+    from quire.plan.plan_file import Plan
     from quire.plan.planned_load import PlannedLoad
     from quire.plan.predict import Planner
     from quire.plan.sizing import Cost, Sizing
@@ -59,7 +59,7 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
     wanted = read_options(PlanOptions, options)
     from quire.figures.files import Appending
     from quire.plan.advice import advice
-    from quire.plan.file import plan_of, write_plan
+    from quire.plan.plan_file import plan_of, write_plan
     from quire.plan.planned_load import Slo, parse_load, parse_slo
     from quire.plan.sizing import cost_of, fitted, size
 
@@ -131,7 +131,7 @@ def _model_rows(planner: Planner) -> Rows:
 def _memory_rows(planner: Planner, made: Plan) -> Rows:
     kv, memory = planner.kv, made.memory
     labels = {"weights": "weights", "drafts": "weights that draft", "kv": "KV cache", "tables": "block tables, arrays",
-              "activations": "largest step", "pictures": "pictures", "graphs": "recorded steps",
+              "activations": "largest step", "pictures": "images", "graphs": "recorded steps",
               "process": "process itself"}  # fmt: skip
     rows = [(labels[name], as_bytes(memory[name])) for name in labels if memory[name]]
     return [

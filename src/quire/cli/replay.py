@@ -70,7 +70,7 @@ def _judge(run: RecordedRun, outcome: ReplayResult) -> None:
     for count, what in (
         (outcome.unfinished, "requests have no end in the recording: they ran, and nothing is compared with them"),
         (outcome.skipped, "requests were left before their first token: they did not run"),
-        (outcome.pictured, "requests had pictures, whose pixels are not recorded: they did not run"),
+        (outcome.with_images, "requests had images, whose pixels are not recorded: they did not run"),
     ):
         if count:
             print(f"{count} {what}")

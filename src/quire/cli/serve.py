@@ -83,7 +83,7 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
 
 def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -> int:
     """Serve as planned: options that decide over memory are pinned, and a start that breaks the plan is refused."""
-    from quire.plan.file import DEFAULTS, check_plan, check_started, planned_config, read_plan
+    from quire.plan.plan_file import DEFAULTS, check_plan, check_started, planned_config, read_plan
     from quire.server import run
 
     if isinstance(options.get("model"), list) or options.get("models"):

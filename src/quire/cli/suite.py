@@ -26,7 +26,7 @@ def rows_option() -> Option:
 )
 def suite(file: Path, output: Path, only: str, retry: bool, make_peers: bool, work: Path | None) -> None:
     """Measure models, formats, techniques, loads and engines in turns; run again, it goes on where it was."""
-    from quire.bench.suite.spec import read_suite
+    from quire.bench.suite.suite_file import read_suite
 
     found = read_suite(file)
     from quire.bench.suite.compared import lines

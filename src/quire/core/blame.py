@@ -8,12 +8,12 @@ work, for which `of_request` stands around it:
 |---|---|---|
 | admission | a request is checked and queued | `Engine.submit` |
 | grammar | it is compiled, followed, made a mask, drafted from, asked whether it is over | `engine.loop.guiding`, |
-| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured`, `sched.growth` |
+| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured_outputs`, `sched.growth` |
 | sampling | the record of a draw, penalties, biases and bans | `sample.sampler` |
 | logprobs | log-probabilities of tokens and of the prompt | `sample.sampler` |
 | drafting | tokens looked up in the sequence and in earlier outputs | `speculate.speculator` |
 | adapter | the place of a LoRA adapter's matrices | `run.builder` |
-| pictures | a picture's features, and its rows of a step | `run.image_features`, `run.builder` |
+| images | an image's features, and its rows of a step | `run.image_features`, `run.builder` |
 | pooling | the vector that hidden rows make, and its classes | `sched.growth`, `engine.loop.intake` |
 
 A request whose part fails ends with the error. Its rows of the step are computed as if nothing were the matter and
@@ -33,7 +33,7 @@ from quire.core.sequence import Sequence
 
 log = logging.getLogger("quire.engine")
 
-Part = Literal["admission", "grammar", "sampling", "logprobs", "drafting", "adapter", "pictures", "pooling"]
+Part = Literal["admission", "grammar", "sampling", "logprobs", "drafting", "adapter", "images", "pooling"]
 Failed = dict[Sequence, QuireError]
 """Sequences whose part of a step failed, each with what it ends with."""
 

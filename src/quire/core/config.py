@@ -38,7 +38,7 @@ USUAL_ROWS = 512
 USUAL_SHARES = (0.9, 0.92)
 """Shares of a GPU's memory by default, quire's and vLLM's: given where there is no GPU, they ask for nothing."""
 ENCODER_CACHE = 1 << 14
-"""Rows of the largest picture that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
+"""Rows of the largest image that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
 KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority", "fair")
@@ -161,8 +161,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_encoder_tokens: Annotated[
         int,
         about(
-            "Rows of pictures encoded in one step at most, one picture at least; beside tokens that are waited for one "
-            "picture. 0 = as many as a step has tokens.",
+            "Rows of images encoded in one step at most, one image at least; beside tokens that are waited for one "
+            "image. 0 = as many as a step has tokens.",
             ge=0,
         ),
     ] = 0
@@ -172,7 +172,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def encoder_rows(self) -> tuple[int, int]:
-        """Rows of pictures that a step encodes, and that are kept, at most."""
+        """Rows of images that a step encodes, and that are kept, at most."""
         return self.max_num_encoder_tokens or self.max_num_batched_tokens, self.encoder_cache_tokens or ENCODER_CACHE
 
     def rows(self, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Options of pictures in prompts: how many there may be, how large, and from where files are read."""
+"""Options of images in prompts: how many there may be, how large, and from where files are read."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ USUAL_IMAGES = 16
 
 
 class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture may be, and how many of them a prompt may have. `limit_mm_per_prompt` is spelled as vLLM's."""
+    """What an image may be, and how many of them a prompt may have. `limit_mm_per_prompt` is spelled as vLLM's."""
 
     limit_mm_per_prompt: Annotated[
         str | None,
-        about(f'Pictures of one prompt at most: image=4, or {{"image": 4}}; {USUAL_IMAGES} if not given.'),
+        about(f'Images of one prompt at most: image=4, or {{"image": 4}}; {USUAL_IMAGES} if not given.'),
     ] = None
-    max_image_bytes: Annotated[int, about("Largest file of a picture, in bytes.", ge=1024)] = 20 << 20
+    max_image_bytes: Annotated[int, about("Largest file of an image, in bytes.", ge=1024)] = 20 << 20
     max_image_pixels: Annotated[
-        int, about("Most pixels of a picture, before it is made smaller for the model.", ge=1)
+        int, about("Most pixels of an image, before it is made smaller for the model.", ge=1)
     ] = 50_000_000
     mm_processor_cache_gb: Annotated[
         float,
         about(
-            "GB (1e9 bytes) of pictures that are kept as the model wants them, in case they come again.",
+            "GB (1e9 bytes) of images that are kept as the model wants them, in case they come again.",
             ge=0,
             le=1 << 20,
         ),
     ] = 0.25
     allowed_local_media_path: Annotated[
-        str | None, about("Folder of pictures that messages may name by file:// URLs; none may without it.")
+        str | None, about("Folder of images that messages may name by file:// URLs; none may without it.")
     ] = None
 
     def validate(self) -> None:
         """Refuse what cannot work, naming the option."""
-        _ = self.images
+        _ = self.max_images
 
     @property
-    def images(self) -> int:
-        """Pictures of one prompt at most; `ConfigError` where `limit_mm_per_prompt` does not say it."""
+    def max_images(self) -> int:
+        """Images of one prompt at most; `ConfigError` where `limit_mm_per_prompt` does not say it."""
         if self.limit_mm_per_prompt is None:
             return USUAL_IMAGES
         counts = _counts(self.limit_mm_per_prompt)
@@ -49,7 +49,7 @@ class MediaConfig(msgspec.Struct, frozen=True, kw_only=True):
             if type(count) is not int or not 0 <= count <= 1 << 16:
                 raise _limit_error(f"{name!r} must have a number from 0 to 65536")
             if name != "image" and count:
-                raise _limit_error(f"only pictures are read, no {name[:40]!r}; leave it out, or say 0")
+                raise _limit_error(f"only images are read, no {name[:40]!r}; leave it out, or say 0")
         return int(counts.get("image", USUAL_IMAGES))
 
 

@@ -61,7 +61,7 @@ NO_WORK = BlockWork()
 class StepPlan:
     """All chunks of a step, before whose rows `blocks` is done.
 
-    Of pictures, the features under the keys `drops` are forgotten and those of `encodes` are made before the rows.
+    Of images, the features under the keys `drops` are forgotten and those of `encodes` are made before the rows.
 
     Steps run in the order of their plans. So what one writes or frees, a later one may use, whichever is committed.
     """

@@ -59,7 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     that died had put out of each sequence, None of one that had ended; this one goes on behind them.
     `grammar`: of llguidance, that the output follows, "" for none; `completion`: tokens that are a short text of it.
     `pooling`: the answer is one vector, made so of the prompt's hidden rows, and no token.
-    `pictures`: of the prompt, in its order.
+    `images`: of the prompt, in its order; recordings on disk have them under the older name `pictures`.
     `explain`: whether the first output is to say where its prefix was not found, and why.
     """
 
@@ -81,7 +81,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     completion: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
-    pictures: tuple[PromptImage, ...] = ()
+    images: tuple[PromptImage, ...] = msgspec.field(default=(), name="pictures")
 
     def reach(self, longest: int) -> int:
         """Tokens that a sequence of it may have in all, where none has more than `longest`."""

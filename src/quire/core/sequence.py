@@ -19,7 +19,7 @@ class Status(IntEnum):
 
     PENDING: before its sibling's prompt is computed (n > 1). WAITING: in the queue. WAITING_FOR_GRAMMAR,
     WAITING_FOR_STORE: beside it, until its grammar is ready, or its blocks are recalled. RUNNING: in the batch.
-    WAITING_FOR_PICTURE: there, too, and its next rows are of a picture that is not encoded yet.
+    WAITING_FOR_IMAGE: there, too, and its next rows are of an image that is not encoded yet.
     """
 
     PENDING = 0
@@ -27,7 +27,7 @@ class Status(IntEnum):
     WAITING_FOR_GRAMMAR = 2
     WAITING_FOR_STORE = 3
     RUNNING = 4
-    WAITING_FOR_PICTURE = 5
+    WAITING_FOR_IMAGE = 5
     FINISHED = 6
 
 

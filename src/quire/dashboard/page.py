@@ -18,7 +18,7 @@ import msgspec
 
 import quire
 from quire.dashboard.gather import File
-from quire.figures.metrics import LIMITS, METRICS, Metric
+from quire.figures.metric_definitions import LIMITS, METRICS, Metric
 from quire.figures.schema import FigureRow, fields
 
 WEB = Path(__file__).parent / "web"

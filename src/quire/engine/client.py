@@ -20,8 +20,9 @@ from quire.engine.stats import Stats
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
-    `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any,
-    and `picture_limits` of one. `weight_bytes` and `kv_cache_bytes` are of the first rank.
+    `weights`: a digest of samples of the files, where several hosts have copies. `takes_images`: whether prompts may
+    have images, and `image_limits` of one; recordings and rows on disk have both under older names. `weight_bytes` and
+    `kv_cache_bytes` are of the first rank.
     """
 
     model: str
@@ -50,8 +51,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     weights: str = ""
     pooling: Pooling = Pooling()
-    pictures: bool = False
-    picture_limits: ImageLimits = ImageLimits()
+    takes_images: bool = msgspec.field(default=False, name="pictures")
+    image_limits: ImageLimits = msgspec.field(default=ImageLimits(), name="picture_limits")
     kv_cache_bytes: int = 0
 
 

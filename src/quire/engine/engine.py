@@ -21,7 +21,7 @@ from quire.engine.components.adapter_changes import AdapterChanger
 from quire.engine.components.engine_info import engine_info
 from quire.engine.components.expert_counts import ExpertCounts
 from quire.engine.components.memory_plan import MemoryPlan
-from quire.engine.components.request_checks import check_kind, check_pictures, classify
+from quire.engine.components.request_checks import check_images, check_kind, classify
 from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.stats import Stats
 from quire.model.build import Model
@@ -157,7 +157,7 @@ class Engine:
             if request.adapter and request.adapter not in self.adapters:
                 raise BadRequest(f"adapter: {request.adapter!r} is not loaded", param="adapter")
             check_kind(self.pooling, request)
-            check_pictures(self.executor.model, self.scheduler.encoding, request)
+            check_images(self.executor.model, self.scheduler.encoding, request)
             self.scheduler.add(self._own(request))
             if self.moving is not None:
                 self.moving.add(request.id)
@@ -298,8 +298,8 @@ class Engine:
             preemptions=self.scheduler.preemptions,
             prefix_queries=prefix.queries if prefix else 0,
             prefix_hits=prefix.hits if prefix else 0,
-            picture_queries=0 if encoding is None else encoding.queries,
-            picture_hits=0 if encoding is None else encoding.hits,
+            image_queries=0 if encoding is None else encoding.queries,
+            image_hits=0 if encoding is None else encoding.hits,
             numeric_errors=self.runner.numeric_errors,
             drafts=drafts.drafts,
             draft_tokens=drafts.tokens,

@@ -1,4 +1,4 @@
-"""Where pictures of prompts come from: URLs that hold them, files of an allowed folder, and objects of the caller's.
+"""Where images of prompts come from: URLs that hold them, files of an allowed folder, and objects of the caller's.
 
 Nothing here fetches anything over a network; `quire.server.text_generation.fetching` does, where it was told which
 hosts it may ask.
@@ -20,18 +20,18 @@ import numpy as np
 from quire.core.errors import BadRequest
 from quire.core.media import MediaConfig
 from quire.images.decoding import to_rgb
-from quire.text.template import PICTURE
+from quire.text.template import IMAGE_PART
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 DETAILS = (None, "auto", "low", "high", "original")
-"""What OpenAI's clients may say of how large a picture is to be."""
+"""What OpenAI's clients may say of how large an image is to be."""
 SCHEMES = ("data", "file", "http", "https")
 """Of URLs; a text that has none of them is the path of a file."""
 HEAD = 128
 """Characters of a data: URL before its comma at most."""
-NEEDS_PILLOW = "reading pictures needs Pillow, which is not installed: pip install 'quire[vision]'"
+NEEDS_PILLOW = "reading images needs Pillow, which is not installed: pip install 'quire[vision]'"
 _CHUNK = 1 << 20
 
 
@@ -43,7 +43,7 @@ class Base64(NamedTuple):
 
 @dataclass(slots=True)
 class ImageSource:
-    """A picture as it came in the field `where`.
+    """An image as it came in the field `where`.
 
     `given`: a URL (data:, file:, http:, https:), `Base64`, bytes of a file, its path, a PIL image or an array. Whoever
     reads a source `take`s that out of it, so that nothing keeps it.
@@ -59,7 +59,7 @@ class ImageSource:
 
 
 def source_of(part: Mapping[str, Any], at: str) -> ImageSource | None:
-    """The picture that a part of a message's content is (OpenAI's shape), or None where it is none.
+    """The image that a part of a message's content is (OpenAI's shape), or None where it is none.
 
     `BadRequest` naming the field that is wrong.
     """
@@ -78,7 +78,7 @@ def source_of(part: Mapping[str, Any], at: str) -> ImageSource | None:
 
 
 def forget(part: dict[str, Any]) -> None:
-    """Take the URL out of a part of a message: whoever keeps that keeps no picture then."""
+    """Take the URL out of a part of a message: whoever keeps that keeps no image then."""
     image = part.get("image_url")
     if isinstance(image, dict):
         image["url"] = ""
@@ -93,13 +93,13 @@ def scheme_of(url: str) -> str:
 
 
 def data_of(url: str, where: str, limit: int) -> bytes:
-    """The bytes of a data: URL (RFC 2397) that says it is a picture in base64, at most `limit`."""
+    """The bytes of a data: URL (RFC 2397) that says it is an image in base64, at most `limit`."""
     head, comma, _ = url[5 : 5 + HEAD].partition(",")
     kind, *more = (word.strip().lower() for word in head.split(";"))
     if not comma or "base64" not in more:
         raise BadRequest(f"{where}: a data: URL must begin with data:image/...;base64,", param=where)
     if not kind.startswith("image/"):
-        raise BadRequest(f"{where}: the media type {kind[:40]!r} is no picture's (image/...)", param=where)
+        raise BadRequest(f"{where}: the media type {kind[:40]!r} is no image's (image/...)", param=where)
     return base64_of(url[5 + len(head) + 1 :], where, limit)
 
 
@@ -206,7 +206,7 @@ def image_of(given: Any, where: str, most: int) -> Image:
         given = Image.fromarray(np.ascontiguousarray(given))
     if not isinstance(given, Image.Image):
         raise BadRequest(
-            f"{where}: a {type(given).__name__} is no picture; a PIL image, an array, a path, bytes or a data: URL is",
+            f"{where}: a {type(given).__name__} is no image; a PIL image, an array, a path, bytes or a data: URL is",
             param=where,
         )
     width, height = given.size
@@ -219,16 +219,16 @@ def image_of(given: Any, where: str, most: int) -> Image:
     except BadRequest as error:
         raise BadRequest(f"{where}: {error.message}", param=where) from None
     except (OSError, ValueError, SyntaxError) as error:
-        raise BadRequest(f"{where}: the picture cannot be read: {error}", param=where) from None
+        raise BadRequest(f"{where}: the image cannot be read: {error}", param=where) from None
 
 
 def images_of(data: Any) -> list[ImageSource]:
-    """The pictures of vLLM's `multi_modal_data`: {"image": one or a list of them}."""
+    """The images of vLLM's `multi_modal_data`: {"image": one or a list of them}."""
     if data is None:
         return []
     at = "multi_modal_data"
     if not isinstance(data, Mapping) or data.keys() - {"image"}:
-        raise BadRequest(f'{at}: must be {{"image": ...}}; only pictures are read', param=at)
+        raise BadRequest(f'{at}: must be {{"image": ...}}; only images are read', param=at)
     given = data.get("image")
     images = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
     return [ImageSource(f"{at}.image[{i}]", _named(image)) for i, image in enumerate(images)]
@@ -239,23 +239,23 @@ def _named(given: Any) -> Any:
     return Path(given) if isinstance(given, str) and scheme_of(given) not in SCHEMES else given
 
 
-def without_pictures(message: Any, where: str, sources: list[ImageSource]) -> Any:
-    """A message without its pictures, which are added to `sources`; what is no message is refused by the template."""
+def without_images(message: Any, where: str, sources: list[ImageSource]) -> Any:
+    """A message without its images, which are added to `sources`; what is no message is refused by the template."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), (list, tuple)):
         return message
     parts = []
     for i, part in enumerate(message["content"]):
         source = _source(part, f"{where}.content[{i}]") if isinstance(part, Mapping) else None
-        parts.append(part if source is None else PICTURE)
+        parts.append(part if source is None else IMAGE_PART)
         sources += [] if source is None else [source]
     return {**message, "content": parts}
 
 
 def _source(part: Mapping[str, Any], at: str) -> ImageSource | None:
-    """The picture of a part: an object of the caller's ({"type": "image", "image": ...}), or as OpenAI has it."""
+    """The image of a part: an object of the caller's ({"type": "image", "image": ...}), or as OpenAI has it."""
     if part.get("type") in ("image", "image_pil"):
         given = next((part[name] for name in ("image", "image_pil", "url", "path") if part.get(name) is not None), None)
         if given is None:
-            raise BadRequest(f"{at}.image: required, a picture", param=f"{at}.image")
+            raise BadRequest(f"{at}.image: required, an image", param=f"{at}.image")
         return ImageSource(f"{at}.image", _named(given))
     return source_of(part, at)

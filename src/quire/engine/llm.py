@@ -18,7 +18,7 @@ from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequ
 from quire.engine.client import EngineInfo
 from quire.engine.embedding import PoolingCalls
 from quire.engine.engine_options import engine_config
-from quire.engine.image_sources import ImageSource, images_of, without_pictures
+from quire.engine.image_sources import ImageSource, images_of, without_images
 from quire.engine.local import LocalEngine
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.processes.progress import counting_bar, loading_bar
@@ -45,8 +45,8 @@ from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine.images import Preparer
-    from quire.images.prompt import Prepared
+    from quire.engine.image_preparation import Preparer
+    from quire.images.prompt import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class PromptReader:
 
     @cached_property
     def preparer(self) -> Preparer:
-        """Reads pictures."""
-        from quire.engine.images import Preparer
+        """Reads images."""
+        from quire.engine.image_preparation import Preparer
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 
     def read(self, prompt: Prompt) -> tuple[str | None, EncodedPrompt]:
-        """The text of a prompt, None where ids were given, and its ids with its pictures."""
+        """The text of a prompt, None where ids were given, and its ids with its images."""
         if isinstance(prompt, str):
             check_size(self._info, self.tokenizer, prompt)
             return prompt, EncodedPrompt(self.tokenizer.encode(prompt))
@@ -108,13 +108,13 @@ class PromptReader:
         text, ids = text_or_ids(prompt)
         if isinstance(ids, EncodedPrompt):
             return text, ids
-        pictures = images_of(prompt.get("multi_modal_data"))
-        if pictures:
-            return text, self._seen(text, ids, pictures)
+        sources = images_of(prompt.get("multi_modal_data"))
+        if sources:
+            return text, self._seen(text, ids, sources)
         return self.read(text or "") if ids is None else (text, EncodedPrompt(ids))
 
     def _seen(self, text: str | None, ids: Sequence[int] | None, sources: Sequence[ImageSource]) -> EncodedPrompt:
-        """A text with marks of pictures, or ids in which each has as many image tokens as it has rows."""
+        """A text with marks of images, or ids in which each has as many image tokens as it has rows."""
         preparer = self.preparer
         preparer.admit(sources)
         if text is not None and ids is None:
@@ -122,7 +122,7 @@ class PromptReader:
             return preparer.encode(text, self._prepared(sources), "prompt", special=True)
         return preparer.place(list(ids or ()), self._prepared(sources), "prompt_token_ids")
 
-    def _prepared(self, sources: Sequence[ImageSource]) -> list[Prepared]:
+    def _prepared(self, sources: Sequence[ImageSource]) -> list[PreparedImage]:
         return [self.preparer.prepare(source, alone=len(sources) == 1) for source in sources]
 
     def of_chat(
@@ -135,11 +135,11 @@ class PromptReader:
         """The prompt of a conversation, through the model's chat template or the text `chat_template`."""
         template = self.template if chat_template is None else ChatTemplate({"default": chat_template}, self.tokenizer)
         sources: list[ImageSource] = []
-        plain = [without_pictures(message, f"messages[{i}]", sources) for i, message in enumerate(messages)]
+        plain = [without_images(message, f"messages[{i}]", sources) for i, message in enumerate(messages)]
         if not sources:
             return {"prompt_token_ids": template.encode(plain, tools, **variables)}
         self.preparer.admit(sources)
-        text = template.marked(plain, tools, picture=self.preparer.mark, **variables)
+        text = template.marked(plain, tools, image_mark=self.preparer.mark, **variables)
         self.preparer.check_marks(text, len(sources), "messages")
         return {"prompt_token_ids": self.preparer.encode(text, self._prepared(sources), "messages")}
 
@@ -195,7 +195,7 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of them.
 
-        A dict may have pictures: `"multi_modal_data": {"image": [...]}`, PIL images, arrays uint8 [height, width, 3],
+        A dict may have images: `"multi_modal_data": {"image": [...]}`, PIL images, arrays uint8 [height, width, 3],
         paths, bytes or data: URLs, in the order of the marks that the text has for them.
         One `sampling_params` or `lora_request` for all, or one each; None takes the model's defaults, or no adapter.
         `use_tqdm` shows a progress bar on a terminal. Raises `BadRequest` before anything runs if one prompt cannot.
@@ -229,7 +229,7 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template or the text `chat_template`.
 
-        Contents may be lists of parts, pictures among them: `{"type": "image", "image": ...}` as in `generate`, or
+        Contents may be lists of parts, images among them: `{"type": "image", "image": ...}` as in `generate`, or
         OpenAI's `image_url`.
         """
         prompts = [
@@ -335,16 +335,16 @@ class LLM(PoolingCalls):
         )
         if tokenizer is not None:
             request = with_grammar(self.info.vocab_size, tokenizer, request)
-        shown = self._reader.preparer.shown(*encoded) if encoded.pictures else None
+        shown = self._reader.preparer.shown(*encoded) if encoded.images else None
         structured, before = params.structured_outputs, continued(self.info, request.prompt)
         checks = None if structured is None else checks_of(structured)
         return RequestBuilder(request, text, tokenizer, before, shown, checks)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        """(text or None, token ids) of one prompt without pictures."""
+        """(text or None, token ids) of one prompt without images."""
         text, encoded = self._reader.read(prompt)
-        if encoded.pictures:
-            raise BadRequest("multi_modal_data: only generate and chat take pictures", param="multi_modal_data")
+        if encoded.images:
+            raise BadRequest("multi_modal_data: only generate and chat take images", param="multi_modal_data")
         return text, encoded.ids
 
     def _run(self, builders: list[RequestBuilder]) -> Generator[GenerateDelta, None, None]:

@@ -113,7 +113,7 @@ class RequestOutput:
 class RequestBuilder:
     """Collects the outputs of one request. `text` is the prompt's text where there was one.
 
-    `prompt`: the tokens that the output continues; `shown`: the ids of a prompt with pictures, as the vocabulary knows
+    `prompt`: the tokens that the output continues; `shown`: the ids of a prompt with images, as the vocabulary knows
     them. `checks`: by which texts are checked.
     """
 

@@ -34,10 +34,10 @@ _FIELDS = {"prompt", "prompt_token_ids", "multi_modal_data"}
 
 
 class EncodedPrompt(NamedTuple):
-    """Token ids of a prompt, and its pictures: their rows have ids beyond the vocabulary."""
+    """Token ids of a prompt, and its images: their rows have ids beyond the vocabulary."""
 
     ids: Sequence[int]
-    pictures: tuple[PromptImage, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
 
 def listed(prompts: Any) -> list[Any]:
@@ -163,13 +163,11 @@ def make_request(
     the field.
     """
     params.validate(info.vocab_size)
-    ids, pictures = prompt if isinstance(prompt, EncodedPrompt) else (prompt, ())
+    ids, images = prompt if isinstance(prompt, EncodedPrompt) else (prompt, ())
     limit = room(info, len(ids))
-    _check_ids(info, ids, pictures)
-    if pictures and params.prompt_logprobs is not None:
-        raise BadRequest(
-            "prompt_logprobs: nothing predicts the rows of pictures; leave it out", param="prompt_logprobs"
-        )
+    _check_ids(info, ids, images)
+    if images and params.prompt_logprobs is not None:
+        raise BadRequest("prompt_logprobs: nothing predicts the rows of images; leave it out", param="prompt_logprobs")
     if info.decoder_start is not None and params.prompt_logprobs is not None:
         raise BadRequest(
             "prompt_logprobs: this model's prompt is read by an encoder, which predicts nothing",
@@ -189,30 +187,30 @@ def make_request(
         bad_words_ids=bad_words_ids,
         priority=priority,
         adapter=adapter,
-        pictures=pictures,
+        images=images,
     )
 
 
-def _check_ids(info: EngineInfo, ids: Sequence[int], pictures: Sequence[PromptImage]) -> None:
-    """Each in the vocabulary, but for the rows of `pictures`, which have the ids of those."""
-    text = _beside(info, ids, pictures) if pictures else ids
+def _check_ids(info: EngineInfo, ids: Sequence[int], images: Sequence[PromptImage]) -> None:
+    """Each in the vocabulary, but for the rows of `images`, which have the ids of those."""
+    text = _beside(info, ids, images) if images else ids
     if text and (min(text) < 0 or max(text) >= info.vocab_size):
         strange = next(t for t in text if not 0 <= t < info.vocab_size)
         raise BadRequest(f"prompt: token id {strange} is not in [0, {info.vocab_size})", param="prompt")
 
 
-def _beside(info: EngineInfo, ids: Sequence[int], pictures: Sequence[PromptImage]) -> list[int]:
-    """The ids that are not of pictures."""
-    if not info.pictures:
-        raise BadRequest("prompt: this model takes no pictures", param="prompt")
+def _beside(info: EngineInfo, ids: Sequence[int], images: Sequence[PromptImage]) -> list[int]:
+    """The ids that are not of images."""
+    if not info.takes_images:
+        raise BadRequest("prompt: this model takes no images", param="prompt")
     text, at = list[int](), 0
-    for picture in pictures:
-        drawn = placeholders(picture.key, picture.rows, info.vocab_size)
-        for start, count in picture.runs:
+    for image in images:
+        drawn = placeholders(image.key, image.rows, info.vocab_size)
+        for start, count in image.runs:
             text += ids[at:start]
             at = start + count
             if list(ids[start:at]) != drawn[:count]:
-                raise BadRequest("prompt: rows of a picture are not where it says", param="prompt")
+                raise BadRequest("prompt: rows of an image are not where it says", param="prompt")
             del drawn[:count]
     return [*text, *ids[at:]]
 

@@ -37,7 +37,7 @@ from quire.run.kv_budget import KVPlan
 from quire.run.multi_rank import MultiRankExecutor
 from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
-from quire.sched.features.images import EncoderLimits, EncoderScheduler
+from quire.sched.features.encoder_scheduler import EncoderLimits, EncoderScheduler
 from quire.sched.scheduler import Scheduler
 from quire.sched.token_budget import MicroBatches
 from quire.speculate.load_drafts import Drafting, load_drafting
@@ -153,7 +153,7 @@ def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, 
 
 
 def _encoding(limits: SchedulerConfig, model: Model) -> EncoderScheduler | None:
-    """Who plans what is encoded, within the limits of steps; None where the model takes no pictures."""
+    """Who plans what is encoded, within the limits of steps; None where the model takes no images."""
     if model.vision is None:
         return None
     mutual = model.spec.sight.mutual

@@ -173,11 +173,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         Adding(joined, by_place),
         counter("quire:expert_pairs", "Pairs of a token and an expert it chose.", label="rank", needs="expert_pairs"),
     ] = ()
-    picture_queries: Annotated[
-        int, COUNTER, counter("vllm:mm_cache_queries", "Pictures that prompts came to.", needs="pictures")
+    image_queries: Annotated[
+        int, COUNTER, counter("vllm:mm_cache_queries", "Images that prompts came to.", needs="takes_images")
     ] = 0
-    picture_hits: Annotated[
-        int, COUNTER, counter("vllm:mm_cache_hits", "Pictures that were encoded already.", needs="pictures")
+    image_hits: Annotated[
+        int, COUNTER, counter("vllm:mm_cache_hits", "Images that were encoded already.", needs="takes_images")
     ] = 0
     running_adapters: Annotated[tuple[str, ...], NOW] = ()
     waiting_adapters: Annotated[tuple[str, ...], NOW] = ()

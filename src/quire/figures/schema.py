@@ -17,7 +17,10 @@ Kind = Literal["measured", "predicted", "simulated", "imported"]
 
 
 class RowMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it ran. `limits`: names of `quire.figures.metrics.LIMITS`, measured in the same rounds where possible."""
+    """Where it ran.
+
+    `limits`: names of `quire.figures.metric_definitions.LIMITS`, measured in the same rounds where possible.
+    """
 
     name: Annotated[str, Meta(description="Processor or device, as it names itself.")]
     devices: Annotated[int, Meta(description="Processors or GPUs used, over all ranks and replicas.")] = 1

@@ -18,7 +18,7 @@ import numpy as np
 
 from quire.core.config import cpu_count
 from quire.core.errors import ModelError
-from quire.gguf.blocks import BLOCKS
+from quire.gguf.block_types import BLOCKS
 from quire.gguf.k_encode import Bytes, Floats, halves, nibbles, q2_k, q3_k, q4_k, q5_k, q6_k, tops
 
 CHUNK = 1 << 18

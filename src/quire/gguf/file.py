@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.gguf.blocks import BLOCKS, UNREADABLE, BlockType
+from quire.gguf.block_types import BLOCKS, UNREADABLE, BlockType
 
 MAGIC = b"GGUF"
 MAX_HEADER = 256 << 20

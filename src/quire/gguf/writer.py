@@ -16,7 +16,7 @@ import numpy as np
 
 from quire.core.errors import ConfigError
 from quire.core.files import becoming
-from quire.gguf.blocks import BLOCKS, BlockType
+from quire.gguf.block_types import BLOCKS, BlockType
 from quire.gguf.file import DEFAULT_ALIGNMENT, MAGIC
 
 TYPES = {kind.name: (code, kind) for code, kind in BLOCKS.items()}

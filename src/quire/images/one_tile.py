@@ -1,4 +1,4 @@
-"""Pictures as one tile: those of towers that take one size, and of towers that take many."""
+"""Images as one tile: those of towers that take one size, and of towers that take many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pixels = tuple[int, int]
 
 
 class ImageTiles(NamedTuple):
-    """`tiles`: uint8 [tiles, height, width, 3]. `split`: (rows, columns) of the tiles that are cut from the picture, to
+    """`tiles`: uint8 [tiles, height, width, 3]. `split`: (rows, columns) of the tiles that are cut from the image, to
     which the whole one may be added; (0, 0) = it was not cut."""
 
     tiles: NDArray[np.uint8]
@@ -55,7 +55,7 @@ class Whole:
         return ImageTiles(stacked([self.squared(image) if self.pad else self.tile(image)]))
 
     def tile(self, image: Image.Image) -> Image.Image:
-        """A picture, or a part of one, as the tower takes it."""
+        """An image, or a part of one, as the tower takes it."""
         if self.size is None:
             return image if self.crop is None else centered(image, self.crop)
         whole = size_after(size_of(image), self.size)
@@ -64,7 +64,7 @@ class Whole:
         return resized_middle(image, whole, self.crop, self.resample)
 
     def squared(self, image: Image.Image) -> Image.Image:
-        """Tile of the picture padded to a square."""
+        """Tile of the image padded to a square."""
         side = max(image.size)
         whole = None if self.size is None else size_after((side, side), self.size)
         found = on_square(image, self.color, whole, self.resample)
@@ -111,7 +111,7 @@ class Patches:
         if self.resizes:
             image = resized(image, self.size(size_of(image)), self.resample)
         if image.width % self.factor or image.height % self.factor:
-            raise BadRequest(f"the picture of {image.width} x {image.height} pixels is no multiple of {self.factor}, "
+            raise BadRequest(f"the image of {image.width} x {image.height} pixels is no multiple of {self.factor}, "
                              "and this model resizes none")  # fmt: skip
         return ImageTiles(stacked([image]))
 
@@ -119,7 +119,7 @@ class Patches:
         """Multiples of the patch next to `size`, whose product is within bounds."""
         height, width = size
         if max(size) / min(size) > MOST_RATIO:
-            raise BadRequest(f"the picture of {width} x {height} pixels is too thin: this model takes none that is "
+            raise BadRequest(f"the image of {width} x {height} pixels is too thin: this model takes none that is "
                              f"more than {MOST_RATIO} times as long as wide")  # fmt: skip
         factor = self.factor
         high, wide = round(height / factor) * factor, round(width / factor) * factor
@@ -134,7 +134,7 @@ class Patches:
 
 
 MOST_RATIO = 200
-"""Of a picture's sides, to Qwen's processors."""
+"""Of an image's sides, to Qwen's processors."""
 
 
 class LongestEdge:
@@ -158,7 +158,7 @@ class LongestEdge:
         return ImageTiles(stacked([image]))
 
     def size(self, size: Pixels) -> Pixels:
-        """The multiples of a patch that hold the picture, shrunk where it is too long."""
+        """The multiples of a patch that hold the image, shrunk where it is too long."""
         ratio = max(size[0] / self.most[0], size[1] / self.most[1])
         if ratio > 1:
             size = math.floor(size[0] / ratio), math.floor(size[1] / ratio)

@@ -1,4 +1,4 @@
-"""What a model folder says of pictures: preprocessor_config.json, processor_config.json, and its tokens by role."""
+"""What a model folder says of images: preprocessor_config.json, processor_config.json, and its tokens by role."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.core.files import read_json
 MOST_SIDE = 1 << 14
 """Pixels of a side that a file may ask for."""
 MOST_PIXELS = 1 << 26
-"""Pixels of a picture that a file may ask for."""
+"""Pixels of an image that a file may ask for."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a picture becomes: `height` x `width` exactly; or its `shortest` edge, the other following, unless the
+    """How large an image becomes: `height` x `width` exactly; or its `shortest` edge, the other following, unless the
     `longest` would be exceeded; or within `max_height` x `max_width`. 0 = not given. In pixels."""
 
     height: int = 0
@@ -123,7 +123,7 @@ class Settings:
 
     @property
     def processor_class(self) -> str:
-        """What the files call the class that writes pictures into prompts; "" where they do not."""
+        """What the files call the class that writes images into prompts; "" where they do not."""
         return self.text.word("processor_class", "") or self.image.word("processor_class", "")
 
     def with_image(self, **values: Any) -> SettingFields:
@@ -136,7 +136,7 @@ class Settings:
 
 
 def image_settings(folder: Path) -> SettingFields | None:
-    """What the folder says of cutting pictures and of their numbers; None where it says nothing.
+    """What the folder says of cutting images and of their numbers; None where it says nothing.
 
     `image_processor` of processor_config.json, where that has one, and preprocessor_config.json else: the order in
     which transformers' own loader looks (`ImageProcessingMixin.get_image_processor_dict`).
@@ -152,7 +152,7 @@ def image_settings(folder: Path) -> SettingFields | None:
 
 
 def read_settings(folder: Path) -> Settings | None:
-    """What the folder says; None where it does not say how pictures are cut (`image_settings`)."""
+    """What the folder says; None where it does not say how images are cut (`image_settings`)."""
     image = image_settings(folder)
     if image is None:
         return None

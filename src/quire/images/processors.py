@@ -1,4 +1,4 @@
-"""What cuts pictures as a family's tower takes them, by the type that preprocessor_config.json names.
+"""What cuts images as a family's tower takes them, by the type that preprocessor_config.json names.
 
 What is made equals transformers' processors of the "pil" kind bit for bit. Numbers stay uint8: rescaling and
 normalizing is the tower's.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Processor(Protocol):
-    """Cuts an RGB picture; `alone`: it is the only one of its prompt."""
+    """Cuts an RGB image; `alone`: it is the only one of its prompt."""
 
     def __call__(self, image: Image.Image, alone: bool) -> ImageTiles: ...
 
@@ -42,7 +42,7 @@ PROCESSORS: dict[str, Callable[[SettingFields], Processor]] = {
     "SmolVLMImageProcessor": Split,
     "GotOcr2ImageProcessor": Canvas,
 }
-"""`image_processor_type` of a file, without the endings of its implementations -> what cuts pictures as it says."""
+"""`image_processor_type` of a file, without the endings of its implementations -> what cuts images as it says."""
 _ENDINGS = ("Fast", "Pil")
 _OLD = {"CLIPFeatureExtractor": "CLIPImageProcessor"}
 

@@ -1,7 +1,7 @@
-"""Pictures of a prompt: prepared, written into its text, and found again among its ids.
+"""Images of a prompt: prepared, written into its text, and found again among its ids.
 
-A chat template writes a mark for each picture. Before the text is encoded, each mark becomes what its family writes for
-the picture, so that words next to it are encoded as they were in training; after that, rows become ids of its digest.
+A chat template writes a mark for each image. Before the text is encoded, each mark becomes what its family writes for
+the image, so that words next to it are encoded as they were in training; after that, rows become ids of its digest.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class PromptImagePart:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A picture that was cut, and the `text` that takes the place of its mark, with a token for each of its rows.
+class PreparedImage:
+    """An image that was cut, and the `text` that takes the place of its mark, with a token for each of its rows.
 
-    `parts`: the pictures that the engine sees: one, or one for each of its tiles whose rows see only each other.
+    `parts`: the images that the engine sees: one, or one for each of its tiles whose rows see only each other.
     """
 
     text: str
@@ -69,10 +69,10 @@ class Prepared:
 
 
 class ImagePrompts:
-    """What a model makes of pictures in its prompts. Immutable, and safe to share between threads.
+    """What a model makes of images in its prompts. Immutable, and safe to share between threads.
 
-    `image_token`: what its chat template writes for a picture. `row_id`: the id that stands for a row until `place`.
-    `most_rows`: a picture has at most.
+    `image_token`: what its chat template writes for an image. `row_id`: the id that stands for a row until `place`.
+    `most_rows`: an image has at most.
     """
 
     def __init__(self, layout: ImageLayout, row_id: int, facts: bytes) -> None:
@@ -83,21 +83,21 @@ class ImagePrompts:
         self.row_token = layout.token
         self.most_rows = layout.most_rows
 
-    def prepare(self, image: Image.Image, alone: bool = True) -> Prepared:
-        """Cut the picture as the model's files say; takes milliseconds, and megabytes for a moment.
+    def prepare(self, pil_image: Image.Image, alone: bool = True) -> PreparedImage:
+        """Cut the image as the model's files say; takes milliseconds, and megabytes for a moment.
 
-        `alone`: no other picture is in the prompt; LLaVA-OneVision cuts those of several otherwise. `BadRequest` for
+        `alone`: no other image is in the prompt; LLaVA-OneVision cuts those of several otherwise. `BadRequest` for
         one that the model cannot take.
         """
-        image = to_rgb(image)
-        size = image.height, image.width
-        cut = self._layout.processor(image, alone)
+        pil_image = to_rgb(pil_image)
+        size = pil_image.height, pil_image.width
+        cut = self._layout.processor(pil_image, alone)
         text = self._layout.text(cut, size)
         rows = text.count(self.row_token)
         tiles = [cut.tiles[i : i + 1] for i in range(len(cut.tiles))] if self._layout.apart else [cut.tiles]
         each = rows // len(tiles)
         grid = self._layout.grid(cut)
-        return Prepared(text, tuple(self._part(ImageTiles(tile), each, size, grid) for tile in tiles))
+        return PreparedImage(text, tuple(self._part(ImageTiles(tile), each, size, grid) for tile in tiles))
 
     def _part(self, cut: ImageTiles, rows: int, size: tuple[int, int], grid: tuple[int, int]) -> PromptImagePart:
         count, height, width = cut.tiles.shape[:3]
@@ -107,44 +107,44 @@ class ImagePrompts:
         found.update(pixels)
         return PromptImagePart(found.digest(), pixels, (count, height, width), rows, size, grid)
 
-    def expand(self, text: str, prepared: Sequence[Prepared]) -> str:
-        """`text` with what the family writes for each picture in the place of its mark, in their order.
+    def expand(self, text: str, prepared: Sequence[PreparedImage]) -> str:
+        """`text` with what the family writes for each image in the place of its mark, in their order.
 
         Marks that `Tokenizer.escape` has cut are a user's words, and stay so.
         """
         pieces = text.split(self.image_token)
         if len(pieces) - 1 != len(prepared):
-            raise BadRequest(f"the prompt has {len(pieces) - 1} places for pictures ({self.image_token!r}), and "
-                             f"{len(prepared)} pictures came with it")  # fmt: skip
+            raise BadRequest(f"the prompt has {len(pieces) - 1} places for images ({self.image_token!r}), and "
+                             f"{len(prepared)} images came with it")  # fmt: skip
         joined = [pieces[0]]
-        for picture, piece in zip(prepared, pieces[1:], strict=True):
-            joined += (picture.text, piece)
+        for image, piece in zip(prepared, pieces[1:], strict=True):
+            joined += (image.text, piece)
         return "".join(joined)
 
     def place(
-        self, ids: Sequence[int], prepared: Sequence[Prepared], vocab_size: int
+        self, ids: Sequence[int], prepared: Sequence[PreparedImage], vocab_size: int
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """The ids of a prompt with rows of pictures under ids from `vocab_size` on, and the pictures.
+        """The ids of a prompt with rows of images under ids from `vocab_size` on, and the images.
 
         `BadRequest` where the prompt has not exactly the rows of `prepared`.
         """
         found = np.asarray(ids, np.int64)
         at = np.flatnonzero(found == self.row_id)
-        wanted = sum(picture.rows for picture in prepared)
+        wanted = sum(image.rows for image in prepared)
         if len(at) != wanted:
-            raise BadRequest(f"the prompt has {len(at)} rows of pictures (id {self.row_id}), and its {len(prepared)} "
-                             f"pictures {wanted}")  # fmt: skip
-        pictures, taken = [], 0
-        for part in (part for picture in prepared for part in picture.parts):
+            raise BadRequest(f"the prompt has {len(at)} rows of images (id {self.row_id}), and its {len(prepared)} "
+                             f"images {wanted}")  # fmt: skip
+        images, taken = [], 0
+        for part in (part for image in prepared for part in image.parts):
             rows = at[taken : taken + part.rows]
             taken += part.rows
             found[rows] = placeholders(part.key, part.rows, vocab_size)
-            pictures.append(
+            images.append(
                 PromptImage(
                     key=part.key, pixels=part.pixels, shape=part.shape, runs=_runs(rows), size=part.size, grid=part.grid
                 )
             )
-        return found.tolist(), tuple(pictures)
+        return found.tolist(), tuple(images)
 
 
 def _runs(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[tuple[int, int], ...]:
@@ -154,8 +154,8 @@ def _runs(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[tuple[int, int], .
     return tuple((int(rows[start]), int(count)) for start, count in zip(starts, counts, strict=True))
 
 
-def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> ImagePrompts | None:
-    """What the model in `folder` makes of pictures; None if it takes none, or does not say how (GGUF files,
+def open_image_prompts(folder: str | Path, tokenizer: Tokenizer | None = None) -> ImagePrompts | None:
+    """What the model in `folder` makes of images; None if it takes none, or does not say how (GGUF files,
     a folder without preprocessor_config.json).
 
     With its `tokenizer`, tokens are checked against it, and a user's text can forge none (`Tokenizer.guard`).
@@ -172,19 +172,19 @@ def open_pictures(folder: str | Path, tokenizer: Tokenizer | None = None) -> Ima
     if tokenizer is not None:
         known = tokenizer.token_to_id(layout.token)
         if known is None:
-            raise ModelError(f"{folder}: the token of pictures, {layout.token!r}, is not in the tokenizer's vocabulary")
+            raise ModelError(f"{folder}: the token of images, {layout.token!r}, is not in the tokenizer's vocabulary")
         if row_id not in (None, known):
             raise config.wrong("image_token_id", f"is {row_id}, the tokenizer's id of {layout.token!r} {known}")
         row_id = known
         tokenizer.guard({layout.mark, layout.token})
     if layout.most_rows < 1:
-        raise settings.text.wrong("patch_size", "leaves a picture no rows")
+        raise settings.text.wrong("patch_size", "leaves an image no rows")
     if not isinstance(row_id, int):
         raise config.wrong("image_token_id", f"is missing, or no integer: {row_id!r}")
     return ImagePrompts(layout, row_id, _facts(settings))
 
 
 def _facts(settings: Settings) -> bytes:
-    """What beside its pixels the features of a picture depend on, as far as the folder's files for pictures say."""
+    """What beside its pixels the features of an image depend on, as far as the folder's files for images say."""
     said = [settings.image.values, settings.text.values, settings.config.values.get("model_type")]
     return json.dumps(said, sort_keys=True).encode()

@@ -1,4 +1,4 @@
-"""How a family writes a picture into its prompt: which tokens stand around and between its rows, and how many rows
+"""How a family writes an image into its prompt: which tokens stand around and between its rows, and how many rows
 it has. The text equals what transformers' processors put in the place of the mark that a chat template writes.
 """
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class ImageLayout(Protocol):
-    """`mark`: what a chat template writes for a picture. `token`: that of a row. `processor`: what cuts pictures.
+    """`mark`: what a chat template writes for an image. `token`: that of a row. `processor`: what cuts images.
 
-    `most_rows`: of a picture, at most. `apart`: each tile is a picture by itself, whose rows see only each other.
+    `most_rows`: of an image, at most. `apart`: each tile is an image by itself, whose rows see only each other.
     """
 
     mark: str
@@ -30,7 +30,7 @@ class ImageLayout(Protocol):
     apart: bool
 
     def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """What takes the mark's place for a picture that came in the size `size`; `token` once for each row."""
+        """What takes the mark's place for an image that came in the size `size`; `token` once for each row."""
 
     def grid(self, cut: ImageTiles) -> Pixels:
         """Rows and columns of its features where positions follow them, else (0, 0)."""
@@ -49,7 +49,7 @@ class _Layout:
 
 
 def _mismatch(settings: Settings, wanted: str) -> ModelError:
-    return settings.image.wrong("image_processor_type", f"does not fit a family whose pictures {wanted}")
+    return settings.image.wrong("image_processor_type", f"does not fit a family whose images {wanted}")
 
 
 class _Selected:
@@ -91,7 +91,7 @@ class PatchRun(_Layout):
 
 
 class Unpadded(_Layout):
-    """The whole picture's rows, then those of its tiles without what was padded, each line of them with a row behind
+    """The whole image's rows, then those of its tiles without what was padded, each line of them with a row behind
     it (Liu et al. 2024, LLaVA-NeXT)."""
 
     default = "LlavaNextImageProcessor"
@@ -113,7 +113,7 @@ class Unpadded(_Layout):
         return self.token * (self.base(cut.size) + self.tiles_rows(size, self.full(cut.size, self.cutter.best(size))))
 
     def base(self, tile: Pixels) -> int:
-        """Rows of the whole picture."""
+        """Rows of the whole image."""
         return self.selected.rows(tile)
 
     def per_tile(self, tile: Pixels) -> Pixels:
@@ -126,7 +126,7 @@ class Unpadded(_Layout):
         return high * (best[0] // tile[0]), wide * (best[1] // tile[1])
 
     def tiles_rows(self, size: Pixels, full: Pixels) -> int:
-        """Rows of the patches of tiles that hold the picture, and one behind each line."""
+        """Rows of the patches of tiles that hold the image, and one behind each line."""
         high, wide = unpadded(size, full)
         return high * wide + high
 
@@ -136,7 +136,7 @@ class Unpadded(_Layout):
 
 
 def unpadded(size: Pixels, full: Pixels) -> Pixels:
-    """Indices, of `full` rows and columns, which hold a picture of `size` padded on two sides, those without the
+    """Indices, of `full` rows and columns, which hold an image of `size` padded on two sides, those without the
     padding."""
     high, wide = full
     if size[1] / size[0] > wide / high:
@@ -151,7 +151,7 @@ SLACK = 1.1
 
 
 class Shrunk(Unpadded):
-    """Layout of LLaVA-OneVision: the whole image and tiles, with tiles' rows scaled down to a bound; a picture among
+    """Layout of LLaVA-OneVision: the whole image and tiles, with tiles' rows scaled down to a bound; an image among
     others is one tile with a row behind it (Li et al. 2024, LLaVA-OneVision)."""
 
     default = "LlavaOnevisionImageProcessor"
@@ -175,7 +175,7 @@ class Shrunk(Unpadded):
         return super().text(cut, size)
 
     def base(self, tile: Pixels) -> int:
-        """Rows of the whole picture."""
+        """Rows of the whole image."""
         return self.count - self.left_out
 
     def per_tile(self, tile: Pixels) -> Pixels:
@@ -207,7 +207,7 @@ class MergedPatches(_Layout):
             raise _mismatch(settings, "come in patches")
         self.patches = self.processor
         most, least = (bound / self.patches.factor**2 for bound in (self.patches.most, self.patches.least))
-        # The thinnest picture, shrunk to the most, keeps a side of one patch; grown to the least, rounds both sides up.
+        # The thinnest image, shrunk to the most, keeps a side of one patch; grown to the least, rounds both sides up.
         thin = math.sqrt(MOST_RATIO * most)
         grown = least + (math.sqrt(MOST_RATIO) + 1) * math.sqrt(least) + 1
         self.most_rows = math.ceil(max(most, thin, grown))
@@ -240,7 +240,7 @@ class Scanned(_Layout):
         self.most_rows = count * (1 + self.processor.most * self.processor.scans)
 
     def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """The picture, and its crops announced."""
+        """The image, and its crops announced."""
         crops = len(cut.tiles) - 1
         if not crops:
             return self.whole
@@ -294,7 +294,7 @@ class NamedTiles(_Layout):
         self.most_rows = self.count * (tiles * tiles + 1 if tiles > 1 else 1)
 
     def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """Tiles line by line, the whole picture behind them."""
+        """Tiles line by line, the whole image behind them."""
         rows, columns = cut.split
         run = self.token * self.count
         lines = [
@@ -341,18 +341,18 @@ LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
     "SmolVLMProcessor": NamedTiles,
     "InternVLProcessor": BracketedTiles,
 }
-"""`processor_class` of a file -> how it writes pictures."""
+"""`processor_class` of a file -> how it writes images."""
 FAMILIES = {
     "llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor", "llava_onevision": "LlavaOnevisionProcessor",
     "qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor",
     "qwen3_vl_moe": "Qwen3VLProcessor", "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
     "idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor", "internvl": "InternVLProcessor",
 }  # fmt: skip
-"""`model_type` of a model that takes pictures -> its `processor_class` where no file names one."""
+"""`model_type` of a model that takes images -> its `processor_class` where no file names one."""
 
 
 def make_layout(settings: Settings) -> ImageLayout | None:
-    """How the model's family writes pictures; None if it takes none. `ModelError` names a field that does not fit."""
+    """How the model's family writes images; None if it takes none. `ModelError` names a field that does not fit."""
     model_type = settings.config.word("model_type", "")
     if model_type not in FAMILIES:
         return None

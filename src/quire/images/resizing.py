@@ -1,4 +1,4 @@
-"""Sizes and cuts of pictures, by Pillow, to the bit as transformers' processors of the "pil" kind make them.
+"""Sizes and cuts of images, by Pillow, to the bit as transformers' processors of the "pil" kind make them.
 
 In their order of rounding: of what a resize does to a size, only these lines know. Sizes are (height, width) in pixels.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 1 << 26
-"""Of a resized picture that is there whole (256 MiB): one of 1 x 10,000 whose shorter side becomes 336 has a thousand
+"""Of a resized image that is there whole (256 MiB): one of 1 x 10,000 whose shorter side becomes 336 has a thousand
 million, and a crop of 336 x 336 is all that is wanted of it."""
 BAND = 64
-"""Rows of a padded picture that are there at a time."""
+"""Rows of a padded image that are there at a time."""
 
 
 def size_of(image: Image.Image) -> tuple[int, int]:
@@ -29,13 +29,13 @@ def size_of(image: Image.Image) -> tuple[int, int]:
     return image.height, image.width
 
 
-def size_after(image: tuple[int, int], size: Size) -> tuple[int, int]:
-    """What a picture of the size `image` is resized to."""
-    height, width = image
+def size_after(before: tuple[int, int], size: Size) -> tuple[int, int]:
+    """What an image of the size `before` (height, width) is resized to."""
+    height, width = before
     if size.shortest and size.longest:
         return _within(height, width, size.shortest, size.longest)
     if size.shortest:
-        short, long = min(image), max(image)
+        short, long = min(before), max(before)
         other = int(size.shortest * long / short)
         return (other, size.shortest) if width <= height else (size.shortest, other)
     if size.max_height and size.max_width:
@@ -64,7 +64,7 @@ def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.I
     """`image` with the size `size`; `BadRequest` where that leaves nothing, or too much."""
     height, width = size
     if height < 1 or width < 1 or height * width > MOST_PIXELS:
-        raise BadRequest(f"the picture of {image.width} x {image.height} pixels is too thin for this model: it "
+        raise BadRequest(f"the image of {image.width} x {image.height} pixels is too thin for this model: it "
                          f"would become {width:,} x {height:,}")  # fmt: skip
     return image.resize((width, height), resample=pillow().Resampling(resample))
 
@@ -105,7 +105,7 @@ def on_square(
     if image.width == image.height:
         return image if size is None else resized(image, size, resample)
     if size is None and side > MOST_SIDE // 2:
-        raise BadRequest(f"the picture of {image.width} x {image.height} pixels is too long to be padded to a square")
+        raise BadRequest(f"the image of {image.width} x {image.height} pixels is too long to be padded to a square")
     width = side if size is None else size[1]
     found = opener.new("RGB", (width, side))
     for top in range(0, side, BAND):
@@ -128,7 +128,7 @@ def stacked(tiles: list[Image.Image]) -> NDArray[np.uint8]:
     """uint8 [tiles, height, width, 3]."""
     if len({tile.size for tile in tiles}) != 1:
         raise ModelError(
-            "preprocessor_config.json: tiles of one picture come out in different sizes; size, crop_size and "
+            "preprocessor_config.json: tiles of one image come out in different sizes; size, crop_size and "
             "image_grid_pinpoints do not fit together"
         )
     return np.stack([np.asarray(tile, np.uint8) for tile in tiles])

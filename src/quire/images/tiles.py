@@ -1,4 +1,4 @@
-"""Pictures as several tiles of one size, beside the whole one: what towers of one size see of details."""
+"""Images as several tiles of one size, beside the whole one: what towers of one size see of details."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LANCZOS, BILINEAR = 1, 2
 
 
 class AnyResolution(Whole):
-    """The whole picture and, of that resolution of a list which fits it best, its tiles (Liu et al. 2024, LLaVA-NeXT).
+    """The whole image and, of that resolution of a list which fits it best, its tiles (Liu et al. 2024, LLaVA-NeXT).
 
-    `squares` (LLaVA-OneVision): a picture among others of a prompt is one tile, padded to a square.
+    `squares` (LLaVA-OneVision): an image among others of a prompt is one tile, padded to a square.
     """
 
     def __init__(self, fields: SettingFields, size: Size, crop: int, pinpoints: list[Pixels], squares: bool) -> None:
@@ -35,7 +35,7 @@ class AnyResolution(Whole):
             raise fields.wrong("size", "must give height and width, or shortest_edge")
 
     def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
-        """The whole picture in the first tile, behind it those it is cut into, row by row."""
+        """The whole image in the first tile, behind it those it is cut into, row by row."""
         if self.squares and not alone:
             return ImageTiles(stacked([self.squared(image)]))
         best = self.best(size_of(image))
@@ -48,7 +48,7 @@ class AnyResolution(Whole):
         return ImageTiles(stacked([self.tile(tile) for tile in tiles]), split)
 
     def best(self, size: Pixels) -> Pixels:
-        """The resolution that keeps most of the picture's pixels, and of those the smallest."""
+        """The resolution that keeps most of the image's pixels, and of those the smallest."""
         height, width = size
 
         def kept(choice: Pixels) -> int:
@@ -59,7 +59,7 @@ class AnyResolution(Whole):
 
 
 def _inside(size: Pixels, target: Pixels) -> Pixels:
-    """The largest size of the picture's shape within `target`."""
+    """The largest size of the image's shape within `target`."""
     height, width = size
     wide, high = target[1] / width, target[0] / height
     if wide < high:
@@ -81,7 +81,7 @@ def _pairs(fields: SettingFields, name: str, default: list[Pixels]) -> list[Pixe
 
 
 class PanAndScan:
-    """The picture in one size; crops of long ones, if the file says so, in the same (Gemma team 2025, Gemma 3)."""
+    """The image in one size; crops of long ones, if the file says so, in the same (Gemma team 2025, Gemma 3)."""
 
     def __init__(self, fields: SettingFields) -> None:
         self.resample = fields.number("resample", BILINEAR, most=5)
@@ -93,7 +93,7 @@ class PanAndScan:
         self.ratio = fields.real("pan_and_scan_min_ratio_to_activate", 1.2)
 
     def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
-        """The whole picture in the first tile, behind it its crops along its longer side."""
+        """The whole image in the first tile, behind it its crops along its longer side."""
         crops = self.crops(image) if self.scans else []
         split = (0, 0) if not crops else (1, len(crops)) if image.width >= image.height else (len(crops), 1)
         whole = [image, *crops]
@@ -102,7 +102,7 @@ class PanAndScan:
         return ImageTiles(stacked(whole), split)
 
     def crops(self, image: Image.Image) -> list[Image.Image]:
-        """Side by side, as many as the picture is longer than wide; none of one that is not long, or is small."""
+        """Side by side, as many as the image is longer than wide; none of one that is not long, or is small."""
         short, long = min(image.size), max(image.size)
         if long / short < self.ratio:
             return []
@@ -116,7 +116,7 @@ class PanAndScan:
 
 
 class Split:
-    """Resized to a long side, cut into squares, the whole picture behind them (Laurençon et al. 2024, Idefics3)."""
+    """Resized to a long side, cut into squares, the whole image behind them (Laurençon et al. 2024, Idefics3)."""
 
     MOST = 4096
     """Pixels of a side, whatever the file says."""
@@ -135,7 +135,7 @@ class Split:
         self.most = -(-longest // self.side)
 
     def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
-        """The tiles row by row, the whole picture in the last; or only that."""
+        """The tiles row by row, the whole image in the last; or only that."""
         image = resized(image, self.first_size(size_of(image)), self.resample)
         square = self.side, self.side
         if not self.splits:
@@ -182,7 +182,7 @@ def _even(number: int) -> int:
 
 
 class Canvas:
-    """Stretched over the grid of tiles that is closest to its shape, the whole picture behind them (Chen et al. 2024,
+    """Stretched over the grid of tiles that is closest to its shape, the whole image behind them (Chen et al. 2024,
     InternVL 1.5)."""
 
     def __init__(self, fields: SettingFields) -> None:
@@ -196,7 +196,7 @@ class Canvas:
         self.cuts = fields.flag("crop_to_patches", False) and self.most > 1
 
     def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
-        """The tiles row by row, behind several the whole picture."""
+        """The tiles row by row, behind several the whole image."""
         if not self.cuts:
             return ImageTiles(stacked([resized(image, self.tile, self.resample)]))
         rows, columns = self.grid(size_of(image))
@@ -207,7 +207,7 @@ class Canvas:
         return ImageTiles(stacked([*tiles, resized(image, self.tile, self.resample)]), (rows, columns))
 
     def grid(self, size: Pixels) -> Pixels:
-        """Rows and columns. Of grids of one shape, larger ones while the picture has more than half of their pixels."""
+        """Rows and columns. Of grids of one shape, larger ones while the image has more than half of their pixels."""
         ratio, area = size[1] / size[0], size[0] * size[1]
         best, least = (1, 1), math.inf
         for rows, columns in self.grids():

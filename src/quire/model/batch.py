@@ -60,7 +60,7 @@ class Forward(Protocol):
 
 
 class Vision(Protocol):
-    """Pictures to rows of the decoder's stream: a tower and what joins it to the model."""
+    """Images to rows of the decoder's stream: a tower and what joins it to the model."""
 
     @property
     def width(self) -> int:
@@ -73,11 +73,11 @@ class Vision(Protocol):
         ...
 
     def scratch(self, rows: int) -> int:
-        """Bytes that encoding a picture of `rows` rows takes beside its features."""
+        """Bytes that encoding an image of `rows` rows takes beside its features."""
         ...
 
-    def __call__(self, picture: PromptImage) -> Array:
-        """f32 [picture.rows, width], which nothing changes later. A function of the picture alone, to the bit."""
+    def __call__(self, image: PromptImage) -> Array:
+        """f32 [image.rows, width], which nothing changes later. A function of the image alone, to the bit."""
         ...
 
 

@@ -37,7 +37,7 @@ from quire.model.load.parallel_decoder import parallel_decoder, parallel_encoder
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
-from quire.model.mixers.table import layouts_of
+from quire.model.mixers.layer_mixers import layouts_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
@@ -63,7 +63,7 @@ class Model:
     `report`: role -> (kind, bytes over all layers). `generation_defaults`: names and values for `SamplingParams`.
     `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
-    `vision`: what makes rows of pictures, if it takes any. `known`: what it and the device are, to be asked what they
+    `vision`: what makes rows of images, if it takes any. `known`: what it and the device are, to be asked what they
     exclude.
     """
 
@@ -184,7 +184,7 @@ def check_start(config: EngineConfig, ops: Ops) -> None:
 
 
 def _opened(config: EngineConfig) -> ModelHeaders:
-    """The model folder, without what reads pictures where its text alone is wanted."""
+    """The model folder, without what reads images where its text alone is wanted."""
     options = config.model
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     return replace(opened, vision=None) if options.language_model_only else opened
@@ -211,7 +211,7 @@ def _encoder(reader: WeightReader, decoder: Decoder, still: AnyArray) -> Encoder
 
 
 def _vision(reader: WeightReader, dtype: Dtype) -> Vision | None:
-    """What makes rows of pictures, where the model takes any."""
+    """What makes rows of images, where the model takes any."""
     opened = reader.opened.vision
     if opened is None:
         return None

@@ -16,20 +16,20 @@ from quire.model.disk.checkpoint import Checkpoint, TensorSource, float_dtype, r
 from quire.model.disk.claim import claim, drop_layers_beyond
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.generation import GenerationDefaults, read_generation
-from quire.model.disk.gguf import GgufModel
+from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import NEWEST, Hub
-from quire.model.disk.pooling import CLASSIFIER, classifies, headless, read_pooling
+from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.table import read_spec
 from quire.model.load.roles import DISK_ROLES
+from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
-from quire.model.mixers.table import kv_bytes_per_token
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
-from quire.model.vision.headers import open_vision, part
+from quire.model.vision.vision_headers import open_vision, part
 from quire.quant.registry import cache_scales, detect, matrix_scheme
 
 OUTER = ("embed", "head")
@@ -37,7 +37,7 @@ OUTER = ("embed", "head")
 
 @dataclass(frozen=True)
 class VisionFacts:
-    """What makes rows of pictures: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
+    """What makes rows of images: `tower` and `projector`, and how many numbers they have in matrices and elsewhere.
 
     `kind`: the `model_type` of the whole, whose decoder is of a family of its own. `matrices`: [n, k] of each;
     `tables`: numbers that are looked up; `others`: of norms, biases and vectors.
@@ -101,13 +101,13 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         spec, family, config = read_spec(raw, str(folder / "config.json"))
     required = family.required_parts(config)
     source: TensorSource
-    origins, notes, pictures = dict[str, str](), list[str](), None
+    origins, notes, vision_part = dict[str, str](), list[str](), None
     if load_format == "dummy":
         source = DummyWeights(spec, family, required, seed)
     elif gguf is None:
         checkpoint = Checkpoint(folder)
         notes += checkpoint.notes
-        text, pictures = part(checkpoint, raw)
+        text, vision_part = part(checkpoint, raw)
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
@@ -115,7 +115,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     family = family.named_as(source.infos)
     if gguf is None:  # whose readers count tensors
         notes += drop_layers_beyond(source.infos, spec, family)
-    if pictures is not None and f"{family.names['head']}.weight" in source.infos:
+    if vision_part is not None and f"{family.names['head']}.weight" in source.infos:
         spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
     alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
     if alone:
@@ -140,7 +140,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         raise ModelError(f"{folder}: {error.message}") from None
     pooling = read_pooling(folder, config, spec.hidden, not alone)
     named = own_name(model, folder)
-    vision = open_vision(folder, raw, spec, pictures, seed)
+    vision = open_vision(folder, raw, spec, vision_part, seed)
     return ModelHeaders(
         named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
     )

@@ -10,9 +10,9 @@ from quire.core.exclusions.features import (
     BORROWED,
     GPU,
     GPU_PROCESSES,
+    IMAGES,
     NO_EXPERTS,
     NO_GPU,
-    PICTURES,
     PROJECTED,
     QUANTIZED,
     REFERENCE_OPS,
@@ -20,23 +20,23 @@ from quire.core.exclusions.features import (
 )
 from quire.model.describe import ModelFacts
 from quire.model.disk.headers import ModelHeaders
-from quire.model.mixers.table import features_of
+from quire.model.mixers.layer_mixers import features_of
 from quire.ops.choice import READ_WEIGHTS
 from quire.quant.registry import quantizer
 
 
 def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
     """Known features of a model whose headers were read; `config`: of the engine, which may leave out what reads
-    pictures."""
+    images."""
     spec, words = model.spec, {"model": model.name, "family": model.spec.family, "folder": str(model.folder)}
     if isinstance(model, ModelFacts) and model.borrowed:
         return Known(frozenset({BORROWED}), words)
     kept = model.scheme if isinstance(model, ModelFacts) else model.scheme.name
     again = model.quantized and quantizer(config.model.quantization, model.stored) is not None
-    pictures = model.vision is not None and not config.model.language_model_only
+    takes_images = model.vision is not None and not config.model.language_model_only
     there = found(
         (NO_EXPERTS, not any(spec.moe.sparse)),
-        (PICTURES, pictures),
+        (IMAGES, takes_images),
         (PROJECTED, spec.embed_width != spec.hidden),
         (QUANTIZED, again),
     )

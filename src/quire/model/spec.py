@@ -57,11 +57,11 @@ class EncoderStack:
 
 @dataclass(frozen=True)
 class Sight:
-    """What pictures in a prompt change in the decoder, beside rows that are given instead of looked up.
+    """What images in a prompt change in the decoder, beside rows that are given instead of looked up.
 
     `sections`: of a head's frequencies, how many follow each of the positions (time, row, column); empty where a row
     has one position. `interleaved`: the three take turns instead of following each other. `deep`: of the first layers,
-    how many are given further features, which are added behind them. `mutual`: rows of one picture see each other.
+    how many are given further features, which are added behind them. `mutual`: rows of one image see each other.
     """
 
     sections: tuple[int, ...] = ()
@@ -72,11 +72,11 @@ class Sight:
 
 @dataclass(frozen=True)
 class Patches:
-    """How a vision tower reads a picture: squares of pixels, each of which becomes a row (Dosovitskiy et al. 2021).
+    """How a vision tower reads an image: squares of pixels, each of which becomes a row (Dosovitskiy et al. 2021).
 
-    `size`: pixels of a side, 0 = there is no tower; `frames`: how often a patch holds the picture, one behind the other
+    `size`: pixels of a side, 0 = there is no tower; `frames`: how often a patch holds the image, one behind the other
     (towers that read films); `merge`: patches of a side that become one row later, whose rows follow each other.
-    `grid`: (rows, columns) of learned positions, (0, 0) = none, which a picture of other sizes meets by `positions`, a
+    `grid`: (rows, columns) of learned positions, (0, 0) = none, which an image of other sizes meets by `positions`, a
     key of LEARNED in vision.places; `first`: rows before the patches, with a position each. `window`: patches of a side
     of what a row sees in layers that do not see all.
     """

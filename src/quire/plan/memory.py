@@ -19,7 +19,7 @@ from quire.model.disk.hf_config import read_json
 from quire.model.disk.hub import Hub, hub_of
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.roles import Share, local_spec
-from quire.model.mixers.table import format_of, layouts_of
+from quire.model.mixers.layer_mixers import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops
@@ -66,7 +66,7 @@ class MemoryAccount:
     kv: int
     tables: int
     activations: int
-    pictures: int
+    images: int
     graphs: int
     process: int
     there: int
@@ -79,7 +79,7 @@ class MemoryAccount:
     @property
     def fixed(self) -> int:
         """What no KV block takes."""
-        steps = self.tables + self.activations + self.pictures + self.graphs
+        steps = self.tables + self.activations + self.images + self.graphs
         return self.weights + self.drafts + steps + self.process
 
 
@@ -153,7 +153,7 @@ def account(
         kv=0,
         tables=_tables(config, shape),
         activations=_activations(config, most, choice, shape.max_model_len),
-        pictures=_pictures(config, found, shape.max_model_len),
+        images=_image_bytes(config, found, shape.max_model_len),
         graphs=_graphs(config, most, device is not None),
         process=process if device is None else CONTEXT,
         there=there // (config.wholes if device is None else 1),
@@ -196,8 +196,8 @@ def _activations(config: EngineConfig, rank: RankNeeds, choice: Choice, length: 
     return activations(spec, rows, config.scheduler.max_num_seqs, form, fused).total
 
 
-def _pictures(config: EngineConfig, found: ModelFacts, length: int) -> int:
-    """Features, and the largest picture while it is encoded."""
+def _image_bytes(config: EngineConfig, found: ModelFacts, length: int) -> int:
+    """Features, and the largest image while it is encoded."""
     if found.vision is None:
         return 0
     kept = config.scheduler.encoder_rows[1]

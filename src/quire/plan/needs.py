@@ -20,7 +20,7 @@ from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
-from quire.model.mixers.table import kept_by_layer, layouts_of
+from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose

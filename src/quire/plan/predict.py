@@ -167,8 +167,10 @@ class Planner:
 
 def memory_of(found: MemoryAccount) -> dict[str, int]:
     """The account by name, `total` last."""
-    names = ("weights", "drafts", "kv", "tables", "activations", "pictures", "graphs", "process")
-    return {name: getattr(found, name) for name in names} | {"total": found.total}
+    fields = {"weights": found.weights, "drafts": found.drafts, "kv": found.kv, "tables": found.tables,
+              "activations": found.activations, "pictures": found.images, "graphs": found.graphs,
+              "process": found.process}  # fmt: skip
+    return fields | {"total": found.total}
 
 
 def predict(config: EngineConfig, load: PlannedLoad, machine: Machine) -> Prediction:

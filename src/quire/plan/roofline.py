@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.model.load.roles import local_spec
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.mixers.mixer import LayerCacheSpec
-from quire.model.mixers.table import mixer_of
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
 from quire.plan.rates import Attended, PlannedChunk, PlannedProduct, Rates

@@ -185,7 +185,7 @@ def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Wei
 
 
 def _vision(formats: WeightFormats, found: ModelFacts, share: Share) -> list[WeightPart]:
-    """What makes rows of pictures, whole, on rank 0 alone; no token is multiplied with it."""
+    """What makes rows of images, whole, on rank 0 alone; no token is multiplied with it."""
     seen = found.vision
     if seen is None or share.rank or share.span(found.spec).start:
         return []

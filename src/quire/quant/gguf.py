@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
-from quire.gguf.blocks import BLOCKS, BlockType
+from quire.gguf.block_types import BLOCKS, BlockType
 from quire.ops.arrays import Host
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.weights import BlockForm, RowSelection, StoredMatrix, Weight

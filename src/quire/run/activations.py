@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from quire.core.config import SchedulerConfig
-from quire.model.mixers.table import mixers_of
+from quire.model.mixers.layer_mixers import mixers_of
 from quire.model.spec import ModelSpec
 
 FLOAT = 4
@@ -44,7 +44,7 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
 
 
 def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
-    """Bytes of features of pictures: those that are kept at most, and those that one step gives to its rows."""
+    """Bytes of features of images: those that are kept at most, and those that one step gives to its rows."""
     return FLOAT * spec.hidden * (1 + spec.sight.deep) * (limits.encoder_rows[1] + limits.max_num_batched_tokens)
 
 

@@ -30,7 +30,7 @@ class StepSizes(NamedTuple):
 
 
 class ImageChunk(NamedTuple):
-    """A chunk, from `start` to before `end`, that may have rows of pictures, which begins at row `at` of the step."""
+    """A chunk, from `start` to before `end`, that may have rows of images, which begins at row `at` of the step."""
 
     seq: Sequence
     start: int
@@ -78,14 +78,14 @@ def wanted_rows(chunk: Chunk) -> list[tuple[int, int | None]]:
 class BatchBuilder:
     """Fills the step's arrays. It knows which rows of the block tables stand, so that only what changed is written.
 
-    `picture_chunks`: those of the last step among whose rows pictures may be. `failed`: its sequences whose own
+    `image_chunks`: those of the last step among whose rows images may be. `failed`: its sequences whose own
     part of that failed; their rows hold arbitrary values.
     """
 
     def __init__(self, arrays: Arrays, model: Model, block_size: int) -> None:
         self._arrays, self._block_size, self._adapters = arrays, block_size, model.adapters
         self.rope_shift = RopeShift(model.short_reach, model.max_model_len)
-        self._grids, self.picture_chunks = bool(model.spec.sight.sections), list[ImageChunk]()
+        self._grids, self.image_chunks = bool(model.spec.sight.sections), list[ImageChunk]()
         self.failed: Failed = {}
         self._owners: list[tuple[Sequence, int, int]] = []
         self._places: dict[Sequence, int] = {}
@@ -101,7 +101,7 @@ class BatchBuilder:
         for chunk in chunks:
             tree = tree or bool(chunk.seq.draft.parents and chunk.seq.draft.tokens)
         blocks = 0
-        self.picture_chunks, self.failed = [], {}
+        self.image_chunks, self.failed = [], {}
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -128,11 +128,11 @@ class BatchBuilder:
                 position = int(arrays.positions[at + place - start]) + seq.encoder.lead + 1 if tree else place + 1
                 node = max(-1, place - len(seq.tokens)) if seq.draft.tokens else -1
                 rows.append(LogitRow(seq, position, target, node))
-            if seq.request.pictures:
+            if seq.request.images:
                 try:
-                    self._fill_pictures(ImageChunk(seq, start, end, at))
+                    self._fill_images(ImageChunk(seq, start, end, at))
                 except BaseException as error:
-                    fail(self.failed, seq, error, "pictures")
+                    fail(self.failed, seq, error, "images")
                     arrays.tokens[at:stop] = arrays.positions[at:stop] = 0
             if self.rope_shift.short:
                 arrays.positions[at:stop] += self.rope_shift.of(seq)
@@ -167,22 +167,22 @@ class BatchBuilder:
                 else np.asarray(table[first:])[position // size - first] * size + position % size
             )
 
-    def _fill_pictures(self, seen: ImageChunk) -> None:
-        """Rows of pictures look up a token that there is. Text counts on from where pictures end, which is not their
+    def _fill_images(self, seen: ImageChunk) -> None:
+        """Rows of images look up a token that there is. Text counts on from where images end, which is not their
         index; that is what its tokens are drawn by."""
         (seq, start, end, at), arrays = seen, self._arrays
-        stop, behind = at + end - start, start >= seq.request.pictures[-1].end
+        stop, behind = at + end - start, start >= seq.request.images[-1].end
         if self._grids:
             positions = arrays.positions[at:stop]
             positions += (
-                grid_shift(seq.request.pictures, start)
+                grid_shift(seq.request.images, start)
                 if behind
-                else grid_positions(seq.request.pictures, start, end)[0] - np.arange(start, end, dtype=np.int32)
+                else grid_positions(seq.request.images, start, end)[0] - np.arange(start, end, dtype=np.int32)
             )
         if not behind:
-            self.picture_chunks.append(seen)
-            for picture in seq.request.pictures:
-                for row, _, count in pieces(picture, start, end):
+            self.image_chunks.append(seen)
+            for image in seq.request.images:
+                for row, _, count in pieces(image, start, end):
                     arrays.tokens[at + row : at + row + count] = 0
 
     def _fill_tree(self, seq: Sequence, start: int, at: int, stop: int) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from quire.core.dtypes import U8
 from quire.model.build import Model
+from quire.model.mixers.layer_mixers import kept_by_layer
 from quire.model.mixers.mixer import LayerCacheSpec
-from quire.model.mixers.table import kept_by_layer
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved
 from quire.run.kv_budget import KVPlan

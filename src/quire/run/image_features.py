@@ -1,4 +1,4 @@
-"""Features of pictures: made and forgotten as plans say, and given to the rows of a step."""
+"""Features of images: made and forgotten as plans say, and given to the rows of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = NDArray[np.int64]
 
 
 class _ImageRows(NamedTuple):
-    """Rows of a step that lie in one run of a picture, `places` of their sequence, which sees up to `ends`."""
+    """Rows of a step that lie in one run of an image, `places` of their sequence, which sees up to `ends`."""
 
     rows: Rows
     features: Array
@@ -35,7 +35,7 @@ class _ImageRows(NamedTuple):
 
 
 class ImageFeatures:
-    """What `vision` made, by the keys of pictures; the scheduler says what is kept."""
+    """What `vision` made, by the keys of images; the scheduler says what is kept."""
 
     def __init__(self, vision: Vision, sight: Sight) -> None:
         self._vision, self._sight = vision, sight
@@ -43,31 +43,31 @@ class ImageFeatures:
         self._errors: dict[bytes, QuireError] = {}
 
     def follow(self, plan: StepPlan) -> None:
-        """Forget and make what `plan` says. Each picture is encoded whole and alone, so its bits depend on no other."""
+        """Forget and make what `plan` says. Each image is encoded whole and alone, so its bits depend on no other."""
         for key in plan.drops:
             self._kept.pop(key, None)
             self._errors.pop(key, None)
-        for picture in plan.encodes:
+        for image in plan.encodes:
             try:
-                self._kept[picture.key] = self._made(picture)
+                self._kept[image.key] = self._made(image)
             except BaseException as error:
-                self._errors[picture.key] = of_request(error, "pictures")
+                self._errors[image.key] = of_request(error, "images")
 
-    def _made(self, picture: PromptImage) -> Array:
-        made = self._vision(picture)
-        if made.shape != (picture.rows, self._vision.width):
-            raise ValueError(f"{picture.rows} rows of a picture, {tuple(made.shape)} numbers of the tower")
+    def _made(self, image: PromptImage) -> Array:
+        made = self._vision(image)
+        if made.shape != (image.rows, self._vision.width):
+            raise ValueError(f"{image.rows} rows of an image, {tuple(made.shape)} numbers of the tower")
         return made
 
     def given(self, seen: Sequence[ImageChunk], arrays: Arrays, seqs: int, failed: Failed) -> EmbeddedRows | None:
-        """The rows of pictures among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled; none of
+        """The rows of images among the chunks `seen` of a step of `seqs` sequences, whose arrays are filled; none of
         the sequences that this adds to `failed`."""
         found = list[_ImageRows]()
         for each in seen:
             try:
                 found += self._pieces(each)
             except BaseException as error:
-                fail(failed, each.seq, error, "pictures")
+                fail(failed, each.seq, error, "images")
         if not found:
             return None
         where, mutual = np.concatenate([piece.rows for piece in found]), None
@@ -78,20 +78,20 @@ class ImageFeatures:
         return EmbeddedRows(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
     def _pieces(self, seen: ImageChunk) -> list[_ImageRows]:
-        """Pieces of the pictures of one chunk; raises the error of one that could not be encoded."""
+        """Pieces of the images of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
         found = list[_ImageRows]()
-        for picture in seq.request.pictures:
-            for row, feature, count in pieces(picture, start, end):
-                if picture.key in self._errors:
-                    raise self._errors[picture.key]
+        for image in seq.request.images:
+            for row, feature, count in pieces(image, start, end):
+                if image.key in self._errors:
+                    raise self._errors[image.key]
                 first = start + row
-                rows, features = np.arange(at + row, at + row + count), self._kept[picture.key]
+                rows, features = np.arange(at + row, at + row + count), self._kept[image.key]
                 positions, run = np.zeros((3, 0), np.int64), 0
                 if self._sight.sections:
-                    positions = grid_positions(seq.request.pictures, first, first + count).astype(np.int64)
+                    positions = grid_positions(seq.request.images, first, first + count).astype(np.int64)
                 if self._sight.mutual:
-                    run = next(sum(run) for run in picture.runs if run[0] <= first < sum(run))
+                    run = next(sum(run) for run in image.runs if run[0] <= first < sum(run))
                 places, ends = np.arange(first, first + count), np.full(count, run)
                 found.append(_ImageRows(rows, features[feature : feature + count], positions, places, ends))
         return found

@@ -78,7 +78,7 @@ class GivenRows(msgspec.Struct, frozen=True):
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """Compute a step of the sizes `shape` on `arrays`: the model's, or, `drafts`, one of the model that drafts.
 
-    `given` [tokens, hidden] f32: the target's hidden rows, where that one reads them. `seen`: rows of pictures.
+    `given` [tokens, hidden] f32: the target's hidden rows, where that one reads them. `seen`: rows of images.
     """
 
     shape: tuple[int, int, int, int, bool, bool]

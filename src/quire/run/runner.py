@@ -79,8 +79,8 @@ class Runner:
         if self.features is not None:
             self.features.follow(plan)
         (shape, rows), given, pooled, guided = self.builder.fill(plan.chunks), None, False, False
-        if self.features is not None and self.builder.picture_chunks:
-            given = self.features.given(self.builder.picture_chunks, self.step.arrays, shape.seqs, self.builder.failed)
+        if self.features is not None and self.builder.image_chunks:
+            given = self.features.given(self.builder.image_chunks, self.step.arrays, shape.seqs, self.builder.failed)
         for row in rows:
             pooled = pooled or row.seq.request.pooling is not None
             guided = guided or row.seq.guide is not None

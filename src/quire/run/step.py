@@ -16,7 +16,7 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import TappedDecoder, Taps, picked, tapped
-from quire.model.net.multimodal import EmbeddedRows, with_pictures
+from quire.model.net.multimodal import EmbeddedRows, with_images
 from quire.model.net.parts import GatedMlp, PlainMlp
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -197,8 +197,8 @@ class LocalStep(ABC):
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         decoder = self._decoder
         if given is not None:
-            assert isinstance(decoder, Decoder), "others take no pictures"
-            decoder = with_pictures(decoder, self.model.spec.sight, given, batches[0])
+            assert isinstance(decoder, Decoder), "others take no images"
+            decoder = with_images(decoder, self.model.spec.sight, given, batches[0])
         if scores:
             return decoder(batches[0], self.caches.of_layer, views)
         assert isinstance(decoder, Decoder), "others make logits alone"

@@ -14,10 +14,10 @@ def _ids(values: object) -> NDArray[np.int32]:
 
 
 def _read(seq: Sequence) -> set[int]:
-    """The distinct tokens of the prompt, without rows of pictures, which stand for none."""
+    """The distinct tokens of the prompt, without rows of images, which stand for none."""
     found = set(seq.tokens[seq.encoder.lead : seq.prompt_len])
-    for picture in seq.request.pictures:
-        for start, count in picture.runs:
+    for image in seq.request.images:
+        for start, count in image.runs:
             found.difference_update(seq.tokens[start : start + count])
     return found
 

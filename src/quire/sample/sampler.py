@@ -239,7 +239,7 @@ class Sampler:
         seq, position, target, node = of
         params = seq.request.params
         if target is not None:
-            known = target if target < self._vocab_size else 0  # rows of pictures stand for no token
+            known = target if target < self._vocab_size else 0  # rows of images stand for no token
             work.scored.append(LogprobQuery(row, row, known, params.prompt_logprobs or 0))
             return
         place = len(work.drawn)

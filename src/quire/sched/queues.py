@@ -12,7 +12,7 @@ from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
 from quire.sched.features.feature import SideQueue
 from quire.sched.features.kv_store import StoreQueue
-from quire.sched.features.structured import GrammarQueue, Make
+from quire.sched.features.structured_outputs import GrammarQueue, Make
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
 
@@ -21,8 +21,8 @@ MOVES: dict[Status, tuple[Status, ...]] = {
     Status.WAITING: (Status.RUNNING, Status.WAITING_FOR_STORE, Status.FINISHED),
     Status.WAITING_FOR_GRAMMAR: (Status.WAITING, Status.FINISHED),
     Status.WAITING_FOR_STORE: (Status.WAITING, Status.FINISHED),
-    Status.RUNNING: (Status.WAITING, Status.WAITING_FOR_PICTURE, Status.FINISHED),
-    Status.WAITING_FOR_PICTURE: (Status.WAITING, Status.RUNNING, Status.FINISHED),
+    Status.RUNNING: (Status.WAITING, Status.WAITING_FOR_IMAGE, Status.FINISHED),
+    Status.WAITING_FOR_IMAGE: (Status.WAITING, Status.RUNNING, Status.FINISHED),
     Status.FINISHED: (),
 }
 """Where a sequence may go from where it stands."""
@@ -145,7 +145,7 @@ class SequenceQueues:
         """Take a sequence from wherever it stands, and its blocks. What steps under way still write for one that ended
         is written before whoever gets its blocks writes there."""
         match seq.status:
-            case Status.RUNNING | Status.WAITING_FOR_PICTURE:
+            case Status.RUNNING | Status.WAITING_FOR_IMAGE:
                 self.running.remove(seq)
             case Status.WAITING:
                 self._unqueue(seq)
@@ -167,7 +167,7 @@ class SequenceQueues:
             if not self.adapters[seq.request.adapter]:
                 del self.adapters[seq.request.adapter]
 
-    # --------------------------------------------------------------------------------------------- blocks, and pictures
+    # --------------------------------------------------------------------------------------------- blocks, and images
 
     def holds(self, seq: Sequence) -> None:
         """One in the queue may have blocks now."""
@@ -182,9 +182,9 @@ class SequenceQueues:
             del self._holders[seq]
         return bool(holders)
 
-    def sees(self, seq: Sequence, picture: bool) -> None:
-        """Whether one of the batch has the rows of the `picture` that it comes to."""
-        to = Status.RUNNING if picture else Status.WAITING_FOR_PICTURE
+    def sees(self, seq: Sequence, image: bool) -> None:
+        """Whether one of the batch has the rows of the `image` that it comes to."""
+        to = Status.RUNNING if image else Status.WAITING_FOR_IMAGE
         if seq.status is not to:
             self._move(seq, to)
 

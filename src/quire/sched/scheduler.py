@@ -20,10 +20,10 @@ from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPl
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
 from quire.sched.admission import BatchAdmission
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 from quire.sched.features.feature import FeatureHooks
-from quire.sched.features.images import EncoderScheduler
 from quire.sched.features.pooling import PoolingFeature
-from quire.sched.features.structured import Make, SlowGuides
+from quire.sched.features.structured_outputs import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.queues import SequenceQueues
@@ -49,7 +49,7 @@ class PendingBlockWork:
 
 class Scheduler:
     """Owns every sequence from `add` to its last `Output`. `portions`: of steps, where several stages compute;
-    `encoding`: of pictures, where the model takes any; `make_guide`: of a sequence that has a grammar."""
+    `encoding`: of images, where the model takes any; `make_guide`: of a sequence that has a grammar."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Scheduler:
         if self._portions.staged:
             self._portions.began(self.unfinished())
         for seq in unseeing:
-            self.room.sees(seq, picture=False)
+            self.room.sees(seq, image=False)
         todo = sorted(counts, key=self.policy.rank) if len(counts) > 1 else list(counts)
         while todo:
             count = counts[seq := todo.pop(0)]
@@ -163,7 +163,7 @@ class Scheduler:
         return StepPlan(chunks=tuple(chunks), blocks=blocks, preempted=tuple(preempted), **carried)
 
     def _shares(self) -> tuple[dict[Sequence, int], list[Sequence], int]:
-        """Rows of each that runs in the next step, who gets none for want of a picture, and how many it has at most."""
+        """Rows of each that runs in the next step, who gets none for want of an image, and how many it has at most."""
         head = self.waiting.head() if self.room.queued and self._admission.may_admit() else None
         running, unseeing = self.unfinished(), list[Sequence]()
         if self._portions.staged:
@@ -185,8 +185,8 @@ class Scheduler:
             seq.times.first_scheduled = seq.times.first_scheduled or self.clock()
             if count:
                 chunks.append(self._advance(seq, count))
-            else:  # it waits for a picture, and nobody waits behind it
-                self.room.sees(seq, picture=False)
+            else:  # it waits for an image, and nobody waits behind it
+                self.room.sees(seq, image=False)
             budget -= count
 
     def unfinished(self) -> list[Sequence]:
@@ -200,7 +200,7 @@ class Scheduler:
         blocks may slide out unpublished, also of the last row of any chunk: it proves them finite in time.
         """
         if seq.status is not Status.RUNNING:
-            self.room.sees(seq, picture=True)
+            self.room.sees(seq, image=True)
         draws = seq.computed + count == seq.target
         logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
         for wants in self.hooks.logits:

@@ -56,7 +56,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     shutdown_timeout: Annotated[float, about("Seconds to let requests finish after SIGTERM or SIGHUP.", ge=0)] = 30.0
     max_body_bytes: Annotated[
-        int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes pictures.")
+        int, about("Largest request body; 0 = 8 MiB, and 64 MiB where the model takes images.")
     ] = 0
     max_prompt_logprobs: Annotated[
         int,
@@ -68,14 +68,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_media_url: Annotated[
         tuple[str, ...],
         about(
-            "Host, or HOST:PORT, that pictures named by http and https are fetched from, several with commas; none is "
+            "Host, or HOST:PORT, that images named by http and https are fetched from, several with commas; none is "
             "without it."
         ),
     ] = ()
-    media_timeout: Annotated[float, about("Seconds that fetching a picture may take, redirects included.", gt=0)] = 10.0
+    media_timeout: Annotated[float, about("Seconds that fetching an image may take, redirects included.", gt=0)] = 10.0
     max_images_gb: Annotated[
         float,
-        about("GB (1e9 bytes) of pictures that requests in flight may have together; more are refused (429).", gt=0),
+        about("GB (1e9 bytes) of images that requests in flight may have together; more are refused (429).", gt=0),
     ] = 2.0
     max_bodies_gb: Annotated[
         float, about("GB (1e9 bytes) of bodies that may be in the reading together; more are refused (429).", gt=0)
@@ -153,9 +153,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, about("Let clients empty the prefix cache by POST /reset_prefix_cache.")
     ] = False
 
-    def sized(self, pictures: bool) -> ServerOptions:
-        """Set the limit of bodies that is meant where none was given; `pictures`: they may come in bodies."""
-        usual = LARGE_BODY if pictures else USUAL_BODY
+    def sized(self, takes_images: bool) -> ServerOptions:
+        """Set the limit of bodies that is meant where none was given; `takes_images`: they may come in bodies."""
+        usual = LARGE_BODY if takes_images else USUAL_BODY
         return self if self.max_body_bytes else replace(self, max_body_bytes=usual)
 
     def validate(self) -> None:

@@ -46,7 +46,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.options = self.options.sized(self.engine.info.pictures)
+        self.options = self.options.sized(self.engine.info.takes_images)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
 

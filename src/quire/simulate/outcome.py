@@ -14,7 +14,7 @@ from rich.table import Table
 
 from quire.core.config import EngineConfig
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.metrics import PERCENTILES
+from quire.figures.metric_definitions import PERCENTILES
 from quire.figures.schema import FigureRow, RowMachine, RowModel
 from quire.figures.schema import RowLoad as AskedLoad
 from quire.simulate.design import TimedDesign
@@ -25,7 +25,7 @@ from quire.simulate.timeline import Design
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """`results`: for `bench.report`; `metrics`: by the names of `figures.metrics`; `tenants`: of each."""
+    """`results`: for `bench.report`; `metrics`: by the names of `figures.metric_definitions`; `tenants`: of each."""
 
     results: dict[str, Any]
     metrics: dict[str, float]

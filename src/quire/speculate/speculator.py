@@ -75,7 +75,7 @@ class Speculator:
         for seq in seqs:
             seq.draft.tokens = known.get(seq, seq.draft.tokens)
             if sees:
-                _leave_out_pictures(seq, self._vocab_size)
+                _leave_out_images(seq, self._vocab_size)
             cut(seq, failed)
         if proposer.passes and max(limits) > 0:
             self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
@@ -133,8 +133,8 @@ class Speculator:
             totals.accepted_per_pos[place] += 1
 
 
-def _leave_out_pictures(seq: Sequence, vocab_size: int) -> None:
-    """What was looked up may be rows of a picture, which are no tokens: nothing from there on is guessed."""
+def _leave_out_images(seq: Sequence, vocab_size: int) -> None:
+    """What was looked up may be rows of an image, which are no tokens: nothing from there on is guessed."""
     if max(seq.draft.tokens, default=0) >= vocab_size:
         branches = [seq.draft.branch(node) for node in range(len(seq.draft.tokens))]
         seq.draft.prune([way[-1] for way in branches if all(seq.draft.tokens[node] < vocab_size for node in way)])

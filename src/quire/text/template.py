@@ -41,13 +41,13 @@ _TOLD = {
 """What is said of each kind of `RenderError`."""
 
 Message = Mapping[str, Any]
-PICTURE: Mapping[str, Any] = {"type": "image"}
-"""A picture among the parts of a message's content, as templates are told of it."""
+IMAGE_PART: Mapping[str, Any] = {"type": "image"}
+"""An image among the parts of a message's content, as templates are told of it."""
 _WORD = "wordofaprobe"
 
 
 class TemplateInput(NamedTuple):
-    """Which contents of messages a template writes: one text; a list of parts, pictures among them."""
+    """Which contents of messages a template writes: one text; a list of parts, images among them."""
 
     texts: bool = True
     parts: bool = False
@@ -135,16 +135,16 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        picture: str = "",
+        image_mark: str = "",
         **variables: Any,
     ) -> str:
         """What `encode` encodes: the text with marks in forged special tokens, which the tokenizer ignores.
 
-        `picture`: what stands for one where the template itself writes nothing for it; "" = there may be none.
+        `image_mark`: what stands for an image where the template itself writes nothing for it; "" = there may be none.
         """
         if bad := RESERVED & variables.keys():
             raise BadRequest(f"chat_template_kwargs: {sorted(bad)[0]!r} cannot be set", param="chat_template_kwargs")
-        chat = self._checked(messages, picture)
+        chat = self._checked(messages, image_mark)
         if continue_final_message:
             if add_generation_prompt:
                 raise BadRequest(
@@ -181,7 +181,7 @@ class ChatTemplate:
         if not self.mentions("image"):
             return TemplateInput()
         text, told = self._probe(_WORD), self._probe([{"type": "text", "text": _WORD}])
-        seen = self._probe([PICTURE, {"type": "text", "text": _WORD}])
+        seen = self._probe([IMAGE_PART, {"type": "text", "text": _WORD}])
         printed = "'type'" in seen or '"type"' in seen  # a list that is taken for a text
         return TemplateInput(_WORD in text, _WORD in seen and seen != told and not printed)
 
@@ -194,7 +194,7 @@ class ChatTemplate:
         except RenderError:
             return ""
 
-    def _checked(self, messages: Sequence[Message], picture: str) -> list[dict[str, Any]]:
+    def _checked(self, messages: Sequence[Message], image_mark: str) -> list[dict[str, Any]]:
         """Escaped copies of `messages`, their contents as the template reads them."""
         if not messages:
             raise BadRequest("messages: must not be empty", param="messages")
@@ -206,21 +206,21 @@ class ChatTemplate:
                 raise BadRequest(f"messages[{i}].role: must be one of {', '.join(ROLES)}", param="messages")
             copy = self._escaped(message)
             if "content" in message:
-                copy["content"] = self._content(_parts(copy["content"], i, bool(picture)), picture)
+                copy["content"] = self._content(_parts(copy["content"], i, bool(image_mark)), image_mark)
             reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
             if reasoning is not None:
                 copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
             chat.append(copy)
         return chat
 
-    def _content(self, parts: Sequence[str | None], picture: str) -> str | list[Mapping[str, Any]]:
-        """Texts are joined by newlines, with pictures before them, unless the template reads lists of parts."""
+    def _content(self, parts: Sequence[str | None], image_mark: str) -> str | list[Mapping[str, Any]]:
+        """Texts are joined by newlines, with images before them, unless the template reads lists of parts."""
         texts = [part for part in parts if part is not None]
-        pictures = len(parts) - len(texts)
-        if pictures and not self.reads.parts:
-            return "\n".join([picture] * pictures + texts)
-        if pictures or not self.reads.texts:
-            return [PICTURE if part is None else {"type": "text", "text": part} for part in parts]
+        count = len(parts) - len(texts)
+        if count and not self.reads.parts:
+            return "\n".join([image_mark] * count + texts)
+        if count or not self.reads.texts:
+            return [IMAGE_PART if part is None else {"type": "text", "text": part} for part in parts]
         return "\n".join(texts)
 
     def _escaped(self, value: Any, depth: int = 0) -> Any:
@@ -262,8 +262,8 @@ def read_templates(folder: Path) -> tuple[dict[str, str], Path]:
     return {}, path
 
 
-def _parts(content: Any, index: int, pictures: bool) -> list[str | None]:
-    """A message's content as texts, and None for each picture; that of a message which only calls tools is empty."""
+def _parts(content: Any, index: int, with_images: bool) -> list[str | None]:
+    """A message's content as texts, and None for each image; that of a message which only calls tools is empty."""
     if content is None or isinstance(content, str):
         return [content or ""]
     if not isinstance(content, list):
@@ -274,7 +274,7 @@ def _parts(content: Any, index: int, pictures: bool) -> list[str | None]:
             parts.append(part)
         elif isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             parts.append(part["text"])
-        elif pictures and isinstance(part, dict) and part.get("type") == "image":
+        elif with_images and isinstance(part, dict) and part.get("type") == "image":
             parts.append(None)
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__

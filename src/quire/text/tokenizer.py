@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from quire.core.errors import BadRequest, ModelError, QuireError, is_panic
 from quire.core.files import read_json, read_text, why_missing
 from quire.text.bounds import most_bytes
-from quire.text.gguf import read_tokenizer
+from quire.text.gguf_tokenizer import read_tokenizer
 from quire.text.special_tokens import found_around, put_around
 from quire.text.tokenizer_process import TokenizerProxy, bounded
 from quire.text.vocab_files import BYTE_OF, find_vocab_file, read_vocab_file

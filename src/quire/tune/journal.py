@@ -9,7 +9,7 @@ import msgspec
 from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.machine import now, this_engine, this_machine
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.figures.schema import FigureRow, RowLoad, RowModel
 from quire.figures.statistics import interval, median
 from quire.plan.planned_load import PlannedLoad

@@ -20,10 +20,10 @@ from quire.figures.schema import RowModel
 from quire.plan.advice import advice
 from quire.plan.planned_load import PlannedLoad
 from quire.plan.predict import Machine, Planner
+from quire.tune.candidate_runner import CandidateRunner
 from quire.tune.engines import EnginePool
 from quire.tune.journal import Journal
 from quire.tune.learned import expected
-from quire.tune.measure import CandidateRunner
 from quire.tune.objective import Objective
 from quire.tune.search import CandidateTrial, Search, SearchBudget, TuneResult
 from quire.tune.space import (

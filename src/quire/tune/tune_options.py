@@ -9,7 +9,7 @@ import msgspec
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
 from quire.core.options.values import check_values
-from quire.figures.metrics import PERCENTILES
+from quire.figures.metric_definitions import PERCENTILES
 from quire.plan.planned_load import PlannedLoad, Slo, parse_load, parse_slo
 
 OBJECTIVES = ("auto", "throughput", "goodput", "itl", "ttft", "e2e")

@@ -10,7 +10,7 @@ from paths import BENCHMARKS, DATA
 from quire.bench.suite.imports.read import read_foreign
 from quire.core.errors import ConfigError
 from quire.figures.files import read_rows
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.figures.schema import FigureRow
 
 SAMPLES = DATA / "imports"

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from paths import BENCHMARKS, SUPPORT
-from quire.bench.suite import run, session
+from quire.bench.suite import session, suite_runner
 from quire.bench.suite.cases import matches
 from quire.bench.suite.compared import lines, pairs
 from quire.bench.suite.engines import FOREIGN, EngineJob, command_of, name_of
-from quire.bench.suite.models import source_of
 from quire.bench.suite.process import Command, Died, Process
-from quire.bench.suite.spec import Suite, parse_arrivals, read_suite
+from quire.bench.suite.suite_file import Suite, parse_arrivals, read_suite
+from quire.bench.suite.suite_models import source_of
 from quire.bench.suite.techniques import TECHNIQUES
 from quire.bench.suite.watch import Energy, peak_bytes
 from quire.core.errors import ConfigError
 from quire.engine.engine_options import engine_config
 from quire.figures.files import read_rows
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.figures.schema import FigureRow
 
 STUB = SUPPORT / "stub_peer.py"
@@ -144,9 +144,9 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
         name = f"{engine} {'eager' if job.options.get('enforce_eager') else 'plain'}"
         return Command([sys.executable, str(STUB), str(FOREIGN), str(tmp_path / "log"), name, how.get(name, "good")])
 
-    monkeypatch.setattr(run, "command_of", command)
-    monkeypatch.setattr(run, "PAUSE", 0.0)
-    monkeypatch.setattr(run.Bench, "_limits", lambda self: [{"read_bytes_per_s": 1e10}])
+    monkeypatch.setattr(suite_runner, "command_of", command)
+    monkeypatch.setattr(suite_runner, "PAUSE", 0.0)
+    monkeypatch.setattr(suite_runner.Bench, "_limits", lambda self: [{"read_bytes_per_s": 1e10}])
     return how
 
 
@@ -222,12 +222,12 @@ def test_an_engine_that_fails_is_a_row_with_a_note(
 def test_a_peer_without_an_environment_is_a_row_with_a_note(
     monkeypatch: pytest.MonkeyPatch, stubbed: dict[str, str], tmp_path: Path
 ) -> None:
-    stub = run.command_of
+    stub = suite_runner.command_of
 
     def command(engine: str, job: EngineJob) -> Command:
         return stub(engine, job) if engine == "quire" else command_of(engine, job)
 
-    monkeypatch.setattr(run, "command_of", command)
+    monkeypatch.setattr(suite_runner, "command_of", command)
     text = f'{GRID}formats = ["int4"]\nengines = ["quire", "llama.cpp", "openvino", "vllm", "transformers"]\n'
     rows = measured(tmp_path, text)
     assert [bool(row.metrics) for row in rows] == [True, False, False, False, False]
@@ -248,12 +248,12 @@ def test_a_suite_that_is_interrupted_leaves_no_process(tmp_path: Path) -> None:
     script.write_text(
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
-        "from quire.bench.suite import run\n"
+        "from quire.bench.suite import suite_runner\n"
         "from quire.bench.suite.process import Command\n"
         "from quire.cli import main\n"
         f"words = [sys.executable, {str(STUB)!r}, {str(FOREIGN)!r}, {str(tmp_path / 'log')!r}, 'stub', 'hangs']\n"
-        "run.command_of = lambda engine, job: Command(words)\n"
-        "run.Bench._limits = lambda self: []\n"
+        "suite_runner.command_of = lambda engine, job: Command(words)\n"
+        "suite_runner.Bench._limits = lambda self: []\n"
         "main()\n"
     )
     (tmp_path / "suite.toml").write_text('name = "a"\n' + GRID)

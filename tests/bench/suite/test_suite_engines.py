@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.bench.suite import run, session
+from quire.bench.suite import session, suite_runner
 from quire.bench.suite.engines import FOREIGN
 from quire.bench.suite.foreign.protocol import Item, run_load
-from quire.bench.suite.spec import read_suite
+from quire.bench.suite.suite_file import read_suite
 from quire.bench.suite.unfused import unfuse
 from quire.bench.suite.worker import PlainMode, Recomputing, Reserving
 from quire.core.errors import ConfigError
@@ -258,7 +258,7 @@ def test_any_server_over_http() -> None:
 
 
 def rows_of(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setattr(run.Bench, "_limits", lambda self: [])
+    monkeypatch.setattr(suite_runner.Bench, "_limits", lambda self: [])
     file = tmp_path / "suite.toml"
     file.write_text(text)
     out, work = tmp_path / "rows.jsonl", tmp_path / "work"

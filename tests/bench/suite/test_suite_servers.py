@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.bench.suite import engines, run, session
+from quire.bench.suite import engines, session, suite_runner
 from quire.bench.suite.cases import Match, matches
 from quire.bench.suite.compared import beside
 from quire.bench.suite.engines import EngineJob, checkout_of, command_of, name_of
-from quire.bench.suite.models import source_of
 from quire.bench.suite.servers import server
-from quire.bench.suite.spec import read_suite
+from quire.bench.suite.suite_file import read_suite
+from quire.bench.suite.suite_models import source_of
 from quire.bench.suite.watch import cpu_seconds, family_of
 from quire.core.errors import ConfigError, EngineFailure
 from quire.figures.schema import FigureRow, RowEngine
@@ -136,7 +136,7 @@ def test_processor_time_of_a_process() -> None:
 
 
 def rows_of(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[FigureRow]:
-    monkeypatch.setattr(run.Bench, "_limits", lambda self: [])
+    monkeypatch.setattr(suite_runner.Bench, "_limits", lambda self: [])
     file = tmp_path / "suite.toml"
     file.write_text('name = "a"\nrounds = 1\nperplexity_bytes = 0\nmax_model_len = 256\n' + text)
     out, work = tmp_path / "rows.jsonl", tmp_path / "work"

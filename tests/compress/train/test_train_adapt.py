@@ -21,7 +21,7 @@ from quire.compress.quantize import fp4
 from quire.compress.quantize.fp4 import PackedNf4
 from quire.compress.train.dataset import TrainingRow, collate
 from quire.compress.train.job import write_merged
-from quire.compress.train.lora import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
+from quire.compress.train.lora_training import LoRA, adaptable_modules, merge_adapter, quantize_base, target_modules
 from quire.compress.train.objective import CrossEntropy, NetLearner
 from quire.compress.train.parametrized import ParametrizedNet, linear_modules
 from quire.core.config import flat_config

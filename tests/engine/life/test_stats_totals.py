@@ -15,7 +15,7 @@ from supervised_engines import FOREVER, LIMITS, Engine, request
 
 SUMS = ("running", "waiting", "used_blocks", "total_blocks", "cached_blocks", "step_tokens", "restarts")
 TOTALS = ("steps", "prompt_tokens", "generation_tokens", "preemptions", "prefix_queries", "prefix_hits",
-          "picture_queries", "picture_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
+          "image_queries", "image_hits", "numeric_errors", "drafts", "draft_tokens", "accepted_tokens")  # fmt: skip
 FIRST = {
     **{name: 10 + i for i, name in enumerate(SUMS + TOTALS)},
     "waste": 0.5, "step_seconds": 0.2, "accepted_per_pos": (4, 1), "expert_pairs": (30, 10), "expert_imbalance": 1.5,

@@ -25,8 +25,8 @@ from quire.model.mixers import attention, cross, latent
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
+from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
-from quire.model.mixers.table import kept_by_layer, layouts_of
 from quire.model.spec import MLA, ModelSpec
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout

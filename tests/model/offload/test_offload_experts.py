@@ -15,7 +15,7 @@ from oracle import BACKENDS, write
 from quire.core.config import flat_config
 from quire.engine.start import start_engine
 from quire.model.net.decoder import Resident
-from quire.model.offload.experts import ExpertPool
+from quire.model.offload.expert_offload import ExpertPool
 from quire.model.offload.offloaded import PAGE, pages
 from quire.model.offload.stream import Stream
 from quire.ops.arrays import address

@@ -1,4 +1,4 @@
-"""Each family of models that take pictures, end to end: from pictures to tokens, beside transformers and any load."""
+"""Each family of models that take images, end to end: from images to tokens, beside transformers and any load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.core.errors import ConfigError
 from quire.core.images import PromptImage
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.components.memory_plan import picture_bytes
+from quire.engine.components.memory_plan import image_bytes
 from quire.engine.local import LocalEngine
 from quire.engine.processes.channel import LocalChannel
 from quire.engine.processes.process import ProcessEngine
@@ -53,9 +53,9 @@ def engine_of(folder: Path, **options: Any) -> LocalEngine:
 @torch.no_grad()
 def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
     """transformers' logits [tokens, vocab] for prompt and output, with the pixels that its processor would give."""
-    ids = [made.pictures.row_id if token >= VOCABULARY else token for token in request.prompt] + output
-    rows = torch.tensor(ids)[None] == made.pictures.row_id
-    more = inputs_of(made.family, request.pictures) if request.pictures else {}
+    ids = [made.image_prompts.row_id if token >= VOCABULARY else token for token in request.prompt] + output
+    rows = torch.tensor(ids)[None] == made.image_prompts.row_id
+    more = inputs_of(made.family, request.images) if request.images else {}
     if made.family == "gemma3":
         more["token_type_ids"] = rows.long()
     elif made.family in QWEN and more:
@@ -64,19 +64,19 @@ def oracle_logits(made: Made, request: Request, output: list[int]) -> Tensor:
     return made.oracle(input_ids=torch.tensor(ids)[None], use_cache=False, **more).logits[0]
 
 
-def inputs_of(family: str, pictures: tuple[PromptImage, ...]) -> dict[str, Tensor]:
-    """What transformers' model takes of pictures."""
-    pixels = [normalized(family, picture) for picture in pictures]
+def inputs_of(family: str, images: tuple[PromptImage, ...]) -> dict[str, Tensor]:
+    """What transformers' model takes of images."""
+    pixels = [normalized(family, image) for image in images]
     if family in QWEN:
         cut, grids = zip(*map(patches, pixels), strict=True)
         return {"pixel_values": torch.cat(cut), "image_grid_thw": torch.cat(grids)}
     if family in ("llava_next", "llava_onevision"):
         most = max(map(len, pixels))
         filled = [torch.cat((tiles, tiles.new_zeros(most - len(tiles), *tiles.shape[1:]))) for tiles in pixels]
-        more = {"batch_num_images": torch.tensor([len(pictures)])} if family == "llava_onevision" else {}
-        return {"pixel_values": torch.stack(filled), "image_sizes": torch.tensor([p.size for p in pictures])} | more
+        more = {"batch_num_images": torch.tensor([len(images)])} if family == "llava_onevision" else {}
+        return {"pixel_values": torch.stack(filled), "image_sizes": torch.tensor([p.size for p in images])} | more
     if family in ("mistral3", "llava_pixtral"):
-        sizes = [picture.shape[1:] for picture in pictures]
+        sizes = [image.shape[1:] for image in images]
         height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
         filled = [pad(p, (0, width - p.shape[3], 0, height - p.shape[2])) for p in pixels]
         return {"pixel_values": torch.cat(filled), "image_sizes": torch.tensor(sizes)}
@@ -89,7 +89,7 @@ def alone(made: Made) -> dict[str, Answer]:
     """Each request alone, its prompt in one chunk."""
     answers: dict[str, Answer] = {}
     with closing(engine_of(made.folder, enable_prefix_caching=False, max_num_batched_tokens=1024)) as engine:
-        assert engine.info.pictures
+        assert engine.info.takes_images
         for each in made.requests():
             answers |= run(engine, [each])
     return answers
@@ -102,9 +102,9 @@ def test_logits_equal_transformers(made: Made, alone: dict[str, Answer]) -> None
 def assert_equals(made: Made, requests: list[Request], answers: dict[str, Answer]) -> None:
     """Log-probabilities are those of `made.oracle` within 1e-4."""
     for each in requests:
-        answer, marks = answers[each.id], {made.pictures.row_id, SPECIAL.index("<|video_pad|>")}
+        answer, marks = answers[each.id], {made.image_prompts.row_id, SPECIAL.index("<|video_pad|>")}
         ends = [i for i, token in enumerate(answer.tokens) if token in marks]
-        tokens = answer.tokens[: ends[0] if ends else None]  # behind, transformers looks for another picture
+        tokens = answer.tokens[: ends[0] if ends else None]  # behind, transformers looks for another image
         want = oracle_logits(made, each, tokens)[len(each.prompt) - 1 :].double().log_softmax(-1)
         for row, found in zip(want, answer.logprobs, strict=False):
             got = torch.tensor([p for _, p in found.top], dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
         got = run(engine, requests, random.Random(way))
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
         stats = engine.engine.stats()
-        assert stats.used_blocks == 0 and stats.picture_queries
+        assert stats.used_blocks == 0 and stats.image_queries
         # Others have one prompt that is much longer than the rest, or blocks to spare in layers with windows.
         assert way != "preempted" or stats.preemptions or made.family != "qwen3_vl"
 
@@ -222,23 +222,23 @@ def test_an_engine_that_is_killed_is_gone_on_from(made: Made) -> None:
     assert [each.id for each in requests if tokens[each.id] != want[each.id].tokens] == []
 
 
-def test_text_alone_of_a_model_that_takes_pictures(made: Made, alone: dict[str, Answer]) -> None:
+def test_text_alone_of_a_model_that_takes_images(made: Made, alone: dict[str, Answer]) -> None:
     with closing(engine_of(made.folder, language_model_only=True)) as engine:
-        assert not engine.info.pictures
+        assert not engine.info.takes_images
         got = run(engine, [made.request("none")])
         assert got["none"].bits() == alone["none"].bits()
     with pytest.raises(ConfigError, match="--language-model-only"):
         engine_of(made.folder, pipeline_parallel_size=2, threads=1)
 
 
-def test_memory_of_pictures_is_planned_and_spared(made: Made) -> None:
+def test_memory_of_images_is_planned_and_spared(made: Made) -> None:
     given: dict[str, Any] = {"model": str(made.folder), "dtype": "float32", "device": "cpu", "max_model_len": 512}
     plan = Planner(flat_config(**given), Machine())
     with closing(LocalEngine(flat_config(**given))) as engine:
         model, limits = engine.engine.model, engine.engine.config.scheduler
-        assert plan.account.pictures == picture_bytes(limits, model, 512) > 4 * 16384 * 64
+        assert plan.account.images == image_bytes(limits, model, 512) > 4 * 16384 * 64
     text = Planner(flat_config(**given, language_model_only=True), Machine())
-    assert text.account.pictures == 0 and text.account.weights < plan.account.weights
+    assert text.account.images == 0 and text.account.weights < plan.account.weights
 
 
 def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
     with closing(engine_of(made.folder, **given)) as engine:
         got = run(engine, requests)
         stats = engine.engine.stats()
-        assert stats.kv_store is not None and stats.kv_store.hits and stats.picture_queries == 0
+        assert stats.kv_store is not None and stats.kv_store.hits and stats.image_queries == 0
     assert [each.id for each in requests if got[each.id].bits() != want[each.id].bits()] == []
 
 

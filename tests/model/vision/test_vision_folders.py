@@ -1,4 +1,4 @@
-"""Folders of models that take pictures: each tensor of a vision part is claimed, counted, shown, or refused by name."""
+"""Folders of models that take images: each tensor of a vision part is claimed, counted, shown, or refused by name."""
 
 from __future__ import annotations
 
@@ -245,8 +245,8 @@ def test_inspect_shows_the_tower(
     shown = inspected(monkeypatch, capsys, folder)
     assert shown["family"] == "qwen3_vl, whose decoder is qwen3"
     assert shown["vision tower"] == "qwen3_vl_vision, 3 layers, hidden 64, intermediate 96, 4 heads of 16"
-    assert shown["pictures"] == "patches of 8 x 8 pixels, 2 x 2 of them one row"
-    assert "first 2 layers" in shown["decoder with pictures"]
+    assert shown["images"] == "patches of 8 x 8 pixels, 2 x 2 of them one row"
+    assert "first 2 layers" in shown["decoder with images"]
     assert shown["vision parameters"].startswith(f"{describe(folder).vision.parameters:,}")
     assert (
         inspected(monkeypatch, capsys, str(made("qwen2_5_vl").folder))["family"] == "qwen2_5_vl, whose decoder is qwen2"
@@ -317,7 +317,7 @@ def test_unknown_towers_and_models_are_refused_by_name(made: Callable[[str], Mad
         with pytest.raises(ModelError) as refused:
             describe(str(tmp_path / "m"))
         assert f"{model_type!r} is not supported: {why}" in str(refused.value)
-    with pytest.raises(ModelError, match="takes pictures"):
+    with pytest.raises(ModelError, match="takes images"):
         Net.open(str(made("qwen2_vl").folder))
 
 

@@ -1,4 +1,4 @@
-"""Features of pictures equal transformers' for every family; a decoder's options leave them as they are."""
+"""Features of images equal transformers' for every family; a decoder's options leave them as they are."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paged_model import Paged
 from quire.core.config import DeviceConfig, flat_config
 from quire.model.build import load_model
 from quire.model.describe import describe
-from quire.model.families.multimodal import PICTURED
+from quire.model.families.multimodal import MULTIMODAL
 from quire.model.spec import Sight
 from quire.ops.backend import Ops, open_backend
 from vision_models import FAMILIES, family_of
-from vision_oracle import CASES, SHAPES, Made, any_size, picture, see
+from vision_oracle import CASES, SHAPES, Made, any_size, prompt_image, see
 
 TOLERANCE = 1e-4
 
@@ -43,13 +43,13 @@ def test_features_equal_transformers(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prompts_without_pictures_run_as_the_text_model(name: str, made: Callable[[str], Made]) -> None:
+def test_prompts_without_images_run_as_the_text_model(name: str, made: Callable[[str], Made]) -> None:
     tokens = torch.randint(40, 290, (19,), generator=torch.Generator().manual_seed(1)).tolist()
     (got,) = Paged(made(name).load(BACKENDS[-1]), [tokens]).run([[12], [7]])
     assert relative_error(got, logits(made(name).oracle, tokens)) <= 1e-5
 
 
-def test_the_decoder_is_told_what_pictures_change(made: Callable[[str], Made]) -> None:
+def test_the_decoder_is_told_what_images_change(made: Callable[[str], Made]) -> None:
     found = {name: describe(str(made(name).folder)).spec.sight for name in FAMILIES}
     assert found.pop("qwen2_vl") == found.pop("qwen2_5_vl") == Sight((2, 3, 3))
     assert found.pop("qwen3_vl") == Sight((6, 3, 3), True, 2)
@@ -67,8 +67,8 @@ def test_pieces_and_blocks_change_no_bit(
         model = made(name).load(device)
         want = see(model, shown)
         monkeypatch.setattr("quire.model.vision.tower.PIECE", 7)
-        monkeypatch.setattr("quire.model.vision.attention.BLOCK", 16)
-        monkeypatch.setattr("quire.model.vision.attention.PIECE", 5)
+        monkeypatch.setattr("quire.model.vision.tower_attention.BLOCK", 16)
+        monkeypatch.setattr("quire.model.vision.tower_attention.PIECE", 5)
         monkeypatch.setattr("quire.model.vision.torch_attention.PIECE", 5)
         got = see(model, shown)
         assert torch.equal(got, want) if device == "cpu" else relative_error(got, want) < 1e-6
@@ -96,17 +96,17 @@ def twelve() -> Ops:
     return open_backend(DeviceConfig(device="cpu", threads=2, bf16_bits=12))
 
 
-def test_a_picture_that_was_not_prepared_for_the_tower_is_refused(made: Callable[[str], Made]) -> None:
+def test_an_image_that_was_not_prepared_for_the_tower_is_refused(made: Callable[[str], Made]) -> None:
     model = made("gemma3").load(BACKENDS[-1])
-    with pytest.raises(ValueError, match="the tower makes 4 rows of a picture that has 3 in the prompt"):
-        see(model, picture((1, 32, 32), (32, 32), 3))
+    with pytest.raises(ValueError, match="the tower makes 4 rows of an image that has 3 in the prompt"):
+        see(model, prompt_image((1, 32, 32), (32, 32), 3))
     with pytest.raises(ValueError, match="4 x 8 patches, the tower has positions of 4 x 4"):
-        see(model, picture((1, 32, 64), (32, 64), 8))
+        see(model, prompt_image((1, 32, 64), (32, 64), 8))
     model = made("qwen2_vl").load(BACKENDS[-1])
     with pytest.raises(ValueError, match="are not squares of 2 x 2"):
-        see(model, picture((1, 32, 40), (32, 40), 5))
+        see(model, prompt_image((1, 32, 40), (32, 40), 5))
 
 
 def test_each_model_type_has_a_folder_in_the_tests() -> None:
-    assert {family_of(name) for name in FAMILIES} == set(PICTURED)
+    assert {family_of(name) for name in FAMILIES} == set(MULTIMODAL)
     assert {name for name, _, _ in CASES} == set(FAMILIES)

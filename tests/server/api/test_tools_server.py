@@ -168,7 +168,7 @@ def test_a_template_is_told_anything_that_it_can_act_on() -> None:
         ask(server, tools=None, chat_template_kwargs={"my_mode": "brief", "facts": {"a": 1, "b": [True, None]}})
         prompt = server.tokenizer.decode(server.stub.submitted[-1].prompt)
         assert prompt == "hi|brief|a=1;b=[True, None];"
-        for name in ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "picture", "self"):
+        for name in ("messages", "tools", "tokenize", "chat_template", "add_generation_prompt", "image_mark", "self"):
             reply = refused(server, tools=None, chat_template_kwargs={name: "x"})
             assert reply.json()["error"]["param"] == f"chat_template_kwargs.{name}"
         assert "does not use it" in refused(server, tools=None, chat_template_kwargs={"nothing_such": 1}).text

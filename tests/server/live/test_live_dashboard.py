@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from browser import CHROMIUM, Browser, Page
 from live_server import LiveServer, live, wait_until
 from proxy import shown_below
-from quire.engine.frontend.metrics import EngineMetrics
+from quire.engine.frontend.engine_metrics import EngineMetrics
 from quire.engine.stats import ReplicaStats, Stats
 from quire.server.http.activity import MAX_INCIDENTS, Activity
 from quire.server.http.exchange import Exchange

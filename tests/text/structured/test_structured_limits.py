@@ -16,8 +16,8 @@ from quire.core.plan import LogitRow
 from quire.core.request import Output, Request
 from quire.sample.grammar_masks import MaskBuilder
 from quire.text.structured import guide
+from quire.text.structured.grammar_source import grammar_of
 from quire.text.structured.refused_grammars import FAILURES
-from quire.text.structured.spec import grammar_of
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, shaped, tokenizer
 from turns import turns

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.suite.engines import EngineJob, checkout_of, name_of
-from quire.bench.suite.models import SuiteModel
-from quire.bench.suite.spec import FORMATS, Grid, LoadCase, Suite
+from quire.bench.suite.suite_file import FORMATS, Grid, LoadCase, Suite
+from quire.bench.suite.suite_models import SuiteModel
 from quire.bench.suite.techniques import Technique
 from quire.core.errors import ConfigError
 from quire.core.machine import cores

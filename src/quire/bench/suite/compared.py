@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire.figures.metrics import METRICS
+from quire.figures.metric_definitions import METRICS
 from quire.figures.schema import FigureRow
 from quire.figures.statistics import Comparison, compare
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from quire.bench.suite.environments import Environment, environment, existing
 from quire.bench.suite.foreign.shapes import write_checkpoint
-from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.process import Command
-from quire.bench.suite.spec import PEER_FORMATS
+from quire.bench.suite.suite_file import PEER_FORMATS
+from quire.bench.suite.suite_models import SuiteModel
 from quire.core.errors import ConfigError
 from quire.core.options.fields import flag
 

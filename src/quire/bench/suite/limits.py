@@ -1,6 +1,6 @@
 """What this machine can do at most: `python -m quire.bench.suite.limits` answers each `{"do": "limits"}` as of now.
 
-A process of its own, whose memory is touched once. The names are those of `quire.figures.metrics.LIMITS`.
+A process of its own, whose memory is touched once. The names are those of `quire.figures.metric_definitions.LIMITS`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from quire.bench.suite.foreign.protocol import serve
 from quire.core.machine import end_with_parent
-from quire.ops.cpu.measure import best_seconds, read_rate
 from quire.ops.cpu.state import Cpu
+from quire.ops.cpu.thread_probe import best_seconds, read_rate
 from quire.ops.native import Native, huge_bytes
 
 READ_BYTES = 768 << 20

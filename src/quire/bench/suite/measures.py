@@ -1,13 +1,13 @@
-"""What one load found, as metrics: by the names and formulas of `quire.figures.metrics`."""
+"""What one load found, as metrics: by the names and formulas of `quire.figures.metric_definitions`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from quire.bench.records import Record, milliseconds
-from quire.bench.suite.models import SuiteModel
-from quire.bench.suite.spec import LoadCase
-from quire.figures.metrics import PERCENTILES
+from quire.bench.suite.suite_file import LoadCase
+from quire.bench.suite.suite_models import SuiteModel
+from quire.figures.metric_definitions import PERCENTILES
 
 
 def records_of(found: dict[str, Any], inputs: list[int]) -> list[Record]:

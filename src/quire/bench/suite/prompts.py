@@ -7,8 +7,8 @@ from pathlib import Path
 
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.foreign.protocol import Item
-from quire.bench.suite.models import SuiteModel
-from quire.bench.suite.spec import LoadCase
+from quire.bench.suite.suite_file import LoadCase
+from quire.bench.suite.suite_models import SuiteModel
 from quire.bench.workload import random_items
 from quire.core.errors import ConfigError
 from quire.text.tokenizer import Tokenizer

@@ -19,9 +19,9 @@ from rich.progress import (
 from quire.bench.suite.cases import Match, matches
 from quire.bench.suite.compared import beside
 from quire.bench.suite.engines import name_of
-from quire.bench.suite.models import source_of
-from quire.bench.suite.run import Bench
-from quire.bench.suite.spec import Suite
+from quire.bench.suite.suite_file import Suite
+from quire.bench.suite.suite_models import source_of
+from quire.bench.suite.suite_runner import Bench
 from quire.core.errors import ConfigError
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.schema import FigureRow

@@ -19,7 +19,7 @@ from quire.core.errors import ModelError
 from quire.gguf.vocab import special_ids
 from quire.model.disk.checkpoint import Checkpoint, TensorInfo, TensorSource
 from quire.model.disk.claim import RolePlace, claim, disk_shape, drop_layers_beyond, slots
-from quire.model.disk.gguf import GgufModel
+from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.renamed_tensors import Rewrite, Rewritten

@@ -27,7 +27,7 @@ from quire.model.load.builders import BLOCKS, load_decoder, load_layer
 from quire.model.load.encoder import load_encoder
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
-from quire.model.mixers.table import mixer_of
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
@@ -107,7 +107,7 @@ class Net:
         opened = open_model(model)
         if opened.vision is not None:
             raise ModelError(
-                f"{opened.folder}: takes pictures; the workbench reads decoders alone, and would write a model without "
+                f"{opened.folder}: takes images; the workbench reads decoders alone, and would write a model without "
                 "its tower. Use --quantization, which leaves the tower as it is"
             )
         return cls(as_plain_checkpoint(opened), dtype)

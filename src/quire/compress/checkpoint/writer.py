@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.compress.checkpoint.tensors import LazyTensors
 from quire.core.errors import ConfigError
 from quire.core.files import sync, sync_tree
-from quire.text.gguf import read_tokenizer
+from quire.text.gguf_tokenizer import read_tokenizer
 
 SHARD_BYTES = 4 << 30
 TOKENIZER_FILES = (

@@ -1,4 +1,4 @@
-"""GGUF files of model folders: the inverse of `quire.model.disk.gguf`, by that reader's own tables.
+"""GGUF files of model folders: the inverse of `quire.model.disk.gguf_model`, by that reader's own tables.
 
 What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
 so, and Gemma's norms get the one that is stored less. Before a weight is touched the metadata are read back: a model
@@ -21,7 +21,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
-from quire.model.disk.gguf import (
+from quire.model.disk.gguf_model import (
     ARCHITECTURES,
     FIELDS,
     NAMES,

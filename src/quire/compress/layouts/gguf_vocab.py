@@ -1,4 +1,4 @@
-"""The vocabulary of a model folder as GGUF metadata: the inverse of `quire.gguf.vocab` and `quire.text.gguf`.
+"""The vocabulary of a model folder as GGUF metadata: the inverse of `quire.gguf.vocab` and `quire.text.gguf_tokenizer`.
 
 A tokenizer is written only if what is read back cuts nasty texts as it does: GGUF names one of a list of ways to cut
 text into words, and has no place for others.
@@ -18,7 +18,7 @@ import tokenizers
 from quire.core.errors import ConfigError
 from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 from quire.model.disk.hf_config import read_json
-from quire.text.gguf import PRE, WHOLE_WORDS, build
+from quire.text.gguf_tokenizer import PRE, WHOLE_WORDS, build
 from quire.text.template import read_templates
 from quire.text.tokenizer import Tokenizer
 from quire.text.word_files import find_word_file, read_word_file

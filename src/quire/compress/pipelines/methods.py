@@ -57,7 +57,7 @@ from quire.compress.recipes.stages import (
 )
 from quire.core.errors import ConfigError
 from quire.model.describe import open_model
-from quire.model.mixers.table import scaled
+from quire.model.mixers.layer_mixers import scaled
 from quire.ops.weights import Weight
 
 Runner = Callable[[StageContext, Any], None]

@@ -20,7 +20,7 @@ from quire.compress.pipelines.layerwise import InputObservations, LayerModifier,
 from quire.compress.quantize.awq import awq
 from quire.compress.quantize.int8 import smoothquant, unscale_norm, unscale_rows
 from quire.compress.quantize.rounding import Grid, IntegerGrid, rtn
-from quire.model.mixers.table import mixer_of
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.ops.weights import Weight
 
 NORMS = {"q": "attn_norm", "gate": "mlp_norm"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.compress.prune.prunable import PrunableCheckpoint
 from quire.core.errors import ConfigError
-from quire.model.mixers.table import own_heads
+from quire.model.mixers.layer_mixers import own_heads
 from quire.ops.lazy import torch
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from quire.compress.prune.prunable import PrunableCheckpoint, check_kept, refusal
 from quire.core.errors import ConfigError
 from quire.model.families.row import layer_kinds
-from quire.model.mixers.table import own_heads
+from quire.model.mixers.layer_mixers import own_heads
 from quire.model.spec import ModelSpec
 from quire.ops.lazy import torch
 

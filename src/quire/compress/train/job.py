@@ -29,7 +29,7 @@ from quire.compress.train.distillation import (
     rows_digest,
     write_answers,
 )
-from quire.compress.train.lora import LoRA, merge_adapter, quantize_base, target_modules
+from quire.compress.train.lora_training import LoRA, merge_adapter, quantize_base, target_modules
 from quire.compress.train.objective import CrossEntropy, NetLearner, Objective
 from quire.compress.train.options import TrainOptions
 from quire.compress.train.parametrized import ParametrizedNet, PruningMasks, trainable_tensors

@@ -17,7 +17,7 @@ from quire.compress.train.parametrized import ParametrizedNet, linear_modules
 from quire.core.dtypes import I8, Dtype
 from quire.core.errors import ConfigError, ModelError
 from quire.model.load.roles import DISK_ROLES
-from quire.model.mixers.table import scaled
+from quire.model.mixers.layer_mixers import scaled
 from quire.ops.arrays import to_numpy, to_torch
 from quire.ops.autograd_cache import AutogradCache, held
 from quire.ops.differentiable import Differentiable, MatrixSite

@@ -27,6 +27,7 @@ from quire.core.exclusions.features import (
     GPU_SHARE,
     HEADS_WITHOUT_OUTPUT,
     HOSTS,
+    IMAGES,
     IN_PROCESS,
     KV_FORMAT,
     KV_OFFLOADING,
@@ -38,7 +39,6 @@ from quire.core.exclusions.features import (
     NO_EXPERTS,
     NO_GPU,
     PACKED_FOLDER,
-    PICTURES,
     PROJECTED,
     QUANTIZATION,
     QUANTIZED,
@@ -84,11 +84,11 @@ EXPERTS_OF_NONE = tuple(
 )
 
 
-def _of_pictures(a: Feature, reason: str) -> Exclusion:
+def _of_images(a: Feature, reason: str) -> Exclusion:
     return Exclusion(
         a,
-        PICTURES,
-        f"{{model}} takes pictures, and {reason}",
+        IMAGES,
+        f"{{model}} takes images, and {reason}",
         "leave it out, or serve the model's text alone with --language-model-only",
     )
 
@@ -159,17 +159,17 @@ OF_OTHER_MODELS = (
     KV_OF_LATENTS,
     *EXPERTS_OF_NONE,
     Exclusion(EXPERTS_ON_DISK, NO_EXPERTS, "this model has none", "use disk"),
-    _of_pictures(STAGES, "only the first of several stages is given rows of pictures, and others need their positions"),
-    _of_pictures(
-        CONTEXT, "a step's rows are spread over ranks, which are not told which of theirs are of pictures"
+    _of_images(STAGES, "only the first of several stages is given rows of images, and others need their positions"),
+    _of_images(
+        CONTEXT, "a step's rows are spread over ranks, which are not told which of theirs are of images"
     ),
-    _of_pictures(
-        SEQUENCE_PARALLEL, "rows are split between the layers, where those of pictures would be given"
+    _of_images(
+        SEQUENCE_PARALLEL, "rows are split between the layers, where those of images would be given"
     ),
     *(
-        _of_pictures(
+        _of_images(
             a,
-            "this way to draft reads prompts, and knows no rows of pictures; ngram, suffix and self do without",
+            "this way to draft reads prompts, and knows no rows of images; ngram, suffix and self do without",
         )
         for a in (DRAFT_MODEL, *HEADS)
     ),

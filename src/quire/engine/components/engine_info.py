@@ -13,10 +13,10 @@ from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
 from quire.model.build import Model
-from quire.model.mixers.table import format_of
+from quire.model.mixers.layer_mixers import format_of
 from quire.ops.backend import Ops
 from quire.run.kv_budget import KVPlan
-from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 
 
 def pooling_of(config: EngineConfig, model: Model) -> Pooling:
@@ -45,7 +45,7 @@ def engine_info(
     encoding: EncoderScheduler | None,
 ) -> EngineInfo:
     """Facts the edge needs. `places`: the KV cache, and its bytes of a token; `adapters`: names of those loaded;
-    `encoding`: who plans what is encoded of pictures, where any are taken."""
+    `encoding`: who plans what is encoded of images, where any are taken."""
     kv, bytes_per_token = places
     return EngineInfo(
         model=model.name,
@@ -73,8 +73,8 @@ def engine_info(
         scheduling_policy=config.scheduler.scheduling_policy,
         implementations=dict(ops.chosen),
         pooling=pooling_of(config, model),
-        pictures=encoding is not None,
-        picture_limits=ImageLimits() if encoding is None else encoding.limits.picture,
+        takes_images=encoding is not None,
+        image_limits=ImageLimits() if encoding is None else encoding.limits.per_image,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
         kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,
     )

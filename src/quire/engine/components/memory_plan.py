@@ -74,19 +74,19 @@ def check_limits(limits: SchedulerConfig, length: int) -> None:
 
 
 def _cache_bytes(executor: Executor, shape: KVPlan) -> int | None:
-    """What each GPU has left for the KV cache; None on the host, but beside pictures, whose memory is kept."""
+    """What each GPU has left for the KV cache; None on the host, but beside images, whose memory is kept."""
     config, model = executor.config, executor.model
     limits = _limits(config.scheduler, model, shape.max_model_len)
-    pictures, on_host = picture_bytes(limits, model, shape.max_model_len), not executor.ops.queues
-    if config.cache.kv_cache_memory_bytes or config.cache.num_blocks or (on_host and not pictures):
+    images, on_host = image_bytes(limits, model, shape.max_model_len), not executor.ops.queues
+    if config.cache.kv_cache_memory_bytes or config.cache.num_blocks or (on_host and not images):
         return None
     if on_host:
-        return int(max(0, available_memory() - pictures) * FREE_MEMORY_SHARE) // config.wholes
-    return executor.profile(shape, limits, pictures)
+        return int(max(0, available_memory() - images) * FREE_MEMORY_SHARE) // config.wholes
+    return executor.profile(shape, limits, images)
 
 
-def picture_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
-    """Bytes of features, and of the largest picture while it is encoded, for sequences of `length` tokens."""
+def image_bytes(limits: SchedulerConfig, model: Model, length: int) -> int:
+    """Bytes of features, and of the largest image while it is encoded, for sequences of `length` tokens."""
     if model.vision is None:
         return 0
     return feature_bytes(model.spec, limits) + model.vision.scratch(min(limits.encoder_rows[1], length))

@@ -13,7 +13,7 @@ from quire.core.pooling import Pooling
 from quire.core.request import Output, Request
 from quire.model.build import Model
 from quire.ops.arrays import Host
-from quire.sched.features.images import EncoderScheduler
+from quire.sched.features.encoder_scheduler import EncoderScheduler
 
 
 def check_kind(pooling: Pooling, request: Request) -> None:
@@ -24,29 +24,29 @@ def check_kind(pooling: Pooling, request: Request) -> None:
         raise BadRequest(f"no vectors can be had here: {pooling.refused}")
 
 
-def check_pictures(model: Model, encoding: EncoderScheduler | None, request: Request) -> None:
-    """`BadRequest` for pictures that this engine cannot take, or rows of a prompt that are not as they say."""
-    if not request.pictures:
+def check_images(model: Model, encoding: EncoderScheduler | None, request: Request) -> None:
+    """`BadRequest` for images that this engine cannot take, or rows of a prompt that are not as they say."""
+    if not request.images:
         return
     if encoding is None:
-        raise BadRequest(f"image: {model.name} takes no pictures here", param="image")
+        raise BadRequest(f"image: {model.name} takes no images here", param="image")
     if request.params.prompt_logprobs is not None:
         raise BadRequest(
-            "prompt_logprobs: rows of pictures are no tokens, which nothing predicts; leave it out beside pictures",
+            "prompt_logprobs: rows of images are no tokens, which nothing predicts; leave it out beside images",
             param="prompt_logprobs",
         )
     at, prompt, first = 0, request.prompt, model.spec.vocab_size
-    for picture in request.pictures:
-        for start, count in picture.runs:
+    for image in request.images:
+        for start, count in image.runs:
             if not at <= start < start + count <= len(prompt) or min(prompt[start : start + count]) < first:
                 raise BadRequest("image: its rows are not where the prompt has any", param="image")
             at = start + count
-        height, width = picture.grid
-        if model.spec.sight.sections and (len(picture.runs) > 1 or height * width != picture.rows):
-            raise BadRequest(f"image: {picture.rows} rows are no grid of {height} x {width}", param="image")
-    if sum(token >= first for token in prompt) != sum(picture.rows for picture in request.pictures):
-        raise BadRequest("image: the prompt has rows of other pictures than it came with", param="image")
-    encoding.check(request.pictures)
+        height, width = image.grid
+        if model.spec.sight.sections and (len(image.runs) > 1 or height * width != image.rows):
+            raise BadRequest(f"image: {image.rows} rows are no grid of {height} x {width}", param="image")
+    if sum(token >= first for token in prompt) != sum(image.rows for image in request.images):
+        raise BadRequest("image: the prompt has rows of other images than it came with", param="image")
+    encoding.check(request.images)
 
 
 def classify(classifier: Host, outputs: Sequence[Output]) -> None:

@@ -14,15 +14,15 @@ CROWD = 8
 always room for another (dynamic thresholds, Choudhury & Hahne 1998)."""
 
 
-def picture_bytes(request: Request) -> int:
+def image_bytes(request: Request) -> int:
     """Bytes of the pixels that a request brings."""
-    return sum(len(picture.pixels) for picture in request.pictures)
+    return sum(len(image.pixels) for image in request.images)
 
 
 class AdmissionControl:
     """What is in flight. Whatever does not fit beside it is refused, with the seconds after which it may.
 
-    `picture_bytes`: of pixels that requests in flight brought; whoever prepares pictures bounds it.
+    `image_bytes`: of pixels that requests in flight brought; whoever prepares images bounds it.
     `fair`: the queue is shared among tenants as well.
     """
 
@@ -30,7 +30,7 @@ class AdmissionControl:
         self.max_sequences = max_sequences
         self.max_prompt_tokens = max_prompt_tokens
         self.fair = fair
-        self.sequences = self.prompt_tokens = self.picture_bytes = 0
+        self.sequences = self.prompt_tokens = self.image_bytes = 0
         self._held: Counter[str] = Counter()
         self._latency = 1.0
 

@@ -15,8 +15,8 @@ import msgspec
 from quire.core.errors import BadRequest, EngineFailure, Overloaded, QuireError, Unavailable
 from quire.core.request import Output, Request
 from quire.engine.client import EngineClient, EngineInfo, StepReport
-from quire.engine.frontend.admission import AdmissionControl, picture_bytes
-from quire.engine.frontend.metrics import EngineMetrics
+from quire.engine.frontend.admission import AdmissionControl, image_bytes
+from quire.engine.frontend.engine_metrics import EngineMetrics
 from quire.engine.frontend.streams import AT_ONCE, CallQueue, OutputStream
 
 
@@ -153,7 +153,7 @@ class AsyncEngine:
         self._expect_progress()
         stream = OutputStream(self, requests)
         self._streams |= dict.fromkeys((request.id for request in requests), stream)
-        self.admission.picture_bytes += sum(map(picture_bytes, requests))
+        self.admission.image_bytes += sum(map(image_bytes, requests))
         try:
             for request in requests[:AT_ONCE]:
                 self._client.submit(request)
@@ -228,7 +228,7 @@ class AsyncEngine:
             return
         self._pausing(request.id, False)
         self._leave(request.params.n, len(request.prompt), request.tenant)
-        self.admission.picture_bytes -= picture_bytes(request)
+        self.admission.image_bytes -= image_bytes(request)
         self.admission.took(time.monotonic() - request.arrival)
         self.metrics.request_end(request)
         if abort:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from quire.core.errors import QuireError, told_error
 from quire.core.request import FinishReason, Output, Request
-from quire.engine.frontend.metrics import EngineMetrics
+from quire.engine.frontend.engine_metrics import EngineMetrics
 from quire.engine.frontend.request_times import SequenceClock
 from quire.text.structured.refused_grammars import REFUSED
 

@@ -241,7 +241,7 @@ class SupervisedEngine:
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill, self._pictured)
+                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill, self._most_image_rows)
                 return None
         except EngineFailure as failure:
             return None if self._starting.closed else self._restart_and_replay(failure)
@@ -251,10 +251,10 @@ class SupervisedEngine:
             self._try_next()
         return report
 
-    def _pictured(self) -> int:
-        """Rows of the largest picture of the requests that go on."""
+    def _most_image_rows(self) -> int:
+        """Rows of the largest image of the requests that go on."""
         with self._lock:
-            return max((p.rows for kept in self._kept.values() for p in kept.request.pictures), default=0)
+            return max((p.rows for kept in self._kept.values() for p in kept.request.images), default=0)
 
     def close(self) -> None:
         """End the engine, also one that is being started."""

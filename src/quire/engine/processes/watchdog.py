@@ -14,8 +14,8 @@ SLOW, LARGE = 20.0, 3.0
 CHANGE_SECONDS = 300.0
 """That a change of adapters may take."""
 
-PICTURE_ROW_SECONDS = 0.5
-"""That a row of a picture may take to be encoded, of which steps without pictures say nothing."""
+IMAGE_ROW_SECONDS = 0.5
+"""That a row of an image may take to be encoded, of which steps without images say nothing."""
 
 
 class Watchdog:
@@ -39,11 +39,11 @@ class Watchdog:
             self._row_seconds = min(self._row_seconds or row, row)
 
     def check(
-        self, busy: bool, changing: bool, kill: Callable[[], None], pictured: Callable[[], int] = lambda: 0
+        self, busy: bool, changing: bool, kill: Callable[[], None], image_rows: Callable[[], int] = lambda: 0
     ) -> None:
         """`kill` it and raise `EngineFailure` once it hangs, with work or changes of adapters to do.
 
-        The first step may take any time. `pictured`: rows of the largest picture that it may be encoding.
+        The first step may take any time. `image_rows`: rows of the largest image that it may be encoding.
         """
         if not self._hang or not (busy or changing) or not self._steps:
             self._heard = time.monotonic()
@@ -52,7 +52,7 @@ class Watchdog:
         large = LARGE * self._row_seconds * self._rows
         limit = max(self._hang, slow, large, CHANGE_SECONDS if changing else 0.0)
         if time.monotonic() - self._heard > limit:
-            limit += PICTURE_ROW_SECONDS * pictured()
+            limit += IMAGE_ROW_SECONDS * image_rows()
         if time.monotonic() - self._heard > limit:
             kill()
             raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")

@@ -38,7 +38,7 @@ class RequestLine(msgspec.Struct, tag="request", frozen=True, kw_only=True):
     """A request was handed over, `at` seconds after the run began. Its `arrival` counts from there, too.
 
     Its salt is a digest. Without prompts all that repeats a part of one, or of an answer, is gone from it as well.
-    Pixels never are there: a picture takes as much as thousands of prompts, and would push out what went before.
+    Pixels never are there: an image takes as much as thousands of prompts, and would push out what went before.
     """
 
     at: float
@@ -79,14 +79,14 @@ def without_content(request: Request) -> Request:
     params: SamplingParams = replace(
         request.params, stop=(), bad_words=(), logit_bias={}, allowed_token_ids=None, structured_outputs=None
     )
-    return replace(request, prompt=(), pictures=(), bad_words_ids=(), params=params, grammar="", completion=())
+    return replace(request, prompt=(), images=(), bad_words_ids=(), params=params, grammar="", completion=())
 
 
 def without_pixels(request: Request) -> Request:
-    """`request` with what else is known of its pictures: size, rows, digest."""
-    if not request.pictures:
+    """`request` with what else is known of its images: size, rows, digest."""
+    if not request.images:
         return request
-    return replace(request, pictures=tuple(replace(picture, pixels=b"") for picture in request.pictures))
+    return replace(request, images=tuple(replace(image, pixels=b"") for image in request.images))
 
 
 @dataclass

@@ -47,7 +47,7 @@ class ModelHeaders:
 
 @dataclass(frozen=True)
 class VisionHeaders:
-    """What makes rows of pictures: a tower, and what brings its rows to the decoder's width, each with its claim."""
+    """What makes rows of images: a tower, and what brings its rows to the decoder's width, each with its claim."""
 
     tower: ModelHeaders
     projector: ModelHeaders

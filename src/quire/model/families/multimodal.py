@@ -1,6 +1,6 @@
-"""Models that take pictures: where their config.json says what the decoder is, and what pictures change in it.
+"""Models that take images: where their config.json says what the decoder is, and what images change in it.
 
-Their `text_config` is the config.json of a family of the table. What makes rows of pictures is in `model/vision`.
+Their `text_config` is the config.json of a family of the table. What makes rows of images is in `model/vision`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MultimodalFamily:
 _LLAVA = ("vision_tower.", "multi_modal_projector.", "image_newline")
 _VISUAL = ("visual.", "visual.merger.", "visual.deepstack_merger_list.")
 _CONNECTED = ("vision_model.", "connector.")
-PICTURED: dict[str, MultimodalFamily] = {
+MULTIMODAL: dict[str, MultimodalFamily] = {
     "llava": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
     "llava_next": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
     "llava_onevision": MultimodalFamily("qwen2", "siglip_vision_model", _LLAVA),
@@ -75,13 +75,13 @@ PICTURED: dict[str, MultimodalFamily] = {
 }
 """By `model_type`."""
 REFUSED = {
-    "phi3_v": "its pictures are cut and joined by code in its folder, which is never run, and transformers has none",
-    "phi4mm": "its pictures switch adapters on, which it keeps beside the decoder's matrices",
-    "phi4_multimodal": "its pictures switch adapters on, which it keeps beside the decoder's matrices",
-    "mllama": "its decoder attends to pictures in layers of their own",
-    "qwen3_vl_moe": "its decoder has experts, which are not built beside pictures",
+    "phi3_v": "its images are cut and joined by code in its folder, which is never run, and transformers has none",
+    "phi4mm": "its images switch adapters on, which it keeps beside the decoder's matrices",
+    "phi4_multimodal": "its images switch adapters on, which it keeps beside the decoder's matrices",
+    "mllama": "its decoder attends to images in layers of their own",
+    "qwen3_vl_moe": "its decoder has experts, which are not built beside images",
 }
-"""Model types that take pictures and are not built, and why."""
+"""Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
              "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3"}  # fmt: skip
 """Model types of decoders that differ from a family's in what `Sight` says, and from it in nothing else."""
@@ -115,15 +115,15 @@ def vision_config(raw: Raw, where: str) -> HfConfig:
 
 
 def text_config(raw: Raw, where: str) -> tuple[Raw, Sight]:
-    """The decoder's config and what pictures change; `raw` itself and nothing where the model takes no pictures.
+    """The decoder's config and what images change; `raw` itself and nothing where the model takes no images.
 
-    `ModelError` for a model type that takes pictures and is not built, with the reason.
+    `ModelError` for a model type that takes images and is not built, with the reason.
     """
     outer = HfConfig(raw, where)
     name = raw.get("model_type")
     if isinstance(name, str) and name in REFUSED:
         raise outer.fail("model_type", f"{name!r} is not supported: {REFUSED[name]}")
-    row = PICTURED.get(name) if isinstance(name, str) else None
+    row = MULTIMODAL.get(name) if isinstance(name, str) else None
     if row is None:
         return raw, Sight()
     nested = raw.get("text_config")

@@ -9,7 +9,7 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
-from quire.model.families.multimodal import HEADS, NESTED, PICTURED, text_config
+from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.names import (
     BIAS_FLAGS,
     BLOOM,
@@ -313,7 +313,7 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
         raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
     if name not in FAMILIES:
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
-        known = ", ".join(sorted((*FAMILIES, *PICTURED)))
+        known = ", ".join(sorted((*FAMILIES, *MULTIMODAL)))
         raise config.fail(
             "model_type",
             f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
@@ -327,7 +327,7 @@ def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, Hf
     """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
     text, sight = text_config(raw, where)
     name, family = find_family(HfConfig(text, where))
-    if raw.get("model_type") in PICTURED:
+    if raw.get("model_type") in MULTIMODAL:
         heads = (*family.aliases.get("head", ()), *HEADS)
         family = replace(family, nested=NESTED, aliases={**family.aliases, "head": heads})
     config = family.fill_in(HfConfig(text, where))

@@ -20,7 +20,7 @@ from quire.model.load.adapter_extensions import AdapterExtensions
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.mixers.attention import KEY_VALUE
-from quire.model.mixers.table import mixer_of
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.lora import NONE, LoraSlots
 from quire.ops.backend import Ops
 

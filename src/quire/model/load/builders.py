@@ -18,7 +18,7 @@ from quire.model.load.roles import disk_rows
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
-from quire.model.mixers.table import mixer_of
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.decoder import (
     Attend,
     Block,

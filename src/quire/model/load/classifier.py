@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.core.dtypes import F32, is_float
 from quire.core.errors import ModelError
 from quire.model.disk.headers import ModelHeaders
-from quire.model.disk.pooling import BY_TOKENS, CLASSIFIER
+from quire.model.disk.pooling_config import BY_TOKENS, CLASSIFIER
 from quire.ops.arrays import Host, to_numpy
 from quire.text.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
 from quire.model.mixers.attention import with_heads
-from quire.model.mixers.table import ROLES as MIXED
+from quire.model.mixers.layer_mixers import ROLES as MIXED
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, contiguous

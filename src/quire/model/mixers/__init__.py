@@ -1,1 +1,1 @@
-"""Kinds of mixers, as facts: one file a kind. `table.py` says which one a layer has."""
+"""Kinds of mixers, as facts: one file a kind. `layer_mixers.py` says which one a layer has."""

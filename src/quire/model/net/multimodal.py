@@ -1,7 +1,7 @@
-"""A decoder of a step in which rows of pictures are given instead of looked up.
+"""A decoder of a step in which rows of images are given instead of looked up.
 
-Such a step comes once per chunk of a prompt with pictures, and is not recorded. What it changes is made around the
-parts of the decoder, so that these know of no picture: rows of the stream, tables of ropes, attention of layers.
+Such a step comes once per chunk of a prompt with images, and is not recorded. What it changes is made around the
+parts of the decoder, so that these know of no image: rows of the stream, tables of ropes, attention of layers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def put(ops: Ops, x: Any, rows: NDArray[np.int64], values: Any, add: bool = Fals
 
 @dataclass(frozen=True)
 class BidirectionalSpans:
-    """A step as attention sees it: each row of a picture is a sequence of one row, as if it were the last of its run,
+    """A step as attention sees it: each row of an image is a sequence of one row, as if it were the last of its run,
     and what lies between is one of its own.
 
     `cu_q` [P + 1], `context` [P] int32, as of a batch of these P; `owners` [P] int64: the sequences whose blocks they
-    have. Of the rows of pictures: `rows` [n] int64 in the step, `parts` [n] among the P, `places` [n] in the prompt,
+    have. Of the rows of images: `rows` [n] int64 in the step, `parts` [n] among the P, `places` [n] in the prompt,
     `ends` [n] of their runs there.
     """
 
@@ -64,7 +64,7 @@ def divided(
     ends: NDArray[np.int64],
 ) -> BidirectionalSpans:
     """`BidirectionalSpans` of a step of sequences `cu_q` and `context`; `rows`, `places` and `ends` of its rows of
-    pictures."""
+    images."""
     starts = np.zeros(int(cu_q[-1]) + 1, bool)
     starts[cu_q] = starts[rows] = starts[rows + 1] = True
     bounds = np.flatnonzero(starts)
@@ -80,7 +80,7 @@ def divided(
 
 @dataclass(frozen=True)
 class BidirectionalAttention:
-    """`own_attention` of a step with rows of pictures. `tables`: what was made of the batch's, by group of layers."""
+    """`own_attention` of a step with rows of images. `tables`: what was made of the batch's, by group of layers."""
 
     mutual: BidirectionalSpans
     tables: dict[int, tuple[Array, Array, Array]]
@@ -141,7 +141,7 @@ def turned(base: Array, positions: Array, given: EmbeddedRows, axis: NDArray[np.
     """A rope table [T, 2, r / 2] whose row t is that of row t of the step.
 
     `base` [P, 2, r / 2]: by position; `positions` [T] int32: of rows that are not given. The numbers are the base
-    table's own, so rows of text turn as in a step without pictures, bit for bit.
+    table's own, so rows of text turn as in a step without images, bit for bit.
     """
     place = given.positions[axis].T[:, None, :], np.arange(2)[:, None], np.arange(len(axis))
     table: Array = base[positions]
@@ -190,7 +190,7 @@ class MultimodalDecoder(Decoder):
         return x, delta
 
 
-def with_pictures(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Batch) -> MultimodalDecoder:
+def with_images(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Batch) -> MultimodalDecoder:
     """`decoder` for the one step `batch`, in which rows are `given`."""
     layers = decoder.layers
     if sight.sections:
@@ -207,7 +207,7 @@ def with_pictures(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Ba
 
 
 def _mutual(layer: Layer, attention: BidirectionalAttention) -> Layer:
-    """`layer` with its own keys, whose rows of pictures see each other."""
+    """`layer` with its own keys, whose rows of images see each other."""
     if isinstance(layer.attention, TensorParallelAttention):
         return replace(layer, attention=replace(layer.attention, own=attention))
     assert layer.attention is own_attention, "rows see each other where layers have keys of their own"

@@ -7,7 +7,7 @@ from quire.model.disk.headers import ModelHeaders
 from quire.model.load.placement import InMemory, LayerKeeper
 from quire.model.offload.budget import Budget, allowed, folder
 from quire.model.offload.disk import DiskKeeper
-from quire.model.offload.experts import ExpertKeeper
+from quire.model.offload.expert_offload import ExpertKeeper
 from quire.model.offload.shared_host import GatheredKeeper, Shards, SharedKeeper
 from quire.ops.backend import Ops
 

@@ -15,8 +15,8 @@ from typing import Any
 from quire.model.load.placement import PlacedLayers
 from quire.model.net.decoder import Layer, Resident
 from quire.model.offload.budget import Budget, OffloadAccount
-from quire.model.offload.file import SpillFile
 from quire.model.offload.offloaded import OffloadedLayer, returned
+from quire.model.offload.spill_file import SpillFile
 from quire.model.offload.stream import SLOTS, Segment, Streamed
 from quire.ops.backend import Ops
 

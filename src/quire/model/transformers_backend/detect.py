@@ -15,7 +15,7 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint, float_dtype
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.families.multimodal import PICTURED, REFUSED
+from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.rope import NO_ROPE
 from quire.model.families.table import FAMILIES
 from quire.model.spec import ModelSpec
@@ -69,7 +69,7 @@ def find_borrowed(folder: Path) -> TransformersModel | None:
     path = folder / "config.json"
     raw = HfConfig(read_json(path), str(path))
     model_type = raw.raw.get("model_type")
-    own = (*FAMILIES, *PICTURED, *REFUSED)
+    own = (*FAMILIES, *MULTIMODAL, *REFUSED)
     if not isinstance(model_type, str) or model_type in own or not known_to_transformers(model_type):
         return None
     config = _read_config(folder, raw)

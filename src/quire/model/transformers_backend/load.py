@@ -13,7 +13,7 @@ from quire.core.errors import ModelError
 from quire.model.batch import Batch
 from quire.model.families.rope import NO_ROPE
 from quire.model.spec import ModelSpec
-from quire.model.transformers_backend.attention import INTERFACE, Bridge, paged_attention
+from quire.model.transformers_backend.attention_bridge import INTERFACE, Bridge, paged_attention
 from quire.model.transformers_backend.detect import TransformersModel
 from quire.model.transformers_backend.matrices import Packer, SameInEveryBatch, expert_counts
 from quire.model.transformers_backend.trial_run import check_windows, forward, try_out

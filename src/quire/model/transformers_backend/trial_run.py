@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.model.batch import Batch
-from quire.model.transformers_backend.attention import INTERFACE, AttentionSite, Bridge
+from quire.model.transformers_backend.attention_bridge import INTERFACE, AttentionSite, Bridge
 from quire.model.transformers_backend.detect import TransformersModel
 from quire.ops.arrays import to_torch
 

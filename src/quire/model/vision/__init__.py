@@ -1,1 +1,1 @@
-"""Rows of pictures: towers, projectors, and what makes them of a checkpoint."""
+"""Rows of images: towers, projectors, and what makes them of a checkpoint."""

@@ -77,7 +77,7 @@ def _sloped(mlp: Mlp) -> Mlp:
 def load_projectors(
     reader: WeightReader, opened: VisionHeaders
 ) -> tuple[Projector, tuple[Projector, ...], Array | None]:
-    """The projector, those of further features, and the row behind each line of a picture."""
+    """The projector, those of further features, and the row behind each line of an image."""
     spec = reader.opened.spec
     with reader.part():
         joint = reader.linear(("connector_merge",), None) if reader.opened.claim.get("connector_merge") else None

@@ -1,4 +1,4 @@
-"""How the rows of a picture's tiles become its features (LLaVA-NeXT, Liu et al. 2024; OneVision, Li et al. 2024)."""
+"""How the rows of an image's tiles become its features (LLaVA-NeXT, Liu et al. 2024; OneVision, Li et al. 2024)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.ops.arrays import Array, concat, is_tensor
 
 
 def best_size(size: tuple[int, int], possible: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """The one of `possible` sizes (height, width) that keeps most of a picture, and among those wastes least."""
+    """The one of `possible` sizes (height, width) that keeps most of an image, and among those wastes least."""
     height, width = size
 
     def kept(target: tuple[int, int]) -> tuple[int, int]:
@@ -27,7 +27,7 @@ def best_size(size: tuple[int, int], possible: tuple[tuple[int, int], ...]) -> t
 
 
 def unpadded(grid: Array, size: tuple[int, int]) -> Any:
-    """grid [rows, columns, hidden] without the lines or columns that only make a picture of `size` fill it."""
+    """grid [rows, columns, hidden] without the lines or columns that only make an image of `size` fill it."""
     (height, width), (rows, columns) = size, grid.shape[:2]
     if width / height > columns / rows:
         inside = int(round(height * (columns / width), 7))
@@ -48,19 +48,19 @@ def _shrunk(grid: Any, lines: int, across: int) -> Any:
     return found[0].permute(1, 2, 0)
 
 
-def _tiles(rows: Array, picture: PromptImage, reading: Reading, newline: Array | None) -> Any:
+def _tiles(rows: Array, image: PromptImage, reading: Reading, newline: Array | None) -> Any:
     return rows.reshape(-1, rows.shape[2])
 
 
-def _lines(rows: Array, picture: PromptImage, reading: Reading, newline: Array | None) -> Any:
-    """The whole picture, then its lines over all tiles, `newline` at the end of each; shrunk to the rows of `most`."""
+def _lines(rows: Array, image: PromptImage, reading: Reading, newline: Array | None) -> Any:
+    """The whole image, then its lines over all tiles, `newline` at the end of each; shrunk to the rows of `most`."""
     assert newline is not None, "the claim requires it"
     if len(rows) == 1:
         return concat((rows[0], newline[None]))
     side = math.isqrt(rows.shape[1])
-    height, width = (s // reading.tile for s in best_size(picture.size, reading.pinpoints))
+    height, width = (s // reading.tile for s in best_size(image.size, reading.pinpoints))
     tiles = rows[1:].reshape(height, width, side, side, -1).swapaxes(1, 2)
-    grid = unpadded(tiles.reshape(height * side, width * side, -1), picture.size)
+    grid = unpadded(tiles.reshape(height * side, width * side, -1), image.size)
     ratio = math.sqrt(grid.shape[0] * grid.shape[1] / (reading.most * side**2)) if reading.most else 0.0
     if ratio > 1.1:
         grid = _shrunk(grid, int(grid.shape[0] // ratio), int(grid.shape[1] // ratio))
@@ -69,4 +69,4 @@ def _lines(rows: Array, picture: PromptImage, reading: Reading, newline: Array |
 
 
 PACKINGS: dict[str, Callable[[Any, PromptImage, Reading, Any], Any]] = {"tiles": _tiles, "lines": _lines}
-"""Rows [tiles, rows of a tile, hidden] to features [rows, hidden]; the first tile of "lines" is the whole picture."""
+"""Rows [tiles, rows of a tile, hidden] to features [rows, hidden]; the first tile of "lines" is the whole image."""

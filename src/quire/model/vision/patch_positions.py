@@ -1,4 +1,4 @@
-"""Where the patches of a picture are: their order, learned positions, rotations by row and column, windows.
+"""Where the patches of an image are: their order, learned positions, rotations by row and column, windows.
 
 Rows of a tile come in squares of `merge` x `merge` patches, line by line of squares and line by line within one.
 """
@@ -49,12 +49,12 @@ def order(rows: int, columns: int, merge: int) -> tuple[Places, Places]:
 def _same(grid: Floats, rows: int, columns: int) -> Floats:
     if grid.shape[:2] != (rows, columns):
         have, want = f"{rows} x {columns}", f"{grid.shape[0]} x {grid.shape[1]}"
-        raise ValueError(f"the picture has {have} patches, the tower has positions of {want}")
+        raise ValueError(f"the image has {have} patches, the tower has positions of {want}")
     return grid
 
 
 def _between(stretch: Callable[[Floats, int, int], Floats]) -> Callable[[Floats, int, int], Floats]:
-    """The table stretched over the picture, itself where the sizes are the same."""
+    """The table stretched over the image, itself where the sizes are the same."""
 
     def found(grid: Floats, rows: int, columns: int) -> Floats:
         return grid if grid.shape[:2] == (rows, columns) else stretch(grid, rows, columns)
@@ -93,7 +93,7 @@ LEARNED: dict[str, Callable[[Floats, int, int], Floats]] = {
     "bilinear": _between(partial(bilinear, corners=True)),
     "buckets": _buckets,
 }
-"""How a table of positions [rows, columns, hidden] meets a picture of other sizes."""
+"""How a table of positions [rows, columns, hidden] meets an image of other sizes."""
 
 
 def learned(table: Floats, patches: Patches, rows: int, columns: int) -> Floats:

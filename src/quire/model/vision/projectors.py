@@ -97,7 +97,7 @@ def _llava(seen: ProjectorContext, layer: int = -2, strategy: str = "default", p
 
 
 def _any_size(made: Projector, seen: ProjectorContext, packing: str, most: int = 0) -> Projector:
-    """Tiles of a picture of any size, a row of numbers at the end of each of its lines (Liu et al. 2024)."""
+    """Tiles of an image of any size, a row of numbers at the end of each of its lines (Liu et al. 2024)."""
     reading = replace(
         made.reading,
         packing=packing,
@@ -226,7 +226,7 @@ PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "smolvlm": _idefics3,
     "internvl": _internvl,
 }
-"""By `model_type`, as the table of models that take pictures."""
+"""By `model_type`, as the table of models that take images."""
 
 
 def read_projector(seen: ProjectorContext) -> Projector:

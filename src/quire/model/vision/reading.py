@@ -28,13 +28,13 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Reading:
-    """Which rows of a tower become features, and how those of a picture's tiles are put together.
+    """Which rows of a tower become features, and how those of an image's tiles are put together.
 
     `taps`: the stream behind so many layers, side by side; `normed`: the last of them is what the final norm makes of
     it. `drop`: rows of a tile that are left out at its beginning. `pooled`: the rows of a square of patches are
     averaged instead of put side by side. `deep`: layers behind which further features are taken.
-    `packing`: a key of PACKINGS in vision.packing; `tile`: pixels of a tile's side, `pinpoints`: (height, width) that a
-    picture may be brought to, `most`: tiles whose number of features it may have, for it.
+    `packing`: a key of PACKINGS in vision.packing; `tile`: pixels of a tile's side, `pinpoints`: (height, width) that
+    an image may be brought to, `most`: tiles whose number of features it may have, for it.
     `scale`: of the features, where the decoder scales embeddings and theirs are not left out.
     """
 
@@ -52,7 +52,7 @@ class Reading:
 
 
 def read_pixels(folder: Path, usual: Pixels) -> Pixels:
-    """Read pixel scaling from what the folder says of cutting pictures, too (`image_settings`).
+    """Read pixel scaling from what the folder says of cutting images, too (`image_settings`).
 
     `usual`: what it leaves out, and all of it where it says nothing, as in a folder without weights.
     """

@@ -37,7 +37,7 @@ class VisionMatrices:
 
     A parameter that is no module's is a weight: `x` is seen as `x.weight`, less its axes of length 1. The kernel of a
     convolution [n, channels, ...] becomes a matrix [n, k] whose columns are the pixels of a patch in their order, the
-    channels of each together, as they lie in a picture. Of bases in `turned` the matrix is [k, n] in the file; those in
+    channels of each together, as they lie in an image. Of bases in `turned` the matrix is [k, n] in the file; those in
     `grouped` have the numbers of each patch within those of a row, and become as kernels do.
     """
 

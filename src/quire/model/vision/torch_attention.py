@@ -1,4 +1,4 @@
-"""Attention over a picture by torch's kernel. Who imports this imports torch."""
+"""Attention over an image by torch's kernel. Who imports this imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vision tower and its projector as they run: one picture at a time, whole, so that its bits depend on no other.
+"""A vision tower and its projector as they run: one image at a time, whole, so that its bits depend on no other.
 See docs/design/images.md."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from quire.core.dtypes import Dtype
 from quire.model.net.parts import Linear, Mlp, Norm
 from quire.model.spec import ModelSpec
 from quire.model.vision.account import PIECE
-from quire.model.vision.attention import Attention, attention_of
 from quire.model.vision.patch_positions import cut, learned, turns, windows
+from quire.model.vision.tower_attention import Attention, attention_of
 from quire.ops.arrays import Array, Host, address, cast_to, dtype_of, is_tensor
 from quire.ops.backend import Ops
 

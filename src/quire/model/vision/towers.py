@@ -48,7 +48,7 @@ class Tower:
         if hidden % heads:
             raise config.fail("hidden_size", f"is {hidden}, not a multiple of num_attention_heads {heads}")
         if config.integer("num_channels", 3) != 3:
-            raise config.fail("num_channels", "is not 3; only pictures in RGB are supported")
+            raise config.fail("num_channels", "is not 3; only images in RGB are supported")
         act = config.text("hidden_act")
         if act not in ACTS:
             raise config.fail("hidden_act", f"{act!r} is not known; known: {', '.join(ACTS)}")

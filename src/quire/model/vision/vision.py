@@ -1,4 +1,4 @@
-"""Features of pictures: what the decoder is given in the place of embedded tokens."""
+"""Features of images: what the decoder is given in the place of embedded tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Vision:
     """A tower, what brings its rows to the decoder's width, and what makes further features.
 
     `deep`: projectors of further features, those of the tower's `reading.deep` layers. `newline` [hidden]: the row
-    behind each line of a picture. `nbytes`: of all weights. `settings`: what its features depend on beside pixels.
+    behind each line of an image. `nbytes`: of all weights. `settings`: what its features depend on beside pixels.
     """
 
     tower: Tower
@@ -40,42 +40,42 @@ class Vision:
         return self.projector.hidden * (1 + len(self.deep))
 
     def scratch(self, rows: int) -> int:
-        """Bytes that encoding a picture of `rows` rows takes beside its features."""
+        """Bytes that encoding an image of `rows` rows takes beside its features."""
         return scratch_bytes(self.tower.spec, rows)
 
-    def __call__(self, picture: PromptImage) -> Array:
-        """Features [picture.rows, width] f32: the row for the embedding, then those added behind the first layers.
+    def __call__(self, image: PromptImage) -> Array:
+        """Features [image.rows, width] f32: the row for the embedding, then those added behind the first layers.
 
-        They stand for embeddings that were scaled already, where a decoder scales them. `ValueError` where the picture
+        They stand for embeddings that were scaled already, where a decoder scales them. `ValueError` where the image
         was not prepared for this tower.
         """
         with one_torch_thread():
-            found: Array = self._features(picture)
-        if len(found) != picture.rows:
-            raise ValueError(f"the tower makes {len(found)} rows of a picture that has {picture.rows} in the prompt")
+            found: Array = self._features(image)
+        if len(found) != image.rows:
+            raise ValueError(f"the tower makes {len(found)} rows of an image that has {image.rows} in the prompt")
         return found
 
-    def _features(self, picture: PromptImage) -> Any:
+    def _features(self, image: PromptImage) -> Any:
         reading = self.reading
         wanted = tuple(sorted({*reading.taps, *reading.deep}))
-        kept = dict(zip(wanted, self.tower(self._pixels(picture), wanted, reading.normed), strict=True))
+        kept = dict(zip(wanted, self.tower(self._pixels(image), wanted, reading.normed), strict=True))
         rows = self._project(self.projector, [kept[tap] for tap in reading.taps])
-        found = PACKINGS[reading.packing](rows, picture, reading, self.newline)
+        found = PACKINGS[reading.packing](rows, image, reading, self.newline)
         if reading.scale != 1.0:
             found = found * reading.scale
         more = [self._project(p, [kept[tap]]) for p, tap in zip(self.deep, reading.deep, strict=True)]
         return as_f32(concat((found, *(part.reshape(-1, part.shape[2]) for part in more)), 1) if more else found)
 
-    def _pixels(self, picture: PromptImage) -> Any:
+    def _pixels(self, image: PromptImage) -> Any:
         """[tiles, height, width, 3] f32."""
         told, put = self.reading.pixels, self.tower.ops.put
-        tiles, height, width = picture.shape
+        count, height, width = image.shape
         mean, std = (put(np.tile(np.array(numbers, F32), width)) for numbers in (told.mean, told.std))
-        values: Any = as_f32(put(picture.image)).reshape(tiles, height, -1)
+        values: Any = as_f32(put(image.tiles)).reshape(count, height, -1)
         values *= told.factor
         values -= mean
         values /= std
-        return values.reshape(tiles, height, width, 3)
+        return values.reshape(count, height, width, 3)
 
     def _project(self, projector: Projector, kept: Sequence[Any]) -> Any:
         """[tiles, rows of a tile, hidden] of the rows of one layer, or of several side by side."""

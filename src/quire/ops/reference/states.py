@@ -1,4 +1,4 @@
-"""Attention without a mask, for encoders of pictures, and attention in two parts.
+"""Attention without a mask, for encoders of images, and attention in two parts.
 
 The parts: what splits of keys leave of each row, wherever they are, and the fold of that to rows. A split is `SPLIT`
 keys from a multiple of `SPLIT` on. The op `attention` folds the states of a row's splits in ascending order, so rows

@@ -82,7 +82,7 @@ class Answer(ABC):
 
 
 async def respond(request: Request, answer: Answer) -> Response:
-    """What was generated, whole or as a stream. Of the body little is left: pictures have gone to the engine."""
+    """What was generated, whole or as a stream. Of the body little is left: images have gone to the engine."""
     generation, exchange = answer.generation, request.state.exchange
     exchange.generation, exchange.model = generation, answer.model
     answer.request_id, answer.began = exchange.request_id, exchange.began

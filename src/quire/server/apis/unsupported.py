@@ -14,14 +14,14 @@ import msgspec
 from quire.core.errors import BadRequest
 
 _TOOLS = "not built; name functions in tools, and choose by tool_choice"
-_MEDIA = "this server reads text and pictures, and writes text only"
+_MEDIA = "this server reads text and images, and writes text only"
 
 UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": (([],), "requests cannot bring code"),
     "kv_transfer_params": (({},), "moving KV blocks between servers is not built yet"),
     "vllm_xargs": (({},), "there are no such extra arguments here"),
     "prompt_embeds": ((), "prompts are text or token ids"),
-    "multi_modal_data": (({},), "completions are of texts and token ids; send pictures to /v1/chat/completions"),
+    "multi_modal_data": (({},), "completions are of texts and token ids; send images to /v1/chat/completions"),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
     "documents": (([],), "retrieval is not built"),
@@ -29,7 +29,7 @@ UNBUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((), "verbosity is not built"),
     "modalities": ((["text"],), _MEDIA),
     "audio": ((), _MEDIA),
-    "mm_processor_kwargs": (({},), "pictures are cut as the model's own files say"),
+    "mm_processor_kwargs": (({},), "images are cut as the model's own files say"),
     "prediction": ((), "predicted outputs are not built yet"),
     "web_search_options": ((), "this server never fetches anything"),
     "echo": ((False,), "chat completions cannot echo; use continue_final_message"),

@@ -1,4 +1,4 @@
-"""Pictures by http and https, from the hosts that `--allow-media-url` names alone.
+"""Images by http and https, from the hosts that `--allow-media-url` names alone.
 
 Who sends a URL chooses where this machine connects to, so: a host that is not named is never resolved; a name must
 resolve to addresses of the public internet, and the connection goes to the address that was looked at; each redirect is
@@ -53,7 +53,7 @@ class Host(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may be asked for pictures, how many bytes one may have, and seconds that it may take with its redirects."""
+    """Who may be asked for images, how many bytes one may have, and seconds that it may take with its redirects."""
 
     hosts: tuple[Host, ...]
     limit: int
@@ -128,10 +128,10 @@ def fetch(url: str, where: str, rules: Rules, wanted: FetchCancellation | None =
                 return data
             url = urljoin(url, moved)
     except TimeoutError:
-        raise _refusal(where, f"the picture did not come within {rules.seconds:g} s") from None
+        raise _refusal(where, f"the image did not come within {rules.seconds:g} s") from None
     except (OSError, HTTPException, ValueError) as error:
         if time.monotonic() >= end:
-            raise _refusal(where, f"the picture did not come within {rules.seconds:g} s") from None
+            raise _refusal(where, f"the image did not come within {rules.seconds:g} s") from None
         raise _refusal(where, f"the host did not answer as it should ({type(error).__name__})") from None
     raise _refusal(where, f"more than {REDIRECTS} redirects")
 
@@ -166,7 +166,7 @@ def _target(url: str, where: str, rules: Rules) -> _Target:
 
 
 def _ask(connection: _Connection, where: str, rules: Rules, end: float) -> tuple[str, bytes]:
-    """Where the picture is instead, or its bytes."""
+    """Where the image is instead, or its bytes."""
     target = connection.target
     with contextlib.closing(connection), connection.bounded(end), contextlib.ExitStack() as held:
         headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": f"quire/{VERSION}"}
@@ -181,7 +181,7 @@ def _ask(connection: _Connection, where: str, rules: Rules, end: float) -> tuple
         if response.status != 200:
             raise _refusal(where, f"the host answered with status {response.status}")
         if (response.getheader("content-encoding") or "identity").lower() != "identity":
-            raise _refusal(where, "the host sent the picture compressed once more")
+            raise _refusal(where, "the host sent the image compressed once more")
         return "", _body(response, where, rules.limit, end)
 
 
@@ -200,7 +200,7 @@ def _body(response: HTTPResponse, where: str, limit: int, end: float) -> bytes:
         if len(data) > limit:
             raise too_large(where, limit)
     if len(data) < (told or 0):
-        raise _refusal(where, "the host ended before the picture did")
+        raise _refusal(where, "the host ended before the image did")
     return bytes(data)
 
 

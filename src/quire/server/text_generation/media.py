@@ -1,4 +1,4 @@
-"""Pictures of requests: fetched or read, made ready in threads of their own, and counted while requests hold them."""
+"""Images of requests: fetched or read, made ready in threads of their own, and counted while requests hold them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from quire.core.config import EngineConfig
 from quire.core.errors import Overloaded
 from quire.core.request import Request, longest_prompt
 from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.image_preparation import Preparer
 from quire.engine.image_sources import ImageSource, scheme_of
-from quire.engine.images import Preparer
 from quire.engine.requests import EncodedPrompt, too_long
-from quire.images.prompt import Prepared
+from quire.images.prompt import PreparedImage
 from quire.server.server_options import ServerOptions
 from quire.server.text_generation.fetching import FetchCancellation, Rules, fetch, read_hosts
 from quire.text.tokenizer import Tokenizer
 
 FETCHES = 16
-"""Pictures that are fetched and not prepared yet at one time: so many files are in memory at most."""
+"""Images that are fetched and not prepared yet at one time: so many files are in memory at most."""
 AT_ONCE = 8
 """Those of one request, so that none keeps others from fetching."""
-# A picture of 50 megapixels takes 400 MB while it is decoded. The engine needs the cores, and other work a thread.
-_PREPARING = ThreadPoolExecutor(2, "quire-pictures")
+# An image of 50 megapixels takes 400 MB while it is decoded. The engine needs the cores, and other work a thread.
+_PREPARING = ThreadPoolExecutor(2, "quire-images")
 _FETCHING = ThreadPoolExecutor(FETCHES, "quire-fetch")
 
 
 class ImageBytes:
-    """Bytes of the pictures of a request that the engine does not have yet."""
+    """Bytes of the images of a request that the engine does not have yet."""
 
     def __init__(self, media: Media) -> None:
         self._media = media
@@ -49,7 +49,7 @@ class ImageBytes:
 
 
 class Media:
-    """The pictures that a server takes. `preparing`: bytes of those of requests that are not the engine's yet."""
+    """The images that a server takes. `preparing`: bytes of those of requests that are not the engine's yet."""
 
     def __init__(self, engine: AsyncEngine, config: EngineConfig, options: ServerOptions, tokenizer: Tokenizer) -> None:
         self._info, self._admission = engine.info, engine.admission
@@ -61,16 +61,16 @@ class Media:
 
     @property
     def mark(self) -> str:
-        """What stands for a picture in a text; "" where this model takes none."""
+        """What stands for an image in a text; "" where this model takes none."""
         return self._preparer.mark
 
     def admit(self, sources: Sequence[ImageSource]) -> None:
-        """Refuse pictures that this model does not take, or too many, before any work."""
+        """Refuse images that this model does not take, or too many, before any work."""
         self._preparer.admit(sources)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[ImageBytes]:
-        """What a request's pictures are counted by until it is the engine's."""
+        """What a request's images are counted by until it is the engine's."""
         held = ImageBytes(self)
         try:
             yield held
@@ -79,17 +79,17 @@ class Media:
 
     def check_room(self, count: int) -> None:
         """`Overloaded` where `count` bytes more are too many beside what requests in flight have."""
-        now = self.preparing + self._admission.picture_bytes
+        now = self.preparing + self._admission.image_bytes
         if now and now + count > self._most:
             raise Overloaded(
-                f"pictures of requests in flight take {now / 1e9:.2g} GB, and there is no room for more "
+                f"images of requests in flight take {now / 1e9:.2g} GB, and there is no room for more "
                 f"(--max-images-gb {self._most / 1e9:g})"
             )
 
-    async def prepared(self, sources: Sequence[ImageSource], held: ImageBytes) -> list[Prepared]:
-        """The pictures of one request: fetched at once, and made ready one after the other, so that no request has all
+    async def prepared(self, sources: Sequence[ImageSource], held: ImageBytes) -> list[PreparedImage]:
+        """The images of one request: fetched at once, and made ready one after the other, so that no request has all
         threads. The first that is refused ends what others are fetched for."""
-        found: list[Prepared] = []
+        found: list[PreparedImage] = []
         before: asyncio.Task[None] | None = None
         turns = asyncio.Semaphore(AT_ONCE)
         try:
@@ -103,14 +103,14 @@ class Media:
 
     async def _add(
         self,
-        found: list[Prepared],
+        found: list[PreparedImage],
         source: ImageSource,
         alone: bool,
         order: tuple[asyncio.Semaphore, asyncio.Task[None] | None],
         held: ImageBytes,
     ) -> None:
-        """Add a picture to those `found`, once the one before it was. `order`: turns of fetching, which come in the
-        order of pictures, so that none that has one waits for one that has none, and who adds the one before."""
+        """Add an image to those `found`, once the one before it was. `order`: turns of fetching, which come in the
+        order of images, so that none that has one waits for one that has none, and who adds the one before."""
         turns, before = order
         async with contextlib.AsyncExitStack() as stack:
             prepare = partial(self._preparer.prepare, source)
@@ -137,29 +137,29 @@ class Media:
             wanted.end()
             raise
 
-    def _check_rows(self, found: Sequence[Prepared], where: str) -> None:
+    def _check_rows(self, found: Sequence[PreparedImage], where: str) -> None:
         rows = sum(made.rows for made in found)
         if rows > longest_prompt(self._info.max_model_len):
-            raise too_long(where, f"the pictures up to this one are {rows} tokens", self._info.max_model_len)
+            raise too_long(where, f"the images up to this one are {rows} tokens", self._info.max_model_len)
 
     def check_marks(self, text: str, count: int, param: str) -> None:
-        """Refuse a text that has not a mark for each of `count` pictures."""
+        """Refuse a text that has not a mark for each of `count` images."""
         self._preparer.check_marks(text, count, param)
 
     def encode(
-        self, text: str, prepared: Sequence[Prepared], param: str | None, special: bool = False
+        self, text: str, prepared: Sequence[PreparedImage], param: str | None, special: bool = False
     ) -> EncodedPrompt:
-        """Token ids of a text with a mark for each picture; in a thread. `special`: with what stands around texts."""
+        """Token ids of a text with a mark for each image; in a thread. `special`: with what stands around texts."""
         return self._preparer.encode(text, prepared, param, special)
 
     def shown(self, request: Request) -> Sequence[int]:
         """The ids of a prompt as replies have them."""
-        if not request.pictures:
+        if not request.images:
             return request.prompt
-        return self._preparer.shown(request.prompt, request.pictures)
+        return self._preparer.shown(request.prompt, request.images)
 
     def shown_of(self, encoded: EncodedPrompt) -> list[int]:
         """Describe an image that no engine has."""
-        if not encoded.pictures:
+        if not encoded.images:
             return list(encoded.ids)
-        return self._preparer.shown(encoded.ids, encoded.pictures)
+        return self._preparer.shown(encoded.ids, encoded.images)

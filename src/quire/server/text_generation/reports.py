@@ -13,7 +13,7 @@ from quire.text.structured.schema_checker import SchemaError
 
 
 class CachedTokens(msgspec.Struct, kw_only=True):
-    """How much of the prompt came from the prefix cache, and where there are pictures, how many of its tokens are rows
+    """How much of the prompt came from the prefix cache, and where there are images, how many of its tokens are rows
     of theirs."""
 
     cached_tokens: int
@@ -22,7 +22,7 @@ class CachedTokens(msgspec.Struct, kw_only=True):
 
 def details(cached: int, requests: Iterable[Request]) -> CachedTokens:
     """Details of `requests`, of whose prompts `cached` tokens were found."""
-    rows = sum(picture.rows for request in requests for picture in request.pictures)
+    rows = sum(image.rows for request in requests for image in request.images)
     return CachedTokens(cached_tokens=cached, image_tokens=rows or UNSET)
 
 

@@ -1,4 +1,4 @@
-// Pictures that go with the next message: chosen, pasted or dropped, and shown small until they are sent.
+// Images that go with the next message: chosen, pasted or dropped, and shown small until they are sent.
 
 import { el } from "./dom.js";
 
@@ -11,11 +11,11 @@ export class Images {
     this.able = false;
   }
 
-  /** Add those of `files` that are pictures; whether there were any. */
+  /** Add those of `files` that are images; whether there were any. */
   add(files) {
-    const pictures = [...files].filter((file) => file.type.startsWith("image/"));
-    if (!this.able || !pictures.length) return false;
-    Promise.all(pictures.map(read)).then((urls) => this.show([...this.urls, ...urls]), (error) => this.told(error.message));
+    const images = [...files].filter((file) => file.type.startsWith("image/"));
+    if (!this.able || !images.length) return false;
+    Promise.all(images.map(read)).then((urls) => this.show([...this.urls, ...urls]), (error) => this.told(error.message));
     return true;
   }
 
@@ -30,7 +30,7 @@ export class Images {
     this.urls = urls;
     this.root.hidden = !urls.length;
     this.root.replaceChildren(...urls.map((url, i) => el("span", { class: "held" }, thumbnail(url),
-      el("button", { type: "button", class: "small", "aria-label": `Remove picture ${i + 1}`, click: () => this.drop(i) }, "×"))));
+      el("button", { type: "button", class: "small", "aria-label": `Remove image ${i + 1}`, click: () => this.drop(i) }, "×"))));
   }
 
   drop(index) {
@@ -38,10 +38,10 @@ export class Images {
   }
 }
 
-/** A picture as it stands beside a text. */
-export const thumbnail = (url) => el("img", { src: url, alt: "Picture", class: "thumbnail" });
+/** An image as it stands beside a text. */
+export const thumbnail = (url) => el("img", { src: url, alt: "Image", class: "thumbnail" });
 
-/** What a message says: pictures first. */
+/** What a message says: images first. */
 export const contentOf = (text, urls) => (urls.length
   ? [...urls.map((url) => ({ type: "image_url", image_url: { url } })), ...(text ? [{ type: "text", text }] : [])]
   : text);

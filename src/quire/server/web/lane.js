@@ -32,7 +32,7 @@ export class Lane {
     if (models.some((model) => model.id === chosen)) this.model.value = chosen;
   }
 
-  /** Ask. `urls`: of pictures; `fields`: those of the settings, checked. */
+  /** Ask. `urls`: of images; `fields`: those of the settings, checked. */
   send(text, urls, fields) {
     const question = el("article", { class: "question", "aria-label": "You" }, ...urls.map(thumbnail), text);
     this.log.append(question);

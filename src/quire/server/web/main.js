@@ -12,7 +12,7 @@ const NARROW = matchMedia("(max-width: 60rem)");
 const view = { probabilities: false, compare: false, regenerate, refused };
 const lanes = ["A", "B"].map((name) => new Lane(name, view, changed));
 const figures = new Figures(byId("figures"));
-const pictures = new Images(byId("pictures"), notice);
+const images = new Images(byId("images"), notice);
 const shown = () => (view.compare ? lanes : lanes.slice(0, 1));
 
 function notice(text) {
@@ -80,12 +80,12 @@ function regenerate(lane) {
 
 function send() {
   const text = byId("message").value.trim();
-  if (!(text || pictures.urls.length) || lanes.some((lane) => lane.busy)) return;
+  if (!(text || images.urls.length) || lanes.some((lane) => lane.busy)) return;
   checked(() => {
     const fields = shown().map((lane) => lane.settings.fields());
     byId("message").value = "";
     resize();
-    const urls = pictures.take();
+    const urls = images.take();
     shown().forEach((lane, i) => lane.send(text, urls, fields[i]));
   });
 }
@@ -105,8 +105,8 @@ async function loadModels() {
   try {
     const { data } = await (await ask("v1/models")).json();
     for (const lane of lanes) lane.offer(data);
-    pictures.able = data.some((model) => model.input_modalities?.includes("image"));
-    byId("attach").hidden = !pictures.able;
+    images.able = data.some((model) => model.input_modalities?.includes("image"));
+    byId("attach").hidden = !images.able;
   } catch (error) {
     if (error.status === 401) {
       notice(getKey() ? "The server does not know this key." : "This server wants a key: enter it in the settings.");
@@ -124,22 +124,22 @@ function keys(event) {
   }
 }
 
-/** Pictures come by the button, by pasting and by dropping. */
+/** Images come by the button, by pasting and by dropping. */
 function attach() {
   const files = byId("files");
   byId("attach").addEventListener("click", () => files.click());
   files.addEventListener("change", () => {
-    pictures.add(files.files);
+    images.add(files.files);
     files.value = "";
   });
   byId("message").addEventListener("paste", (event) => {
-    if (pictures.add(event.clipboardData.files)) event.preventDefault();
+    if (images.add(event.clipboardData.files)) event.preventDefault();
   });
   byId("chat").addEventListener("dragover", (event) => {
-    if (pictures.able) event.preventDefault();
+    if (images.able) event.preventDefault();
   });
   byId("chat").addEventListener("drop", (event) => {
-    if (pictures.add(event.dataTransfer.files)) event.preventDefault();
+    if (images.add(event.dataTransfer.files)) event.preventDefault();
   });
 }
 

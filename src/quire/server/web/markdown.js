@@ -1,4 +1,4 @@
-// Markdown as models write it, to elements and text nodes. Nothing is loaded: a picture is shown as its link.
+// Markdown as models write it, to elements and text nodes. Nothing is loaded: an image is shown as its link.
 // Every search that failed is not tried again, and depth is bounded, so the time grows with the length of the text.
 
 import { copyButton, el } from "./dom.js";

@@ -11,8 +11,8 @@ from typing import Any
 from quire.core.errors import BadRequest
 from quire.text.messages.reasoning import ReasoningFormat
 from quire.text.structured.completion_search import token_name
+from quire.text.structured.grammar_source import LARK
 from quire.text.structured.schemas.work import MARK
-from quire.text.structured.spec import LARK
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from quire.text.messages import values
+from quire.text.messages import json_values
 from quire.text.messages.text_source import MAX_NAME, Malformed, Steps, TextSource
 
 ARGUMENTS = ("arguments", "parameters")
@@ -30,7 +30,7 @@ def call(source: TextSource, known: bool = False) -> Steps[None]:
     name, held, started = "", "{}", False
     while True:
         yield from source.space()
-        key = yield from values.text(source)
+        key = yield from json_values.text(source)
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
@@ -39,11 +39,11 @@ def call(source: TextSource, known: bool = False) -> Steps[None]:
         elif key in ARGUMENTS and name and not started and (yield from source.ahead(1)) == "{":
             started = True
             source.start(name)
-            yield from values.value(source, source.arguments)
+            yield from json_values.value(source, source.arguments)
             source.hold()
         else:
             found: list[str] = []
-            yield from values.value(source, found.append)
+            yield from json_values.value(source, found.append)
             if key in ARGUMENTS:
                 held = _object("".join(found))
         yield from source.space()
@@ -59,7 +59,7 @@ def call(source: TextSource, known: bool = False) -> Steps[None]:
 
 
 def _name(source: TextSource, known: bool) -> Steps[str]:
-    name = yield from values.text(source)
+    name = yield from json_values.text(source)
     if not 0 < len(name) <= MAX_NAME or (known and name not in (source.reading.schemas or {})):
         raise Malformed
     return name
@@ -84,5 +84,5 @@ def arguments(source: TextSource, name: str) -> Steps[None]:
     if not 0 < len(name) <= MAX_NAME or (yield from source.ahead(1)) != "{":
         raise Malformed
     source.start(name)
-    yield from values.value(source, source.arguments)
+    yield from json_values.value(source, source.arguments)
     source.hold()

@@ -7,8 +7,8 @@ import json
 import re
 import warnings
 
+from quire.text.messages.json_values import refuse
 from quire.text.messages.text_source import MAX_NAME, Malformed, Steps, TextSource
-from quire.text.messages.values import refuse
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from quire.text.messages.json_values import refuse
 from quire.text.messages.text_source import MAX_NAME, Malformed, Steps, TextSource
-from quire.text.messages.values import refuse
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from quire.text.fork_server import serve
 from quire.text.structured.completion_search import FIRST, LIMITS, byte_tokenizer, hints_of, shortest
-from quire.text.structured.spec import NotOffered, explained, grammar_of, within
+from quire.text.structured.grammar_source import NotOffered, explained, grammar_of, within
 
 MESSAGE = 400
 """Characters of an error that are told."""

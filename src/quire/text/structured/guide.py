@@ -85,7 +85,10 @@ class Grammar:
 
 
 class GuideCost:
-    """What work on a sequence costs others who are in the same steps; `turn` is `quire.sched.features.structured`'s."""
+    """What work on a sequence costs others who are in the same steps.
+
+    `turn` is of `quire.sched.features.structured_outputs`.
+    """
 
     def __init__(self) -> None:
         self.seconds, self.turn, self._spent = 0.0, 0, 0.0

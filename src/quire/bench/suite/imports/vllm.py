@@ -1,6 +1,6 @@
 """What `vllm bench serve --save-result`, `vllm bench latency` and `throughput --output-json` write: a JSON object each.
 
-Its TTFT, TPOT, ITL and E2EL are quire's (`quire.figures.metrics`): those of serve need no dialect.
+Its TTFT, TPOT, ITL and E2EL are quire's (`quire.figures.metric_definitions`): those of serve need no dialect.
 """
 
 from __future__ import annotations

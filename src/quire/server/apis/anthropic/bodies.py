@@ -133,7 +133,7 @@ def _user(content: Content, at: str) -> Iterator[Message]:
 
 
 def _seen(content: Any, at: str) -> str | list[dict[str, Any]]:
-    """The text of text blocks, or parts where there are pictures."""
+    """The text of text blocks, or parts where there are images."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -159,14 +159,14 @@ def _part(block: Any, at: str) -> dict[str, Any]:
 
 
 def _source(source: Any, at: str) -> ImageSource:
-    """Where a picture is; its bytes leave the body."""
+    """Where an image is; its bytes leave the body."""
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
         return ImageSource(f"{at}.url", _string(source, "url", at))
     if kind != "base64":
         raise BadRequest(f"{at}.type: must be 'base64' or 'url', not {brief(kind)}", param=f"{at}.type")
     if not str(source.get("media_type")).startswith("image/"):
-        raise BadRequest(f"{at}.media_type: must be a picture's, as image/jpeg", param=f"{at}.media_type")
+        raise BadRequest(f"{at}.media_type: must be an image's, as image/jpeg", param=f"{at}.media_type")
     data, source["data"] = _string(source, "data", at), ""
     return ImageSource(f"{at}.data", Base64(data))
 

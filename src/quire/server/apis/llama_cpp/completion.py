@@ -41,7 +41,7 @@ from quire.server.text_generation.generation import Generated, Piece
 from quire.server.text_generation.reports import Report
 
 MARK = "<__media__>"
-"""Where a picture stands in a prompt."""
+"""Where an image stands in a prompt."""
 FIELD_NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 """Fields of completions by which errors may go, and what they are called here."""
 _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
@@ -49,7 +49,7 @@ _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_
 
 
 class ImagePrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A prompt with pictures: base64, each for a mark `<__media__>` of the text."""
+    """A prompt with images: base64, each for a mark `<__media__>` of the text."""
 
     prompt_string: str
     multimodal_data: list[str] | None = None
@@ -138,7 +138,7 @@ async def completion(service: Service, request: Request) -> Response:
     body = await read_struct(request, service.options, lambda _: LlamaCppRequest)
     sources = list[ImageSource]()
     if isinstance(body.prompt, ImagePrompt):
-        text, sources = await off_read(request, _pictured, service, body.prompt)
+        text, sources = await off_read(request, _with_image_marks, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
     asked = completion_of(body)
     with mapped_fields(FIELD_NAMES):
@@ -147,13 +147,13 @@ async def completion(service: Service, request: Request) -> Response:
     return await respond(request, _Answer(service, generation, body))
 
 
-def _pictured(service: Service, prompt: ImagePrompt) -> tuple[str, list[ImageSource]]:
-    """The text with the model's own marks, and the pictures."""
+def _with_image_marks(service: Service, prompt: ImagePrompt) -> tuple[str, list[ImageSource]]:
+    """The text with the model's own marks, and the images."""
     at = "prompt.multimodal_data"
     sources = [ImageSource(f"{at}[{i}]", Base64(text)) for i, text in enumerate(prompt.multimodal_data or ())]
     service.media.admit(sources)
     if prompt.prompt_string.count(MARK) != len(sources):
-        raise BadRequest(f"{at}: {len(sources)} pictures came, and the text has another number of {MARK}", param=at)
+        raise BadRequest(f"{at}: {len(sources)} images came, and the text has another number of {MARK}", param=at)
     return prompt.prompt_string.replace(MARK, service.media.mark), sources
 
 
@@ -323,7 +323,7 @@ async def props(service: Service, request: Request) -> Response:
         total_slots=service.config.scheduler.max_num_seqs,
         model_path=info.folder or info.model,
         chat_template="" if service.template is None else service.template.source,
-        modalities={"vision": info.pictures, "audio": False},
+        modalities={"vision": info.takes_images, "audio": False},
         build_info=f"quire {VERSION}",
     )
     return Response(msgspec.json.encode(found), media_type="application/json")

@@ -226,7 +226,7 @@ def _thinking(service: Service, think: bool | str | None) -> dict[str, Any]:
 
 
 def sources_of(images: list[str] | None, at: str) -> list[ImageSource]:
-    """The pictures of a field, which leave the body; they are base64 without a URL around it."""
+    """The images of a field, which leave the body; they are base64 without a URL around it."""
     found = [ImageSource(f"{at}[{i}]", Base64(text)) for i, text in enumerate(images or ())]
     if images is not None:
         images[:] = [""] * len(images)
@@ -234,11 +234,11 @@ def sources_of(images: list[str] | None, at: str) -> list[ImageSource]:
 
 
 def _content(text: str | None, sources: list[ImageSource]) -> str | list[dict[str, Any]]:
-    """Pictures come before what is said of them, as there."""
+    """Images come before what is said of them, as there."""
     if not sources:
         return text or ""
-    pictures: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
-    return [*pictures, {"type": "text", "text": text or ""}]
+    image_parts: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
+    return [*image_parts, {"type": "text", "text": text or ""}]
 
 
 def _message(message: OllamaMessage, at: str) -> Message:

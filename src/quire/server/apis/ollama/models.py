@@ -109,7 +109,7 @@ async def show(service: Service, request: Request) -> Response:
     capabilities = ["completion"] if pooling.generates else []
     capabilities += ["embedding"] if not pooling.refused and not pooling.labels else []
     capabilities += ["insert"] if format_of(service.tokenizer) is not None else []
-    capabilities += ["vision"] if info.pictures else []
+    capabilities += ["vision"] if info.takes_images else []
     capabilities += ["tools"] if formats.tools is not None else []
     capabilities += ["thinking"] if formats.reasoning is not None else []
     family = details.family

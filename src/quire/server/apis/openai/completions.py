@@ -17,7 +17,7 @@ from quire.engine.image_sources import ImageSource
 from quire.engine.requests import EncodedPrompt, check_size, continued
 from quire.server.apis.answer import respond
 from quire.server.apis.openai.choices import Choices, ChoicesAnswer, State
-from quire.server.apis.openai.prompts import Prompts, cut, encode_pictured, encode_prompts, listed
+from quire.server.apis.openai.prompts import Prompts, cut, encode_prompts, encode_with_images, listed
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.apis.openai.replies import Completion, CompletionChoice, CompletionLogprobs
 from quire.server.apis.openai.sampling_params import (
@@ -63,7 +63,7 @@ async def submit_completion(
     """Start the continuations that `body` asks for. `BadRequest` naming its field.
 
     `each`: a piece for each token. `most`: tokens where `body` says no number, None = as many as there is room for.
-    `sources`: pictures, whose marks are in the one prompt that there is then.
+    `sources`: images, whose marks are in the one prompt that there is then.
     """
     given = await off_loop(ID_BYTES * len(body.prompt), listed, service, body.prompt)
     service.media.admit(sources)
@@ -114,7 +114,7 @@ async def _prompts(
     special, field = body.add_special_tokens is not False, "prompt" if body.truncate_prompt_tokens is None else None
     if sources:
         [text] = given
-        return [await encode_pictured(service, str(text), sources, held, field, special)], ()
+        return [await encode_with_images(service, str(text), sources, held, field, special)], ()
     if not body.suffix:
         return [EncodedPrompt(ids) for ids in await encode_prompts(service, given, special, field)], ()
     found = format_of(service.tokenizer)

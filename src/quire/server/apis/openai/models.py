@@ -34,7 +34,7 @@ def model_card(server: ModelServer, model: PooledModel, name: str) -> ModelCard:
         root=entry.root,
         parent=parent,
         max_model_len=entry.max_model_len if service is None else service.engine.info.max_model_len,
-        input_modalities=modalities(service is not None and service.engine.info.pictures),
+        input_modalities=modalities(service is not None and service.engine.info.takes_images),
         quire=dict(entry.passport) if entry.passport and parent is None else msgspec.UNSET,
         status=model.state,
         pinned=entry.pinned,

@@ -23,10 +23,10 @@ from quire.server.http.errors import brief
 from quire.server.service import Service
 from quire.server.text_generation.media import ImageBytes
 from quire.text.messages.ids import shorten
-from quire.text.template import PICTURE, RESERVED
+from quire.text.template import IMAGE_PART, RESERVED
 from quire.text.template_renderer import PROCESSES
 
-OF_REQUEST = RESERVED | {"continue_final_message", "picture", "documents", "self"}
+OF_REQUEST = RESERVED | {"continue_final_message", "image_mark", "documents", "self"}
 """What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where
 nothing else can be reached, so that any other value is theirs alone."""
 MAX_KWARGS = 16 << 10
@@ -124,15 +124,15 @@ def truncate(ids: list[int], keep: int | None, limit: int) -> list[int]:
 def cut(prompt: EncodedPrompt, keep: int | None, limit: int) -> EncodedPrompt:
     """Cut a prompt that may have images, which stay whole."""
     ids = truncate(list(prompt.ids), keep, limit)
-    if prompt.pictures and len(ids) < len(prompt.ids):
+    if prompt.images and len(ids) < len(prompt.ids):
         raise BadRequest(
-            f"truncate_prompt_tokens: a prompt with pictures is not cut, and this one has {len(prompt.ids)} tokens",
+            f"truncate_prompt_tokens: a prompt with images is not cut, and this one has {len(prompt.ids)} tokens",
             param="truncate_prompt_tokens",
         )
-    return EncodedPrompt(ids, prompt.pictures)
+    return EncodedPrompt(ids, prompt.images)
 
 
-async def encode_pictured(
+async def encode_with_images(
     service: Service,
     text: str,
     sources: Sequence[ImageSource],
@@ -140,7 +140,7 @@ async def encode_pictured(
     param: str | None,
     special: bool = False,
 ) -> EncodedPrompt:
-    """Token ids of a text that has a mark for each picture. `special`: with what the tokenizer puts around texts."""
+    """Token ids of a text that has a mark for each image. `special`: with what the tokenizer puts around texts."""
     service.media.check_marks(text, len(sources), param or "messages")
     prepared = await service.media.prepared(sources, held)
     work = partial(service.media.encode, text, prepared, param, special)
@@ -150,7 +150,7 @@ async def encode_pictured(
 async def encode_chat(service: Service, body: ChatBody, param: str | None, held: ImageBytes) -> EncodedPrompt:
     """Messages through the model's template; strings in them can never become special tokens.
 
-    `param`: as for `encode_texts`. `held` counts the pictures in them.
+    `param`: as for `encode_texts`. `held` counts the images in them.
     """
     if service.template is None:
         raise BadRequest("messages: this model has no chat template; use /v1/completions", param="messages")
@@ -160,7 +160,7 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
     limit = service.engine.info.max_model_len if param is not None else _most_tokens(service)
     text, sources = await asyncio.get_running_loop().run_in_executor(_RENDERING, _rendered, service, body, limit)
     if sources:
-        return await encode_pictured(service, text, sources, held, param)
+        return await encode_with_images(service, text, sources, held, param)
     return EncodedPrompt((await encode_texts(service, [text], False, param))[0])
 
 
@@ -169,7 +169,7 @@ def _most_tokens(service: Service) -> int:
 
 
 def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[ImageSource]]:
-    """The text of a conversation, and the pictures whose marks are in it; far more than `limit` tokens are refused."""
+    """The text of a conversation, and the images whose marks are in it; far more than `limit` tokens are refused."""
     assert service.template is not None
     texts = list(_texts(body.messages))
     if sum(map(len, texts)) > 4 * limit:
@@ -196,7 +196,7 @@ def _rendered(service: Service, body: ChatBody, limit: int) -> tuple[str, list[I
         tools,
         add_generation_prompt=not continued if generate is None else generate,
         continue_final_message=continued,
-        picture=service.media.mark if sources else "",
+        image_mark=service.media.mark if sources else "",
         **kwargs,
     )
     return text, sources
@@ -215,7 +215,7 @@ def _texts(messages: Sequence[Message]) -> Iterator[str]:
 def _plain(message: Message, where: str, as_text: bool, sources: list[ImageSource]) -> dict[str, Any]:
     """A message as the template sees it: only what was given. `as_text`: arguments of calls are JSON in a string.
 
-    Pictures leave it for `sources`.
+    Images leave it for `sources`.
     """
     refuse_unbuilt(message, where=f"{where}.")
     if message.tool_calls and message.role != "assistant":
@@ -244,7 +244,7 @@ def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[ImageSou
         if source is not None:
             sources.append(source)
             forget(part)
-            parts.append(PICTURE)
+            parts.append(IMAGE_PART)
         elif part.get("type") != "text":
             raise BadRequest(
                 f"{at}.type: only parts of type 'text' and 'image_url' are read, not {brief(part.get('type'))}",
@@ -258,7 +258,7 @@ def _parts(content: Sequence[dict[str, Any]], where: str, sources: list[ImageSou
 
 
 def details_of(messages: Sequence[Message]) -> list[str]:
-    """Fields of pictures that ask for a size of their own: the model's files say what becomes of them."""
+    """Fields of images that ask for a size of their own: the model's files say what becomes of them."""
     found = []
     for i, message in enumerate(messages):
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):

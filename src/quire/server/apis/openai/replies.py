@@ -158,7 +158,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A name that requests may give, and its model. `input_modalities`: text and image, where it takes pictures.
+    """A name that requests may give, and its model. `input_modalities`: text and image, where it takes images.
 
     `quire`: the passport of a folder that has one, what was measured of the model. `status`: loaded, loading, unloaded
     or failed; then `error` says why. `pinned`: it is loaded at the start, and stays. `needed_bytes`: of weights and KV
@@ -181,9 +181,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
-def modalities(pictures: bool) -> list[str] | UnsetType:
-    """What a model reads, where it takes pictures."""
-    return ["text", "image"] if pictures else UNSET
+def modalities(takes_images: bool) -> list[str] | UnsetType:
+    """What a model reads, where it takes images."""
+    return ["text", "image"] if takes_images else UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

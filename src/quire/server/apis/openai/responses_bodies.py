@@ -148,7 +148,7 @@ def ignored_of(body: ResponsesRequest) -> list[str]:
 
 
 def _details_of(items: Sequence[Item]) -> list[str]:
-    """Fields of pictures that ask for a size of their own: the model's files say what becomes of them."""
+    """Fields of images that ask for a size of their own: the model's files say what becomes of them."""
     found = []
     for i, item in enumerate(items):
         content = item.get("content")
@@ -258,7 +258,7 @@ class _Turns:
 
 
 def _seen(content: Any, at: str) -> str | list[Item]:
-    """The text of a content, or parts of a chat message where there are pictures."""
+    """The text of a content, or parts of a chat message where there are images."""
     parts = content if isinstance(content, list) else []
     if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
         return _text(content, at)

@@ -41,7 +41,7 @@ from quire.server.text_generation.reports import Report
 
 MAX_NEW_TOKENS = 100
 _IMAGE = re.compile(r"!\[\]\(([^)\s]*)\)")
-"""A picture in a text, as TGI reads it of models that take some (Markdown's)."""
+"""An image in a text, as TGI reads it of models that take some (Markdown's)."""
 _SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop")
 FIELD_NAMES = {"prompt_logprobs": "parameters.decoder_input_details",
            "max_tokens": "parameters.max_new_tokens", "prompt": "inputs", "structured_outputs": "parameters.grammar",
@@ -183,8 +183,8 @@ async def _generate(
     service: Service, request: Request, body: TgiRequest, stream: bool = False, listed: bool = False
 ) -> Response:
     arrival, sources = time.monotonic(), list[ImageSource]()
-    if service.engine.info.pictures:
-        text, sources = await off_read(request, _pictured, service, body.inputs)
+    if service.engine.info.takes_images:
+        text, sources = await off_read(request, _with_image_marks, service, body.inputs)
         body = msgspec.structs.replace(body, inputs=text)
     asked = completion_of(body)
     with mapped_fields(FIELD_NAMES):
@@ -194,8 +194,8 @@ async def _generate(
     return await respond(request, answer)
 
 
-def _pictured(service: Service, text: str) -> tuple[str, list[ImageSource]]:
-    """A text with the model's own marks, and the pictures."""
+def _with_image_marks(service: Service, text: str) -> tuple[str, list[ImageSource]]:
+    """A text with the model's own marks, and the images."""
     sources = [ImageSource("inputs", url) for url in _IMAGE.findall(text)]
     service.media.admit(sources)
     return _IMAGE.sub(lambda _: service.media.mark, text), sources

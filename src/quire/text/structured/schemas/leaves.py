@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from quire.text.structured.schemas.patterns import DATE, without_lookahead
-from quire.text.structured.schemas.values import canonical, finite
+from quire.text.structured.schemas.schema_values import canonical, finite
 from quire.text.structured.schemas.work import NotOffered, Place, SchemaWork, told
 
 Made = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.text.structured.schemas.leaves import Made, also, readable
 from quire.text.structured.schemas.patterns import NAMES, beside
-from quire.text.structured.schemas.values import finite
+from quire.text.structured.schemas.schema_values import finite
 from quire.text.structured.schemas.work import Place, SchemaWork, strings
 
 MAX_DEPENDENCIES = 6

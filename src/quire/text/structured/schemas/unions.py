@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.text.structured.schemas.leaves import Made, also
 from quire.text.structured.schemas.patterns import beside
-from quire.text.structured.schemas.values import ALL, apart, canonical, finite, listed_of, tags_of
+from quire.text.structured.schemas.schema_values import ALL, apart, canonical, finite, listed_of, tags_of
 from quire.text.structured.schemas.work import Place, SchemaWork, strings
 
 MAX_PAIRS = 60
