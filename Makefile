@@ -79,13 +79,14 @@ bench-kernels: build  ## every op beside the machine's own limits
 	$(BIN)/python -m benchmarks.kernels.cpu_ops
 
 bench-peers: build  ## beside llama.cpp, OpenVINO GenAI and vLLM, each in an environment of its own (built by the first run)
-	$(BIN)/python -m benchmarks.peers.engines
+	$(BIN)/quire bench suite benchmarks/suites/peers.toml --make-peers -o build/peers.jsonl
+	$(BIN)/quire bench suite benchmarks/suites/gguf.toml --make-peers -o build/gguf.jsonl
 
 bench-starts: build  ## from a process's start to its first token, beside llama.cpp
-	$(BIN)/python -m benchmarks.start.first_token
+	$(BIN)/python -m benchmarks.start.process_start engine
 
 bench-serving: build  ## quire serve beside llama.cpp's server
-	$(BIN)/python -m benchmarks.peers.http_servers
+	$(BIN)/quire bench suite benchmarks/suites/servers.toml --make-peers -o build/servers.jsonl
 
 gpu-check:  ## on a machine with a GPU: build, tests, bits, speed, in 8 minutes; WHEELS=folder where there is no network
 	$(PYTHON) -m benchmarks.gpu.check

@@ -1,5 +1,5 @@
 // Rows of a file in ggml's block formats straight into super-blocks (super_blocks.h): every byte is read once and written once.
-// What the bytes mean is defined in quant/gguf_blocks.py, to whose numbers these are equal to the bit.
+// What the bytes mean is defined in quant/gguf_decode.py, to whose numbers these are equal to the bit.
 #include <array>
 #include <cstdint>
 #include <cstring>

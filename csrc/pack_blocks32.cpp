@@ -1,5 +1,5 @@
 // Rows of a file in ggml's formats of blocks of 32 numbers straight into integers of 4 or 8 bits in the layouts of pack.cpp.
-// What the bytes mean is defined in quant/gguf_blocks.py, to whose numbers these are equal to the bit.
+// What the bytes mean is defined in quant/gguf_decode.py, to whose numbers these are equal to the bit.
 #include <cstdint>
 #include <cstring>
 

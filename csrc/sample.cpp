@@ -16,9 +16,9 @@
 #include "registry.h"
 
 // The logarithm as it was before glibc 2.29, which only reports errors in another way.
-#if defined(__GLIBC__) && defined(__x86_64__)
+#if defined(__GLIBC__) && !defined(QUIRE_STATIC_LIBC) && defined(__x86_64__)
 __asm__(".symver log, log@GLIBC_2.2.5");
-#elif defined(__GLIBC__) && defined(__aarch64__)
+#elif defined(__GLIBC__) && !defined(QUIRE_STATIC_LIBC) && defined(__aarch64__)
 __asm__(".symver log, log@GLIBC_2.17");
 #endif
 
@@ -195,7 +195,7 @@ float bound_of_top_p(const Row& row, const Draw& draw, double total, float inver
 }
 
 // The worst logit that top-k, top-p and min-p keep.
-Threshold threshold_of(const Row& row, const Draw& draw, double total, float inverse) {
+Threshold lowest_kept_logit(const Row& row, const Draw& draw, double total, float inverse) {
     Threshold kept;
     const bool top_k = draw.top_k > 0 && draw.top_k < row.n;
     if (top_k || draw.top_p < 1.0) {
@@ -225,7 +225,7 @@ int32_t draw_token(const Row& row, const Draw& draw) {
     const auto inverse = static_cast<float>(1.0 / draw.temperature);
     const bool top_k = draw.top_k > 0 && draw.top_k < row.n, top_p = draw.top_p < 1.0;
     const double total = top_k || !top_p ? 0.0 : row.kernels.mass(row.x, row.n, row.max, inverse, row.block_mass);
-    const Threshold kept = threshold_of(row, draw, total, inverse);
+    const Threshold kept = lowest_kept_logit(row, draw, total, inverse);
     Race race(draw);
     alignas(64) float weights[kSampleBlock];
     alignas(64) uint32_t words[kSampleBlock];

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.common.results import RESULTS, ROOT
+from benchmarks.common.results import RESULTS, ROOT, parser_of
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.engines import FOREIGN
 from quire.bench.suite.environments import environment
@@ -267,10 +267,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Measure, print a line for each row, write JSON as soon as a row is there."""
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     formats = [*QUIRE, *FILES, *LLAMA_CPP]
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     parser.add_argument("--format", choices=formats, nargs="+", default=formats)

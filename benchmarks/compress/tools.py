@@ -16,7 +16,6 @@ the model's MLP has, are no multiple of 128.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.results import RESULTS
+from benchmarks.common.results import RESULTS, parser_of
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.environments import environment
 from quire.compress.evaluation.measure import compare
@@ -118,7 +117,7 @@ class Bench:
         began = time.perf_counter()
         with log.open("w") as errors:
             done = subprocess.run(
-                [python, str(HERE / "tool_processes" / f"by_{tool}.py"), json.dumps(job)], cwd=self.folder, text=True,
+                [python, "-P", str(HERE / "tool_process.py"), tool, json.dumps(job)], cwd=self.folder, text=True,
                 env=os.environ | variables, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
         total = time.perf_counter() - began
@@ -226,10 +225,7 @@ def _pair(ours: float, theirs: float, unit: int, form: str) -> str:
 
 def main() -> None:
     """Measure, print a line for each row, write JSON as soon as a row is there."""
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--method", choices=METHODS, nargs="+", default=[*METHODS])
     parser.add_argument("--tool", choices=["quire", *TOOLS], nargs="+", default=["quire", *TOOLS])
     parser.add_argument("--rows", type=int, default=256, help="rows of calibration text")

@@ -1,4 +1,4 @@
-"""The simulator beside the server it pretends to be, what a million requests take, and whether runs are the same.
+"""The simulator beside the server it pretends to be, and what a million requests take.
 
     python -m benchmarks.planning.simulator ...
 
@@ -9,7 +9,6 @@
     engine     the traces by that engine and by the simulator
     scale      1,000,000 requests on 1,000 replicas: seconds and peak memory
     wide       100,000 requests on 10,000 replicas, of which some fail
-    same       one seed in two processes with different hashes
 
 The server is `quire serve` with a shape of random weights in int8 and one thread, so that the other core is left to its
 edge and to the clients. Traces are files in Mooncake's layout, which `quire bench serve` and `quire simulate` read.
@@ -37,9 +36,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.common.results import RESULTS, measure, parser_of
-from benchmarks.common.servers import Server, server
 from quire.bench.http import Client
 from quire.bench.suite.foreign.shapes import write_config
+from quire.bench.suite.servers import StartedServer, server
 from quire.simulate.step_times import StepTable
 
 LAYERS = 6
@@ -60,7 +59,7 @@ def model(args: argparse.Namespace) -> Path:
 
 
 @contextmanager
-def served(args: argparse.Namespace) -> Iterator[Server]:
+def served(args: argparse.Namespace) -> Iterator[StartedServer]:
     """The server, warm."""
     words = [sys.executable, "-m", "quire", "serve", str(model(args)), *ENGINE, "--threads", "1"]
     with server(words, {}, args.work / "simulator.log") as up:
@@ -85,7 +84,7 @@ async def stream(client: Client, prompt: int, tokens: int, rng: random.Random) -
 client_model = ""
 
 
-async def gaps_of(up: Server, batch: int, prompt: int, tokens: int) -> float:
+async def gaps_of(up: StartedServer, batch: int, prompt: int, tokens: int) -> float:
     """Median gap while `batch` streams decode at once."""
     global client_model
     client, rng = Client(up.url, None), random.Random(batch * 1000 + prompt)
@@ -102,7 +101,7 @@ a pause takes longer than one in a row of them.
 """
 
 
-async def first_of(up: Server, prompt: int, times: int) -> float:
+async def first_of(up: StartedServer, prompt: int, times: int) -> float:
     """Median time to the one token of a prompt, alone, behind a pause."""
     client, rng = Client(up.url, None), random.Random(prompt)
     found = []
@@ -347,24 +346,9 @@ def wide(args: argparse.Namespace) -> dict[str, Any]:
     return walked(args.requests // 10, 10_000, args.cells, mtbf=600.0, start=5.0)
 
 
-def same(args: argparse.Namespace) -> dict[str, Any]:
-    """Digests of all rows that two processes give for one seed."""
-    words = [sys.executable, "-m", "quire", "simulate", "--device", "h100", "--replicas", "8", "--num-prompts", "3000",
-             "--request-rate", "400", "--shared-prefix", "256", "--prefixes", "20", "--mtbf", "3", "--start-time", "1",
-             "--tenant", "a=2:1", "--tenant", "b=1:3", "--scheduling-policy", "fair", "--model", str(model(args)),
-             "--load-format", "dummy", "--max-num-seqs", "8", "-o"]  # fmt: skip
-    found = []
-    for seed in ("1", "2"):
-        out = args.work / f"same-{seed}.json"
-        subprocess.run([*words, str(out)], env=os.environ | {"PYTHONHASHSEED": seed}, check=True)
-        found.append(json.loads(out.read_text())["results"])
-    return {"same": found[0] == found[1], "completed": found[0]["rates"]["completed"],
-            "lost": found[0]["engine"].get("replicas_lost", 0)}  # fmt: skip
-
-
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "calibrate": calibrate, "serve": serve, "compare": compare, "steps": steps, "engine": engine,
-    "scale": scale, "wide": wide, "same": same,
+    "scale": scale, "wide": wide,
 }  # fmt: skip
 
 

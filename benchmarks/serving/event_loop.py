@@ -207,8 +207,10 @@ def serve(told: Connection) -> None:
     from quire.server.app import create_app
     from quire.server.draining import DrainingServer, uvicorn_config
     from quire.server.http.address import bind
+    from quire.server.models.start import server_of_one
     from quire.server.run import prepare
     from quire.server.server_options import ServerOptions
+    from quire.server.service import Service
     from stub_engine import StubEngine, stub_info
 
     stub_engine.next_token = lambda prefix, seed, index: 8  # that of tests hashes the prompt for each token
@@ -216,12 +218,12 @@ def serve(told: Connection) -> None:
     prepare(options)
     info = stub_info(folder=str(FOLDER), max_model_len=1 << 17, max_num_queued_reqs=4096)
     tokenizer, template = text_tools()
-    app = create_app(AsyncEngine(StubEngine(info)), tokenizer, template, options, flat_config())
+    state = server_of_one(Service(AsyncEngine(StubEngine(info)), tokenizer, template, options, flat_config()))
     sock = bind(options)
     sock.listen()
     told.send(sock.getsockname()[1])
-    watched: Any = Watch(app)
-    server = DrainingServer(uvicorn_config(watched, options), app.state.service)
+    watched: Any = Watch(create_app(state))
+    server = DrainingServer(uvicorn_config(watched, options), state)
     gc.freeze()
     with server.garbage.seldom():
         server.run(sockets=[sock])

@@ -6,13 +6,13 @@
     chain                      8 bits, chains of 7 of which each token is right with probability 0.8
     self                       int4 drafts for bf16, right as often as on the embedded model
     lookup                     prompt look-up on a task that quotes its prompt, embedded model
-    batches                    16 and 64 sequences with the cost model on, embedded model
-    large-batches --tokens 24  the same on the large shape
+    large-batches --tokens 24  16 and 64 sequences with the cost model on, large shape
     look                       microseconds that looking for a draft takes, a sequence and step
     kept                       drafts kept under sampling beside 1 - TV, embedded model
 
 Random weights have no text to guess, so `chain` and `self` draft what plain decoding gave, each token with the given
 probability (--synthetic-acceptance); passes of the draft model run all the same. Outputs equal those of plain decoding.
+What draft methods and trained heads gain on the embedded model: `quire bench suite benchmarks/suites/speculation.toml`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from benchmarks.common.results import RESULTS, ROOT
+from benchmarks.common.results import RESULTS, ROOT, parser_of
 from quire.bench.quality import heldout_texts
 from quire.bench.suite.foreign.shapes import SHAPES, write_config
 from quire.core.config import flat_config
@@ -263,21 +263,9 @@ def look(args: argparse.Namespace) -> dict[str, Any]:
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
     "self": {"method": "self", "quantization": "int4"},
     "draft_model": {"method": "draft_model", "model": str(PYDOC)},
 }
-
-
-def batches(args: argparse.Namespace) -> dict[str, Any]:
-    """The cost model beside none on the embedded model; as many sequences run at any time as there are places."""
-    found: dict[str, Any] = {}
-    for count in args.batch:
-        requests = requests_of(texts(4 * count, 32), args.tokens)
-        for name, asked in METHODS.items():
-            plain, drafting = (engine_of(PYDOC, way, max_num_seqs=count) for way in (None, asked))
-            found[f"{name} {count}"] = compare(plain, drafting, requests, args.rounds)
-    return found
 
 
 def large_batches(args: argparse.Namespace) -> dict[str, Any]:
@@ -366,17 +354,14 @@ def kept(args: argparse.Namespace) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup, "batches": batches,
+    "coupling": coupling, "chain": chain, "self": self_drafts, "lookup": lookup,
     "large-batches": large_batches, "kept": kept, "look": look,
 }  # fmt: skip
 
 
 def main() -> None:
     """Run some of them, print and keep what they found."""
-    about, _, more = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=about, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=WORK, nargs="+")
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--group-size", type=int, default=32)

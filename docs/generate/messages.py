@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quire.core.exclusions.exclusion import DIFFERS
 from quire.core.exclusions.table import TABLE
+from quire.core.options.ranges import range_words, ranges_of
+from quire.core.params import SamplingParams
+from quire.engine.beam import BeamSearchParams
+from quire.server.apis.openai.embeddings import RerankRequest
+from quire.server.apis.openai.protocol import ChatCompletionRequest
 from words import escaped
 
 SOURCE = Path(__file__).parents[2] / "src" / "quire"
@@ -32,6 +38,13 @@ AREAS = {
     "Measuring": ("bench", "figures"),
 }
 """Where messages are listed -> of which packages; others are listed under their own names."""
+CHECKED: dict[type, Iterable[str]] = {
+    SamplingParams: ranges_of(SamplingParams),
+    BeamSearchParams: ranges_of(BeamSearchParams),
+    ChatCompletionRequest: ("top_logprobs", "priority"),
+    RerankRequest: ("top_n",),
+}
+"""What is given to `check_ranges`; other fields of bodies become some of these."""
 
 
 def every_message() -> str:
@@ -53,6 +66,7 @@ def every_message() -> str:
 def messages() -> Iterator[tuple[str, str]]:
     """(package, text) of each; those of the table of exclusions by its rows."""
     yield from (("core", row.message({})) for row in TABLE)
+    yield from ranges()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and raises(node):
@@ -60,6 +74,15 @@ def messages() -> Iterator[tuple[str, str]]:
                     place = "" if not of_option(node) else f"{DIFFERS} " if text.startswith(DIFFERS) else DIFFERS
                     if len(text.replace(DIFFERS, "").strip()) >= LEAST:
                         yield path.relative_to(SOURCE).parts[0], place + text
+
+
+def ranges() -> Iterator[tuple[str, str]]:
+    """Those of numbers that are out of range: of an option whatever it is, of a request by the field."""
+    for node in ast.walk(ast.parse(inspect.getsource(range_words))):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield "core", f"{DIFFERS} {DIFFERS} {flat(node.value)}"
+    for kind, names in CHECKED.items():
+        yield from (("server", f"{name}: {ranges_of(kind)[name].words}") for name in names)
 
 
 def raises(call: ast.Call) -> bool:

@@ -6,13 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import re
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from quire.core.options.ranges import ranges_of
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.openapi import help_of
-from words import cell, escaped, table
+from words import cell, escaped, ranged, table
 
 MODULES: dict[str, tuple[str, ...]] = {
     "quire": ("LLM", "SamplingParams", "StructuredOutputsParams", "LoRARequest", "RequestOutput", "CompletionOutput"),
@@ -82,7 +83,13 @@ def fields_of(found: type) -> list[tuple[str, str, str, str]]:
     else:
         return []
     meanings = help_of(CompletionRequest) | OWN if found.__name__ == "SamplingParams" else {}
-    return [(f"`{f.name}`", f"`{spelled(f.type)}`", default(f, missing), meanings.get(f.name, "")) for f in fields]
+    ranges, plain = ranges_of(found), get_type_hints(found)
+    rows = []
+    for field in fields:
+        kind = plain[field.name] if issubclass(found, msgspec.Struct) or field.name in ranges else field.type
+        meaning = f"{meanings.get(field.name, '')} {ranged(ranges.get(field.name))}".strip()
+        rows.append((f"`{field.name}`", f"`{spelled(kind)}`", default(field, missing), meaning))
+    return rows
 
 
 def default(field: Any, missing: Any) -> str:
@@ -103,6 +110,8 @@ OWN = {
 
 def spelled(kind: Any) -> str:
     """A type as code."""
+    if get_origin(kind) is Union:
+        return " | ".join("None" if part is type(None) else spelled(part) for part in get_args(kind))
     text = (
         kind
         if isinstance(kind, str)

@@ -6,19 +6,17 @@ from collections.abc import Iterable
 
 from quire.server.http.dialects import OPENAI, RESPONSES
 from quire.server.http.routes import Route
-from quire.server.models.routes import ROUTES
 from quire.server.routes import TABLE
 from words import table
 
 
 def every_route() -> str:
-    """Method, path, what it does and how it streams: OpenAI's and vLLM's, others', those of several models."""
+    """Method, path, what it does and how it streams: OpenAI's and vLLM's, others'."""
     ours = [route for route in TABLE.routes if route.dialect in (OPENAI, RESPONSES)]
     others = [route for route in TABLE.routes if route not in ours]
     return (
         f"### OpenAI, vLLM and the server itself\n\n{_rows(ours)}\n"
-        f"### Anthropic, Ollama, llama.cpp and TGI\n\n{_rows(others)}\n"
-        f"### Only with several models\n\n{_rows(ROUTES)}"
+        f"### Anthropic, Ollama, llama.cpp and TGI\n\n{_rows(others)}"
     )
 
 

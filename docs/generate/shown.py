@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 
 from quire.engine.client import EngineInfo
 from quire.engine.frontend.metrics import EngineMetrics
@@ -13,7 +13,7 @@ from quire.engine.stats import ReplicaStats, Stats, StoreStats
 from quire.figures.metrics import LIMITS, METRICS, PERCENTILES
 from quire.figures.schema import fields
 from quire.server.http.metrics import HttpMetrics
-from quire.server.models.routes import _States
+from quire.server.models.metrics import ModelStates
 from words import escaped, table
 
 PROCESS = "process_"
@@ -29,16 +29,14 @@ EVERYTHING = Stats(
 
 
 def every_metric() -> str:
-    """Name, kind, labels and meaning, as the engine, HTTP and several models register them."""
+    """Name, kind, labels and meaning, as the engine, HTTP and the models of a server register them."""
     made = EngineMetrics(some_engine())
     made.step(EVERYTHING)
-    http = CollectorRegistry()
-    HttpMetrics(http)
     engine = [family for family in made.registry.collect() if not family.name.startswith(PROCESS)]
     process = ", ".join(f"`{f.name}`" for f in made.registry.collect() if f.name.startswith(PROCESS))
     return (
-        f"### Of an engine\n\n{_table(engine)}\n### Of HTTP\n\n{_table(http.collect())}\n"
-        f"### Of several models\n\n{_table(_States(()).collect())}\n### Of the server's process\n\n"
+        f"### Of an engine\n\n{_table(engine)}\n### Of HTTP\n\n{_table(HttpMetrics().registry.collect())}\n"
+        f"### Of the states of models\n\n{_table(ModelStates(()).collect())}\n### Of the server's process\n\n"
         f"As prometheus-client has them: {process}.\n"
     )
 

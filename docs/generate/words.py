@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from quire.core.options.ranges import Range
+
 PLAIN = {
     str: "text",
     int: "integer",
@@ -53,6 +55,11 @@ def kind(found: Any) -> str:
     if isinstance(found, type) and issubclass(found, msgspec.Struct):
         return "object"
     return PLAIN.get(found, getattr(found, "__name__", str(found)))
+
+
+def ranged(limits: Range | None) -> str:
+    """A sentence that says the range of a field; nothing where it has none."""
+    return "" if limits is None else f"It {limits.words}."
 
 
 def written(value: object) -> str:

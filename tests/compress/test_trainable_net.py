@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.memory.model_loading import memory, write_zeros
+from benchmarks.engine.memory import memory, write_zeros
 from net_checks import ALL, ENCODED, LLAMA, PROCESS, SOURCE, error, oracle_logits, random_tokens
 from often import one_of
 from oracle import backend, edit_config, write

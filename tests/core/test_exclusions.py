@@ -19,7 +19,7 @@ from oracle import write
 from parallel_pairs import write_gptq
 from peft_layouts import Layout
 from queueing_engine import MISSING
-from quire.cli.models import listed_models
+from quire.cli.models import model_entries
 from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.core.exclusions import features as f
@@ -143,7 +143,7 @@ def start(row: Exclusion, folder: str) -> object:
     """An engine of the row's example, by the command that it is of."""
     options = {"model": folder, "device": "cpu"} | options_of(row)
     if row.b is f.SEVERAL_MODELS:
-        return listed_models(options | {"model": [f"a={folder}"]})
+        return model_entries(options | {"model": [f"a={folder}"]})
     config = flat_config(**options)
     if row.b is f.SIMULATION:
         return design_of(config, ClusterOptions(), 0)

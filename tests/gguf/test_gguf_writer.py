@@ -16,7 +16,7 @@ from gguf_writing import decoded, normal
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, SIZES, encode
 from quire.gguf.file import GgufFile
-from quire.gguf.k_blocks import _descend, _fit, _fit_with_minimum, _Steps
+from quire.gguf.k_encode import _descend, _fit, _fit_with_minimum, _Steps
 from quire.gguf.writer import NewTensor, write_file
 
 QUICK = settings(max_examples=20, deadline=None)

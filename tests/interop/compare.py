@@ -1,6 +1,6 @@
 """Files as real tools write them and as they read ours, beside what the tools themselves answer: `make interop`.
 
-Each tool gets an environment of its own (`benchmarks/environments.py`), makes tiny quantized models there and says
+Each tool gets an environment of its own (`quire.bench.suite.environments`), makes tiny quantized models there and says
 their logits and greedy tokens (`make_*.py`), activations unrounded; here they are read in float32 and compared. What
 quire writes (`written.py`) is read by the tools (`read_*.py`), and their answers are compared with ours in the same
 way. A tool that cannot be installed, or a case that it cannot make, is a line that says why. The exit code is 1 when an

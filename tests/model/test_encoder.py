@@ -41,7 +41,9 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.server.app import create_app
+from quire.server.models.start import server_of_one
 from quire.server.server_options import ServerOptions
+from quire.server.service import Service
 from quire.text.tokenizer import Tokenizer as TextTokenizer
 from real_server import Shared
 from turns import reports
@@ -328,7 +330,7 @@ def test_text_in_text_out_over_http(tmp_path: Path) -> None:
     assert tokens[-1] == 1 and len(tokens) == 19 + 1
     with torch.inference_mode():
         out = oracle.generate(torch.tensor([tokens]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    app = create_app(AsyncEngine(inner), tokenizer, None, ServerOptions())
+    app = create_app(server_of_one(Service(AsyncEngine(inner), tokenizer, None, ServerOptions(), flat_config())))
     asked = {"prompt": text, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "min_tokens": 8}
     with TestClient(app, base_url="http://127.0.0.1") as client:
         reply = client.post("/v1/completions", json=asked).json()

@@ -25,6 +25,7 @@ from paged_model import (
 )
 from paged_model import ops as ops
 from quire.model.describe import describe
+from quire.model.families.rope import LinearScaling
 from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
@@ -121,3 +122,7 @@ def test_rope_tables_equal_transformers_up_to_131072_positions(kind: str) -> Non
     table = torch.from_numpy(spec.rope[0].table(131072))[positions]
     want = torch.stack((cos[0, :, :32], sin[0, :, :32]), 1)
     assert float((table - want).abs().max()) <= 2e-7
+
+
+def test_keys_on_disk_have_an_earlier_name_of_linear_scaling() -> None:
+    assert repr(LinearScaling(8.0)) == "Linear(factor=8.0, attention_factor=1.0)"

@@ -191,6 +191,7 @@ SERVER_LAYERS = (
     {"keys", "text_generation"},
     {"http"},
     {"service"},
+    {"models"},
     {"apis"},
     {"apis.openai"},
     {"apis.anthropic", "apis.llama_cpp", "apis.ollama", "apis.tgi"},
@@ -200,7 +201,6 @@ SERVER_LAYERS = (
     {"app"},
     {"draining"},
     {"run"},
-    {"models"},
 )
 """Modules and folders of server/: each imports from those above it alone, and from itself."""
 

@@ -22,8 +22,8 @@ from quire.cli.app import app
 from quire.cli.serve import with_config
 from quire.server.apis.openai.protocol import ChatCompletionRequest
 from quire.server.apis.unsupported import UNBUILT
-from quire.server.models.routes import MULTI_MODEL_TABLE
 from quire.server.openapi import help_of
+from quire.server.routes import TABLE
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "training/README.md")]
 FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -154,14 +154,14 @@ def test_bodies_of_requests_are_bodies() -> None:
     sent = 0
     for path in PAGES:
         for route, data in re.findall(r"curl \S*localhost:8000(/\S+)[^\n]*\\\n\s*-d '([^']*)'", path.read_text()):
-            (kind,) = MULTI_MODEL_TABLE.at(route)[0].body
+            (kind,) = TABLE.at(route)[0].body
             msgspec.json.decode(data, type=kind)
             sent += 1
     assert sent >= 5
 
 
 def test_every_field_of_bodies_has_a_meaning() -> None:
-    kinds = {kind for route in MULTI_MODEL_TABLE.routes for kind in route.body}
+    kinds = {kind for route in TABLE.routes for kind in route.body}
     for kind in kinds:
         assert list(help_of(kind)) == list(kind.__struct_fields__) and all(help_of(kind).values())
     assert help_of(ChatCompletionRequest)["echo"] == f"Refused: {UNBUILT['echo'][1]}."

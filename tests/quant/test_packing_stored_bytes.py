@@ -17,7 +17,7 @@ from quire.ops.backend import Ops
 from quire.ops.weights import Packed
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
-from quire.quant.gguf_blocks import FORMS
+from quire.quant.gguf_decode import FORMS
 from quire.quant.rtn import INT4, INT8, RoundToNearest
 from quire.quant.stored import StoredWeight
 

@@ -94,7 +94,7 @@ def test_requests_carry_their_tenant_and_sighup_reads_the_file_again(file: Path)
         ]  # fmt: skip
         file.write_text(json.dumps({"carl": {"key": "c-key"}}))
         server.server.handle_exit(signal.SIGHUP, None)
-        assert not server.service.draining
+        assert not server.state.draining
         assert [ask(server, key) for key in ("a-key", "c-key")] == [401, 200]
 
 

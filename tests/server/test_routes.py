@@ -14,8 +14,7 @@ from live_server import LiveServer, live
 from paths import SOURCE
 from quire.server.batch import URLS
 from quire.server.http.dialects import DIALECTS, OLLAMA, OPENAI, TGI
-from quire.server.http.routes import Route, RouteTable
-from quire.server.models.routes import MULTI_MODEL_TABLE
+from quire.server.http.routes import Route
 from quire.server.routes import TABLE
 
 NAME: Callable[[Route], str] = "{0.method} {0.path}".format
@@ -90,26 +89,16 @@ def test_a_path_with_parameters_is_found_by_what_is_sent() -> None:
     assert TABLE.at("/v1/responses/a/b") == ()
 
 
-@pytest.mark.parametrize("table", [TABLE, MULTI_MODEL_TABLE], ids=["one", "several"])
-def test_records_agree_with_themselves(table: RouteTable) -> None:
-    names = [(route.method, route.path) for route in table.routes]
+def test_records_agree_with_themselves() -> None:
+    names = [(route.method, route.path) for route in TABLE.routes]
     assert len(set(names)) == len(names)
-    for path in {route.path for route in table.routes}:
-        assert len({route.dialect for route in table.at(path)}) == 1, "errors of a path have one shape"
-    for route in table.routes:
+    for path in {route.path for route in TABLE.routes}:
+        assert len({route.dialect for route in TABLE.at(path)}) == 1, "errors of a path have one shape"
+    for route in TABLE.routes:
         assert route.summary.endswith((".", ")")) and route.handler.__doc__
         assert not (route.stream or route.operation or route.batchable) or route.generates
         assert not route.body or route.method == "POST"
         assert not route.generates or route.per_model, "what generates is a model's"
-
-
-def test_several_models_offer_what_one_does() -> None:
-    one = {(route.method, route.path): route for route in TABLE.routes}
-    several = {(route.method, route.path): route for route in MULTI_MODEL_TABLE.routes}
-    assert several.keys() - one.keys() == {("POST", "/v1/models/load"), ("POST", "/v1/models/unload")}
-    for name, route in one.items():
-        for field in ("body", "dialect", "access", "stream", "generates", "operation", "text"):
-            assert getattr(several[name], field) == getattr(route, field), (name, field)
 
 
 def test_a_batch_asks_what_is_neither_a_conversation_nor_stored() -> None:
@@ -120,7 +109,7 @@ def test_a_batch_asks_what_is_neither_a_conversation_nor_stored() -> None:
 def test_no_path_is_said_beside_its_route() -> None:
     """A string that is a route's path is in the `ROUTES` of a module and nowhere else. "/" alone is other things, too:
     the root of an address, and where the playground lies."""
-    paths = {route.path for route in MULTI_MODEL_TABLE.routes} - {"/"}
+    paths = {route.path for route in TABLE.routes} - {"/"}
     found, declared = [], []
     for file in sorted(SERVER.rglob("*.py")):
         for statement in ast.parse(file.read_text()).body:
@@ -130,4 +119,4 @@ def test_no_path_is_said_beside_its_route() -> None:
                     said = (declared if names == ["ROUTES"] else found).append
                     said(f"{file.relative_to(SERVER)}:{node.lineno} {node.value}")
     assert not found, "\n".join(found)
-    assert len(declared) == len(MULTI_MODEL_TABLE.routes) - 1
+    assert len(declared) == len(TABLE.routes) - 1

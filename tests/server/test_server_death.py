@@ -50,6 +50,7 @@ def test_an_engine_that_dies_ends_every_request_with_an_error_and_then_the_serve
         assert ready.status_code == 503 and ready.json()["checks"]["engine alive"] is False
         assert ask(server, "GET", "/livez").status_code == 200
         assert "quire:engine_healthy{" in ask(server, "GET", "/metrics").text
+        assert ask(server, "GET", "/v1/models/stub").json()["status"] == "failed"
 
 
 def test_a_dead_engine_before_the_first_token_is_a_plain_500() -> None:

@@ -41,7 +41,7 @@ def test_fifty_concurrent_streams_complete_with_their_own_tokens() -> None:
         assert len(wanted) == 50
         for seed, text, done in results:
             assert done and text == wanted[seed]
-        wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0)
+        wait_until(lambda: server.engine.in_flight == 0 and server.state.active == 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -60,7 +60,7 @@ def test_a_client_that_leaves_aborts_its_requests(path: str, stream: bool) -> No
                     raise httpx.ReadTimeout("left")
         wait_until(lambda: server.stub.running == 0)
         assert sorted(server.stub.aborted) == sorted(r.id for r in server.stub.submitted)
-        wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0)
+        wait_until(lambda: server.engine.in_flight == 0 and server.state.active == 0)
         assert server.complete("again", max_tokens=2)["choices"][0]["finish_reason"] == "length"
 
 

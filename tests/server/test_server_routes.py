@@ -13,6 +13,8 @@ from quire.server.routes import TABLE
 
 PATHS = sorted({route.path for route in TABLE.routes})
 JSON = {"content-type": "application/json"}
+NAMES_OF_MODELS = ("/v1/models/load", "/v1/models/unload")
+"""Paths that a GET takes for the address of a model of that name."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def server() -> Iterator[LiveServer]:
 
 def methods_of(path: str) -> set[str]:
     """Those that a path is offered to."""
-    found = {route.method for route in TABLE.at(path)} | ({"GET"} if path == "/" else set())
+    found = {route.method for route in TABLE.at(path)} | ({"GET"} if path == "/" or path in NAMES_OF_MODELS else set())
     return found | ({"HEAD"} if "GET" in found else set())
 
 
@@ -62,7 +64,9 @@ def test_paths_that_there_are_not(server: LiveServer, path: str) -> None:
         }
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if "{" not in path and path not in ("/", "/v1/models")])
+@pytest.mark.parametrize(
+    "path", [path for path in PATHS if "{" not in path and path not in ("/", "/v1/models", *NAMES_OF_MODELS)]
+)
 def test_a_slash_behind_a_path_is_sent_to_the_path(server: LiveServer, path: str) -> None:
     reply = server.http.get(f"{path}/?a=b")
     assert reply.status_code == 307 and reply.headers["location"] == f"{server.url}{path}?a=b"

@@ -85,6 +85,6 @@ class Recorder:
         """Write the record, in an order that does not depend on that of the tests."""
         found = {file: dict(names) for file, names in read(self.path).items() if (TESTS / file).exists()}
         for (file, name), seconds in self.seconds.items():
-            found.setdefault(file, {})[name] = round(seconds, 2)
+            found.setdefault(file, {})[name] = max(0.01, round(seconds, 2))
         told = {file: dict(sorted(names.items())) for file, names in sorted(found.items())}
         self.path.write_text(json.dumps(told, indent=1) + "\n")

@@ -20,6 +20,7 @@ from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.app import create_app
 from quire.server.draining import DrainingServer, uvicorn_config
 from quire.server.http.address import bind
+from quire.server.models.start import server_of_one
 from quire.server.server_options import ServerOptions
 from quire.server.service import Service
 from quire.text.template import ChatTemplate
@@ -59,12 +60,13 @@ class LiveServer:
         self.stub = stub
         self.tokenizer, self.template = tools or text_tools()
         self.engine = AsyncEngine(stub)
-        app = self.app = create_app(self.engine, self.tokenizer, self.template, options, config)
-        self.service: Service = app.state.service
+        self.service = Service(self.engine, self.tokenizer, self.template, options, config or EngineConfig())
+        self.state = server_of_one(self.service)
+        self.app = create_app(self.state)
         self._socket = bind(options)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = DrainingServer(uvicorn_config(app, options), self.service)
+        self.server = DrainingServer(uvicorn_config(self.app, options), self.state)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self.http = httpx.Client(base_url=self.url, timeout=10.0)
 

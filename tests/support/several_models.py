@@ -14,28 +14,27 @@ import httpx
 import msgspec
 
 from live_server import wait_until
-from quire.cli.models import listed_models
+from quire.cli.models import model_entries
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.pooling import Pooling
 from quire.engine.client import AdapterChanged, EngineClient, EngineInfo, StepReport
-from quire.server.draining import DrainingServer, uvicorn_config
+from quire.server.draining import make_server
 from quire.server.http.address import bind
-from quire.server.models.pool import Listed
-from quire.server.models.run import StartEngine, make_multi_model_server
-from quire.server.models.state import MultiModelServer
+from quire.server.models.entry import ModelEntry
+from quire.server.models.start import StartEngine, server_of_several
 from quire.server.server_options import ServerOptions
 from stub_engine import StubEngine, stub_info
 from tiny_model import OPTIONS
 
 
-def listed(name: str, needed: int = 1, pinned: bool = False, config: EngineConfig | None = None) -> Listed:
+def entry(name: str, needed: int = 1, pinned: bool = False, config: EngineConfig | None = None) -> ModelEntry:
     """A model of which nothing is read."""
-    return Listed(
+    return ModelEntry(
         name=name,
         config=config or EngineConfig(),
-        speech={},
-        needed=needed,
+        server_options={},
+        needed_bytes=needed,
         max_model_len=100,
         folder="",
         root=name,
@@ -45,9 +44,9 @@ def listed(name: str, needed: int = 1, pinned: bool = False, config: EngineConfi
     )
 
 
-def list_of(folder: Path, names: str, **options: Any) -> list[Listed]:
+def list_of(folder: Path, names: str, **options: Any) -> list[ModelEntry]:
     """One tiny model under several names."""
-    return listed_models(OPTIONS | options | {"model": [f"{name}={folder}" for name in names]})
+    return model_entries(OPTIONS | options | {"model": [f"{name}={folder}" for name in names]})
 
 
 class Stub(StubEngine):
@@ -117,11 +116,10 @@ class Stubs:
 class Server:
     """One that runs."""
 
-    def __init__(self, models: Sequence[Listed], start: StartEngine, options: ServerOptions) -> None:
-        self.state: MultiModelServer
-        self.state, app = make_multi_model_server(models, options, start)
+    def __init__(self, models: Sequence[ModelEntry], start: StartEngine, options: ServerOptions) -> None:
+        self.state = server_of_several(models, options, start)
         self._socket = bind(options)
-        self.server = DrainingServer(uvicorn_config(app, options), self.state)
+        self.server = make_server(self.state)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self.thread.start()
         wait_until(lambda: self.server.started)
@@ -153,7 +151,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(models: Sequence[Listed], start: StartEngine, **options: Any) -> Iterator[Server]:
+def serving(models: Sequence[ModelEntry], start: StartEngine, **options: Any) -> Iterator[Server]:
     """A running server, stopped at the end."""
     server = Server(models, start, ServerOptions(port=0, **options))
     try:

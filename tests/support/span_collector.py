@@ -15,7 +15,7 @@ def spans_of(server: LiveServer) -> tuple[Any, Any]:
 
     kept = InMemorySpanExporter()
     tracer = Tracer(kept)
-    server.service.watchers = (tracer,)
+    server.state.watchers = (tracer,)
     return tracer, kept
 
 

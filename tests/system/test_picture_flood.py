@@ -85,7 +85,7 @@ def test_a_server_counts_bodies_that_are_read() -> None:
         head = "\r\n".join([f"POST {CHAT} HTTP/1.1", *fields, "", ""])
         with socket.create_connection(("127.0.0.1", server.port)) as slow:
             slow.sendall(head.encode() + b"x" * 20_000)
-            wait_until(lambda: server.service.active == 1)
+            wait_until(lambda: server.state.active == 1)
             time.sleep(0.2)  # else the other body may be the first that is read, and this one be refused
             assert status(20_000) == 429 and status(100) == 200
         wait_until(lambda: status(20_000) == 200)

@@ -119,7 +119,7 @@ def test_clients_that_leave_leave_nothing() -> None:
 
     with live(stub) as server:
         left = asyncio.run(run(server))
-        wait_until(lambda: server.engine.in_flight == 0 and server.service.active == 0 and stub.running == 0)
+        wait_until(lambda: server.engine.in_flight == 0 and server.state.active == 0 and stub.running == 0)
         assert not server.server.server_state.connections and not server.engine._streams
         assert server.complete("again", max_tokens=2)["choices"][0]["finish_reason"] == "length"
     late = [stub.left[seed] - at for seed, at in left.items() if at and seed in stub.left]

@@ -144,8 +144,8 @@ class BlockPool:
         """Whether some block is published under `key`."""
         return key in self._by_key
 
-    def evicted(self, key: bytes) -> bool:
-        """Whether a block was, lately, and had to make room."""
+    def was_evicted(self, key: bytes) -> bool:
+        """Whether a block was published under `key` lately, and had to make room."""
         return key in self._evicted
 
     def forget_all(self) -> None:

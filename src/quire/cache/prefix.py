@@ -138,7 +138,7 @@ class PrefixCache:
         keys = self._keys(seq, first + 1)
         for group, window in enumerate(windows):
             seen = (_of_group(key, group) for key in keys[self._first(seq, first + 1, window) if window else first :])
-            if any(self.pool.evicted(key) and not self.pool.published(key) for key in seen):
+            if any(self.pool.was_evicted(key) and not self.pool.published(key) for key in seen):
                 return Miss(hit_tokens, "evicted")
         return Miss(hit_tokens, self._elsewhere(seq, first))
 

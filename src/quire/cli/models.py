@@ -19,14 +19,14 @@ from quire.core.exclusions.table import check_known
 from quire.core.options.fields import OptionField, fields_of
 from quire.core.options.values import Place, did_you_mean, flag_file, from_text, read_toml, read_value, with_underscores
 from quire.engine.engine_options import KNOWN, UNBUILT
-from quire.server.server_options import OF_MODELS, ServerOptions
+from quire.server.server_options import PER_MODEL, ServerOptions
 
 if TYPE_CHECKING:
     from quire.plan.needs import Needs
-    from quire.server.models.pool import Listed
+    from quire.server.models.entry import ModelEntry
 
 Entry = dict[str, Any]
-OWN = (*KNOWN, *UNBUILT, *OF_MODELS, "pinned")
+OWN = (*KNOWN, *UNBUILT, *PER_MODEL, "pinned")
 """What an entry may say beside its name."""
 
 
@@ -45,7 +45,7 @@ def _fields() -> dict[str, OptionField]:
     return {field.name: field for struct in STRUCTS for field in fields_of(struct) if field.name in OWN}
 
 
-def listed_models(options: Mapping[str, Any]) -> list[Listed]:
+def model_entries(options: Mapping[str, Any]) -> list[ModelEntry]:
     """What --models and --model list, none where there is one model alone.
 
     Options of the command line hold for all that do not say otherwise. `ConfigError` names what is wrong, and the
@@ -73,35 +73,35 @@ def is_listing(model: str) -> bool:
     return "=" in model and not Path(model.partition(",")[0]).exists()
 
 
-class _Named(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry, read and checked, as `Listed` has it."""
+class _ReadEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the list, read and checked; the files of the model are not read yet."""
 
     name: str
     config: EngineConfig
-    speech: dict[str, Any]
+    server_options: dict[str, Any]
     pinned: bool
 
 
-def _planned(models: list[_Named], budget_gb: float) -> list[Listed]:
+def _planned(models: list[_ReadEntry], budget_gb: float) -> list[ModelEntry]:
     """Give each model the memory that it is to have. Pinned ones come first: others have what these leave."""
-    found: dict[str, Listed] = {}
+    found: dict[str, ModelEntry] = {}
     room = round(budget_gb * 1e9)
     for model in sorted(models, key=lambda each: not each.pinned):
         try:
-            listed = _listed(model, room if budget_gb else None)
+            entry = _entry_of(model, room if budget_gb else None)
         except QuireError as error:
             raise ConfigError(f"model {model.name!r}: {error.message}", param=error.param) from None
-        room -= listed.needed if model.pinned else 0
-        found.setdefault(model.name, listed)
+        room -= entry.needed_bytes if model.pinned else 0
+        found.setdefault(model.name, entry)
     return [found[model.name] for model in models]
 
 
-def _listed(model: _Named, room: int | None) -> Listed:
+def _entry_of(model: _ReadEntry, room: int | None) -> ModelEntry:
     """`room`: bytes that its weights and KV cache may take; None where there is no bound."""
     from quire.core.files import read_json
     from quire.plan.needs import needs
     from quire.run.kv_budget import plan_kv
-    from quire.server.models.pool import Listed
+    from quire.server.models.entry import ModelEntry
 
     config = model.config
     check_known(config.features, Known(frozenset({SEVERAL_MODELS})))
@@ -112,11 +112,11 @@ def _listed(model: _Named, room: int | None) -> Listed:
     each = kv.blocks // kv.sizes.holders * kv.block_bytes
     if left is not None:  # what was planned is what it gets, whatever is free when it is loaded
         config = replace(config, cache=replace(config.cache, kv_cache_memory_bytes=each))
-    return Listed(
+    return ModelEntry(
         name=model.name,
         config=config,
-        speech=model.speech,
-        needed=found.weights + each * config.wholes,
+        server_options=model.server_options,
+        needed_bytes=found.weights + each * config.wholes,
         max_model_len=kv.max_model_len,
         folder=str(found.facts.folder),
         root=found.facts.name,
@@ -161,7 +161,7 @@ def _parsed(text: str) -> tuple[str, Entry]:
     return name, entry
 
 
-def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
+def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _ReadEntry:
     """An entry of the list, its options over those of the command line."""
     pinned = own.pop("pinned", False)
     try:
@@ -173,6 +173,8 @@ def _entry(name: str, own: Entry, shared: Mapping[str, Any]) -> _Named:
             raise ConfigError("it needs a name and model = PATH", param="model")
         options = {**shared, **own}
         config, server = to_engine(options | {"served_model_name": [name]}), to_server(options)
-        return _Named(name=name, config=config, speech={f: getattr(server, f) for f in OF_MODELS}, pinned=pinned)
+        return _ReadEntry(
+            name=name, config=config, server_options={f: getattr(server, f) for f in PER_MODEL}, pinned=pinned
+        )
     except QuireError as error:
         raise ConfigError(f"model {name!r}: {error.message}", param=error.param) from None

@@ -34,8 +34,10 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from quire.cli.serve import start_engines
     from quire.engine.processes.progress import counting_bar
+    from quire.server.app import create_app
     from quire.server.batch import answered, lines_of, run
-    from quire.server.draining import make_app
+    from quire.server.http.metrics import HttpMetrics
+    from quire.server.models.start import open_service, server_of_one
     from quire.server.server_options import ServerOptions
 
     server = ServerOptions()
@@ -44,8 +46,9 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
     total = sum(1 for _ in lines_of(input_file, most))
     with ExitStack() as until:
         client = start_engines(server, until, config)
-        engine, app = make_app(config, server, client)
-        until.callback(engine.close)
+        service = open_service(client, config, server, HttpMetrics())
+        until.callback(service.engine.close)
+        app = create_app(server_of_one(service))
         with counting_bar(total, "requests") as count:
             made, errors = asyncio.run(run(app, input_file, output_file, most, lambda well: count()))
     print(f"{made} of {total} requests were answered now, {errors} with an error; answers are in {output_file}")

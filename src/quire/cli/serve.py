@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
-from quire.cli.models import listed_models
+from quire.cli.models import model_entries
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 from quire.core.options.values import check_names, flag_file, read_toml, with_underscores
@@ -64,11 +64,9 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
     if plan_file is not None:
         raise click.exceptions.Exit(_serve_planned(plan_file, options, server))
-    if listed := listed_models(options):
+    if entries := model_entries(options):
         drop_waiting()  # who knows when a model is loaded
-        from quire.server.models.run import serve_models
-
-        raise click.exceptions.Exit(serve_models(listed, server, partial(start_engines, server)))
+        raise click.exceptions.Exit(run.serve_models(entries, server, partial(start_engines, server)))
     config = to_engine(options)
     if config.cluster.node_rank or config.cluster.by_ray:
         drop_waiting()  # engines start elsewhere, or later

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
 from quire.core.errors import BadRequest
+from quire.core.options.ranges import check_ranges, within
 from quire.core.structured import StructuredOutputsParams, structured
 
+MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_BIASES = 1024
+MAX_BIAS = 100.0
 MAX_REPETITION = 100.0
 """Of a repetition penalty, and 1 / this is the least: logits that are multiplied or divided by it stay finite."""
 MAX_DIGITS = 20
 """Of a token id."""
+
+# Ranges of fields, which bodies of requests have too. Those that depend on another field or the model are checked by
+# `SamplingParams.validate`.
+OutputCount = Annotated[int, within(ge=1, le=MAX_N)]
+Penalty = Annotated[float, within(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, within(ge=1 / MAX_REPETITION, le=MAX_REPETITION, note="1 is off")]
+Temperature = Annotated[float, within(ge=0, le=100, note="0 is greedy")]
+TopP = Annotated[float, within(gt=0, le=1)]
+TOP_K = "must be -1 or 0 (off) or a count of tokens"
+TopK = Annotated[int, within(ge=-1, words=TOP_K)]
+"""Of a body, where any count above the vocabulary's means all tokens."""
+MinP = Annotated[float, within(ge=0, le=1)]
+Seed = Annotated[int, within(ge=-(2**63), le=2**64 - 1, words="must fit in 64 bits")]
+MaxTokens = Annotated[int, within(ge=1)]
+MinTokens = Annotated[int, within(ge=0)]
+Logprobs = Annotated[int, within(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, within(ge=-MAX_BIAS, le=MAX_BIAS)]
+
 _KINDS: dict[type, tuple[type, str]] = {
     float: (Real, "a number"),
     int: (Integral, "an integer"),
@@ -47,38 +67,30 @@ def _whole(token: Any) -> Any:
     return int(token) if isinstance(token, str) and token.isdecimal() and len(token) <= MAX_DIGITS else token
 
 
-def _finite(value: float) -> bool:
-    """Whether it is a number that a float can hold."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen and when they end. `validate` raises `BadRequest` naming the field."""
 
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
+    n: OutputCount = 1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: Annotated[int, within(ge=-1, le=2**31 - 1, words=TOP_K)] = 0
+    min_p: MinP = 0.0
+    seed: Seed | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: MaxTokens | None = 16
+    min_tokens: MinTokens = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    logit_bias: dict[int, Bias] = msgspec.field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     structured_outputs: StructuredOutputsParams | None = None
@@ -115,31 +127,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def validate(self, vocab_size: int) -> None:
         """Check every type and range once, at the edge, against a vocabulary of `vocab_size` ids."""
         self._check_types()
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(-2.0 <= getattr(self, name) <= 2.0, name, "must lie in [-2, 2]")
-        for name in ("temperature", "repetition_penalty", "top_p", "min_p"):
-            _require(_finite(getattr(self, name)), name, "must be a finite number")
-        _require(1 <= self.n <= 128, "n", "must lie in [1, 128]")
-        bounded = 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION
-        _require(bounded, "repetition_penalty", f"must lie in [{1 / MAX_REPETITION:g}, {MAX_REPETITION:g}]; 1 is off")
-        _require(0.0 <= self.temperature <= 100.0, "temperature", "must lie in [0, 100]; 0 is greedy")
-        _require(0.0 < self.top_p <= 1.0, "top_p", "must lie in (0, 1]")
-        _require(-1 <= self.top_k < 2**31, "top_k", "must be -1 or 0 (off) or a count of tokens")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "must lie in [0, 1]")
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be at least 1")
-        _require(self.min_tokens >= 0, "min_tokens", "must not be negative")
+        check_ranges(self)
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "must not exceed max_tokens"
         )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            _require(value is None or 0 <= value <= MAX_LOGPROBS, name, f"must lie in [0, {MAX_LOGPROBS}]")
-        _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "must fit in 64 bits")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         _require(all(0 < len(s) <= 1024 for s in self.stop), "stop", "each string must have 1 to 1,024 characters")
         _require(len(self.logit_bias) <= MAX_BIASES, "logit_bias", f"at most {MAX_BIASES} entries")
         _require(
-            all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "biases must lie in [-100, 100]"
+            all(-MAX_BIAS <= b <= MAX_BIAS for b in self.logit_bias.values()),
+            "logit_bias",
+            f"biases must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}]",
         )
         _require(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
         for name, ids in (
@@ -167,8 +165,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SCALARS: dict[str, tuple[type, bool]] = {
-    field.name: (int if field.type == int | None else field.type, field.type == int | None)
-    for field in msgspec.structs.fields(SamplingParams)
-    if field.type in (float, int, bool, int | None)
+    name: (int if kind == int | None else kind, kind == int | None)
+    for name, kind in get_type_hints(SamplingParams).items()
+    if kind in (float, int, bool, int | None)
 }
 """Field -> its type, and whether it may be None."""

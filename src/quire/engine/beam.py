@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from quire.core.errors import BadRequest
-from quire.core.params import MAX_LOGPROBS
+from quire.core.options.ranges import check_ranges, within
+from quire.core.params import MAX_LOGPROBS, MaxTokens
 
-MAX_LENGTH_PENALTY = 10.0
+MAX_BEAMS = MAX_LOGPROBS // 2
+"""A step asks for twice as many tokens of each beam."""
+BeamWidth = Annotated[int, within(ge=1, le=MAX_BEAMS)]
+LengthPenalty = Annotated[float, within(ge=-10, le=10)]
 """The power of any length is a float up to there."""
 Tails = list[list[tuple[int, float]]]
 Step = Callable[[list[tuple[int, ...]]], Tails]
@@ -23,21 +26,15 @@ class BeamSearchParams:
     `early_stopping`: end with the `beam_width`-th beam that ended, though one that goes on might yet be better.
     """
 
-    beam_width: int
-    max_tokens: int
-    length_penalty: float = 1.0
+    beam_width: BeamWidth
+    max_tokens: MaxTokens
+    length_penalty: LengthPenalty = 1.0
     ignore_eos: bool = False
     early_stopping: bool = False
 
     def validate(self) -> None:
         """`BadRequest` naming the field that is out of range."""
-        if not 1 <= 2 * self.beam_width <= MAX_LOGPROBS:
-            raise BadRequest(f"beam_width: must lie in [1, {MAX_LOGPROBS // 2}]", param="beam_width")
-        if not -MAX_LENGTH_PENALTY <= self.length_penalty <= MAX_LENGTH_PENALTY:
-            message = f"length_penalty: must lie in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
-            raise BadRequest(message, param="length_penalty")
-        if self.max_tokens < 1:
-            raise BadRequest("max_tokens: must be at least 1", param="max_tokens")
+        check_ranges(self)
 
 
 class Beam(NamedTuple):

@@ -21,7 +21,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a loaded model that the edge needs: limits to refuse by, ids that end a text, where files are.
 
     `weights`: a digest of samples of the files, where several hosts have copies. `pictures`: whether it takes any,
-    and `picture_limits` of one.
+    and `picture_limits` of one. `weight_bytes` and `kv_cache_bytes` are of the first rank.
     """
 
     model: str
@@ -52,6 +52,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling = Pooling()
     pictures: bool = False
     picture_limits: ImageLimits = ImageLimits()
+    kv_cache_bytes: int = 0
 
 
 RANK_KILLED = "rank_killed"

@@ -5,7 +5,7 @@ the one of least weighted squared error, each fitted by least squares to the cod
 `_fit`); scales and minimums are then rounded to small multiples of those of the super-block, and codes anew to these.
 Weights grow with a number's magnitude, as large numbers of a row matter more to its sums.
 
-`quire.quant.gguf_blocks` takes the formats apart; `quire.gguf.k_blocks` holds the K formats.
+`quire.quant.gguf_decode` takes the formats apart; `quire.gguf.k_encode` holds the K formats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from quire.core.config import cpu_count
 from quire.core.errors import ModelError
 from quire.gguf.blocks import BLOCKS
-from quire.gguf.k_blocks import Bytes, Floats, halves, nibbles, q2_k, q3_k, q4_k, q5_k, q6_k, tops
+from quire.gguf.k_encode import Bytes, Floats, halves, nibbles, q2_k, q3_k, q4_k, q5_k, q6_k, tops
 
 CHUNK = 1 << 18
 """Numbers that are encoded at once: temporaries of twenty times their size stay small."""

@@ -19,8 +19,8 @@ from quire.ops.arrays import Host
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.weights import BlockForm, RowSelection, StoredMatrix, Weight
 from quire.quant.base import QWeight
-from quire.quant.gguf_blocks import FORMS as PLAIN_FORMS
-from quire.quant.gguf_blocks import Form
+from quire.quant.gguf_decode import FORMS as PLAIN_FORMS
+from quire.quant.gguf_decode import Form
 from quire.quant.gguf_grids import GRID_FORMS
 from quire.quant.parallel_rows import over_rows
 from quire.quant.stored import StoredWeight

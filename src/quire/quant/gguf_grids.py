@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from quire.ops.arrays import Host
-from quire.quant.gguf_blocks import Form, SuperBlock, flat, half, single
+from quire.quant.gguf_decode import Form, SuperBlock, flat, half, single
 from quire.quant.iq_grids import WORDS
 
 NEGATIVE = {2: 4, 3: 8}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,95 +15,60 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.routing import Route as Endpoint
 
-from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
-from quire.engine.frontend.async_engine import AsyncEngine
 from quire.server.apis.openai.responses import Responses
-from quire.server.http.access_log import watchers
 from quire.server.http.errors import HttpError, error_headers
-from quire.server.http.gateway import Gateway, ServerState
-from quire.server.http.routes import Route, RouteTable, route_path
+from quire.server.http.gateway import Gateway
+from quire.server.http.routes import route_path
+from quire.server.models.dispatch import ReleaseAfterResponse, caller
+from quire.server.models.state import ModelServer
 from quire.server.openapi import openapi_endpoint
 from quire.server.pages import live_pages, pages
 from quire.server.routes import TABLE
-from quire.server.server_options import ServerOptions
-from quire.server.service import VERSION, Service
-from quire.text.template import ChatTemplate
-from quire.text.tokenizer import Tokenizer
-
-Call = Callable[[Route, Request], Awaitable[Response]]
-"""Answers a request by a route: calls its handler with the server's state, or with a model's."""
+from quire.server.service import VERSION
 
 
-def create_app(
-    engine: AsyncEngine,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    options: ServerOptions,
-    config: EngineConfig | None = None,
-) -> Starlette:
-    """The application of one model; `app.state.service` is its `Service`. The caller closes the engine.
+def create_app(server: ModelServer) -> Starlette:
+    """The application of a server: all routes, with the gateway and the pages before them.
 
-    `config`: what the engine was told.
-    """
-    options.validate()
-    service = Service(engine, tokenizer, template, options, config or EngineConfig(), watchers=watchers(options))
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        engine.start()
-        yield
-
-    return assemble(service, TABLE, lambda route, request: route.handler(service, request), lifespan)
-
-
-def assemble(
-    server: ServerState,
-    table: RouteTable,
-    call: Call,
-    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]],
-) -> Starlette:
-    """An application of the routes of `table` with the gateway and the pages before them.
-
-    `app.state.service` is the `server`.
+    Handlers find the server as `app.state.server`. Raises `ConfigError` for a root path that a route begins with.
     """
     options = server.options
-
-    @asynccontextmanager
-    async def running(app: Starlette) -> AsyncIterator[None]:
-        with server.activity.captured_logs():
-            async with lifespan(app):
-                kept = asyncio.create_task(server.history.keep(lambda: server.registries))
-                try:
-                    yield
-                finally:
-                    kept.cancel()
-
-    app = Starlette(lifespan=running)
-    app.state.service, app.state.responses = server, Responses()
+    app = Starlette(lifespan=partial(_lifespan, server))
+    app.state.server, app.state.responses = server, Responses()
     shown = [*live_pages(), *(pages() if options.playground else [])]
-    app.add_middleware(Gateway, service=server, table=table, pages=frozenset(page.path for page in shown))
+    app.add_middleware(Gateway, server=server, table=TABLE, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=["x-request-id"],
         )  # fmt: skip
+    if server.permanent is None:
+        app.add_middleware(ReleaseAfterResponse)
     app.add_exception_handler(QuireError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    for route in table.routes:
+    for route in TABLE.routes:
         if options.root_path and route.path.startswith(f"{options.root_path}/"):
             told = "is the beginning of a path of the server's own, as"
             raise ConfigError(f"--root-path {options.root_path} {told} {route.path}; choose another", param="root_path")
-    own = (Endpoint(route.path, _endpoint(route, call), methods=[route.method]) for route in table.routes)
-    app.routes.extend([openapi_endpoint(VERSION, table.routes, options.strict), *own, *shown])
+    own = (Endpoint(route.path, caller(server, route), methods=[route.method]) for route in TABLE.routes)
+    app.routes.extend([openapi_endpoint(VERSION, TABLE.routes, options.strict), *own, *shown])
     return app
 
 
-def _endpoint(route: Route, call: Call) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return await call(route, request)
-
-    return endpoint
+@asynccontextmanager
+async def _lifespan(server: ModelServer, app: Starlette) -> AsyncIterator[None]:
+    with server.activity.captured_logs():
+        tasks = [
+            asyncio.create_task(server.start()),
+            asyncio.create_task(server.history.keep(lambda: server.registries)),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await server.pool.close()
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

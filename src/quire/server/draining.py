@@ -16,20 +16,14 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from quire.core.config import EngineConfig
 from quire.core.errors import Unavailable
 from quire.core.machine import trim_heap
-from quire.engine.client import EngineClient, EngineInfo
-from quire.engine.frontend.async_engine import AsyncEngine
-from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.server.app import create_app
 from quire.server.http.address import BACKLOG
 from quire.server.http.connection import LimitedProtocol
 from quire.server.http.gateway import ServerState
+from quire.server.models.state import ModelServer
 from quire.server.server_options import ServerOptions
-from quire.text.template import ChatTemplate
-from quire.text.template_renderer import RENDERER
-from quire.text.tokenizer import Tokenizer
 
 SEARCH_SHARE = 0.01
 """Of the time, at most, while requests are served."""
@@ -94,9 +88,9 @@ class DrainingServer(uvicorn.Server):
     When the engine has died, it ends as soon as the requests in flight have their errors: a supervisor starts it anew.
     """
 
-    def __init__(self, config: uvicorn.Config, service: ServerState) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
-        self.service = service
+        self.state = state
         self._deadline = 0.0
         self.garbage = Garbage()
         self.forced = False
@@ -120,26 +114,26 @@ class DrainingServer(uvicorn.Server):
 
     def handle_restart(self, sig: int, frame: FrameType | None) -> None:
         """Ask for the engines to be started anew; a server that drains has no use for that."""
-        if self.service.draining:
+        if self.state.draining:
             logger.warning("%s: nothing is started anew while requests are drained", signal.Signals(sig).name)
         else:
             logger.info("%s: the engines are started anew, one after the other", signal.Signals(sig).name)
-            self.service.engine.restart()
+            self.state.engines.restart()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal arrived. It is not raised again after the drain (uvicorn does), so the exit code is ours."""
-        if sig == signal.SIGHUP and self.service.keys.from_file:
-            self.service.keys.reload()
+        if sig == signal.SIGHUP and self.state.keys.from_file:
+            self.state.keys.reload()
             return
-        if self.service.draining and sig == signal.SIGHUP:
+        if self.state.draining and sig == signal.SIGHUP:
             return
-        if self.service.draining:
+        if self.state.draining:
             self.force_exit = self.forced  # the third signal does not even wait for the clients to be told
             self.forced = True
             return
-        self.service.draining = True
-        self._deadline = time.monotonic() + self.service.options.shutdown_timeout
-        name, active = signal.Signals(sig).name, self.service.active
+        self.state.draining = True
+        self._deadline = time.monotonic() + self.state.options.shutdown_timeout
+        name, active = signal.Signals(sig).name, self.state.active
         logger.info("%s: draining %d requests; a second signal ends them at once", name, active)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -150,13 +144,13 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
-        service = self.service
-        self.garbage.look(idle=service.active == 0)
-        if service.engine.failure is not None or (service.draining and service.active == 0):
+        state = self.state
+        self.garbage.look(idle=state.active == 0)
+        if state.engines.failure is not None or (state.draining and state.active == 0):
             return True
-        if service.draining and (self.forced or time.monotonic() >= self._deadline):
-            logger.warning("%d requests are cut off", service.active)
-            service.engine.fail_all(Unavailable("the server is shutting down and stopped waiting"))
+        if state.draining and (self.forced or time.monotonic() >= self._deadline):
+            logger.warning("%d requests are cut off", state.active)
+            state.engines.fail_all(Unavailable("the server is shutting down and stopped waiting"))
             return True
         return await super().on_tick(counter)
 
@@ -183,24 +177,6 @@ def uvicorn_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
     )
 
 
-def text_tools(config: EngineConfig, info: EngineInfo) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The tokenizer and the template of a model that is loaded."""
-    tokenizer = model_tokenizer(config.model, info.folder, info.vocab_size)
-    template = model_template(config.model, info.folder, tokenizer, info.max_model_len)
-    RENDERER.rest()  # a server of completions alone has no use for its process
-    return tokenizer, template
-
-
-def make_app(config: EngineConfig, options: ServerOptions, client: EngineClient) -> tuple[AsyncEngine, Starlette]:
-    """The application over an engine, with the tokenizer and template of its model; the caller closes the engine."""
-    tokenizer, template = text_tools(config, client.info)
-    engine = AsyncEngine(client)
-    return engine, create_app(engine, tokenizer, template, options, config)
-
-
-def make_server(
-    config: EngineConfig, options: ServerOptions, client: EngineClient
-) -> tuple[AsyncEngine, DrainingServer]:
+def make_server(state: ModelServer) -> DrainingServer:
     """Make the application and the server that answers by it."""
-    engine, app = make_app(config, options, client)
-    return engine, DrainingServer(uvicorn_config(app, options), app.state.service)
+    return DrainingServer(uvicorn_config(create_app(state), state.options), state)

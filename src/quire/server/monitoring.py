@@ -12,14 +12,17 @@ from starlette.responses import Response
 from quire.server.apis.openai.replies import Load, Readiness, Version
 from quire.server.http.gateway import ServerState
 from quire.server.http.routes import Route
-from quire.server.service import VERSION, Service
+from quire.server.models.metrics import render
+from quire.server.models.state import ModelServer
+from quire.server.service import VERSION
 
 AGAIN = {"retry-after": "1"}
 
 
-async def health(service: Service, request: Request) -> Response:
-    """Return 200 while an engine answers, and 503 while it restarts or is gone."""
-    return Response(status_code=200) if service.engine.ready else Response(status_code=503, headers=AGAIN)
+async def health(server: ModelServer, request: Request) -> Response:
+    """Return 200 while the server can answer; 503 while the engine that it was started with restarts or is gone."""
+    ready = server.permanent is None or server.permanent.engine.ready
+    return Response(status_code=200) if ready else Response(status_code=503, headers=AGAIN)
 
 
 async def livez(server: ServerState, request: Request) -> Response:
@@ -27,20 +30,17 @@ async def livez(server: ServerState, request: Request) -> Response:
     return Response(status_code=200)
 
 
-async def readyz(service: Service, request: Request) -> Response:
-    """Return 200 while the server accepts requests and the engine makes progress."""
-    engine, options = service.engine, service.options
-    return readiness(
-        {
+async def readyz(server: ModelServer, request: Request) -> Response:
+    """Return 200 while the server accepts requests, and its engine makes progress or its pinned models were loaded."""
+    if server.permanent is None:
+        checks = {"not draining": not server.draining, "pinned models were loaded": server.started}
+    else:
+        engine = server.permanent.engine
+        checks = {
             "engine alive": engine.ready,
-            "not draining": not service.draining,
-            "engine makes progress": engine.stalled_seconds < options.stall_timeout,
+            "not draining": not server.draining,
+            "engine makes progress": engine.stalled_seconds < server.options.stall_timeout,
         }
-    )
-
-
-def readiness(checks: dict[str, bool]) -> Response:
-    """200 where all hold."""
     ready = all(checks.values())
     reply = _json(Readiness(ready=ready, checks=checks), 200 if ready else 503)
     reply.headers.update({} if ready else AGAIN)
@@ -57,9 +57,11 @@ async def version(server: ServerState, request: Request) -> Response:
     return _json(Version(version=VERSION))
 
 
-async def metrics(service: Service, request: Request) -> Response:
-    """Return all metrics for Prometheus."""
-    return Response(await asyncio.to_thread(service.engine.metrics.render), media_type=CONTENT_TYPE_LATEST)
+async def metrics(server: ModelServer, request: Request) -> Response:
+    """Return all metrics for Prometheus, of all models that are loaded."""
+    server.pool.note_failures()
+    text = await asyncio.to_thread(render, server.registries, list(server.pool.models.values()))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:
@@ -68,12 +70,20 @@ def _json(value: msgspec.Struct, status: int = 200) -> Response:
 
 _NO_ENGINE = "No engine answers now"
 ROUTES = (
-    Route("GET", "/health", health, access="monitoring", unavailable=_NO_ENGINE),
-    Route("GET", "/ping", health, access="monitoring", unavailable=_NO_ENGINE),
-    Route("POST", "/ping", health, access="monitoring", unavailable=_NO_ENGINE),
+    Route("GET", "/health", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
+    Route("GET", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
+    Route("POST", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
     Route("GET", "/livez", livez, access="public", per_model=False),
-    Route("GET", "/readyz", readyz, reply=(Readiness,), access="public", unavailable="Not ready, and why"),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        reply=(Readiness,),
+        access="public",
+        unavailable="Not ready, and why",
+        per_model=False,
+    ),
     Route("GET", "/load", load, reply=(Load,), per_model=False),
     Route("GET", "/version", version, reply=(Version,), per_model=False),
-    Route("GET", "/metrics", metrics, text=True, access="monitoring"),
+    Route("GET", "/metrics", metrics, text=True, access="monitoring", per_model=False),
 )

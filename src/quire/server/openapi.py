@@ -124,9 +124,9 @@ def help_of(body: type[msgspec.Struct]) -> dict[str, str]:
 
 def _help(name: str, kind: object) -> str:
     if get_origin(kind) is Annotated:
-        said = [part.description for part in get_args(kind)[1:] if isinstance(part, msgspec.Meta)]
-        if said and said[0]:
-            return said[0]
+        said = (part.description for part in get_args(kind)[1:] if isinstance(part, msgspec.Meta))
+        if text := next(filter(None, said), None):
+            return text
     return NO_EFFECT if name in WITHOUT_EFFECT else f"Refused: {UNBUILT[name][1]}."
 
 

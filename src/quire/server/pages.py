@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from quire.server.http.activity import Counts
 from quire.server.http.gateway import ServerState
 from quire.server.http.history import Past
 from quire.server.http.routes import Route
+from quire.server.models.state import ModelServer
 from quire.server.service import VERSION, Service
 
 FOLDER = Path(__file__).parent / "web"
@@ -115,20 +115,15 @@ def live_pages() -> list[PageRoute]:
     ]
 
 
-async def live_state(service: Service, request: Request) -> Response:
-    """Return models, tenants and incidents for the live dashboard."""
-    return state_of(service, [service], request)
-
-
 async def live_history(server: ServerState, request: Request) -> Response:
     """Return the history of the live dashboard's charts for the last 15 minutes. Public if /metrics is."""
     found = server.history.told(time.monotonic())
     return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def state_of(server: ServerState, services: Sequence[Service], request: Request) -> Response:
-    """State of the models that are loaded. A key that is no administrator's sees what is its own."""
-    tenant = request.state.tenant
+async def live_state(server: ModelServer, request: Request) -> Response:
+    """Return models, tenants and incidents for the live dashboard."""
+    tenant, services = request.state.tenant, server.loaded
     whole = tenant.admin or not server.keys.needed
     held: Counter[str] = Counter()
     for service in services:
@@ -180,6 +175,6 @@ def _model(service: Service) -> LiveModel:
 
 
 ROUTES = (
-    Route("GET", "/dashboard/state", live_state, reply=(Live,)),
+    Route("GET", "/dashboard/state", live_state, reply=(Live,), per_model=False),
     Route("GET", "/dashboard/history", live_history, reply=(Past,), access="monitoring", per_model=False),
 )

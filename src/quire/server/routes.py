@@ -1,4 +1,4 @@
-"""All routes of a server of one model, joined from the modules that declare them, in the documents' order."""
+"""All routes of a server, joined from the modules that declare them, in the documents' order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.server.apis.llama_cpp import completion
 from quire.server.apis.ollama import chat as ollama_chat
 from quire.server.apis.ollama import embed as ollama_embed
 from quire.server.apis.ollama import models as ollama_models
-from quire.server.apis.openai import adapters, chat, completions, embeddings, models, responses, tokenize
+from quire.server.apis.openai import adapters, chat, completions, embeddings, model_loading, models, responses, tokenize
 from quire.server.apis.tgi import generate
 from quire.server.http.routes import RouteTable
 
@@ -29,5 +29,6 @@ TABLE = RouteTable(
         *ollama_models.ROUTES,
         *completion.ROUTES,
         *generate.ROUTES,
+        *model_loading.ROUTES,
     )
 )

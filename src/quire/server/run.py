@@ -1,4 +1,4 @@
-"""Start the server: reserve the port, load the engine, serve until it is drained."""
+"""Start a server of one model or of several: reserve the port, load what is loaded first, serve until it is drained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError, QuireError
@@ -25,10 +26,14 @@ from quire.server.keys import Keys
 from quire.server.server_options import ServerOptions
 from quire.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from quire.server.models.entry import ModelEntry
+    from quire.server.models.state import ModelServer
+
 logger = logging.getLogger("quire.server")
 
 FAILED_EXIT_CODE = 1  # the engine died, or a second signal cut requests off
-SERVER = "quire.server.draining"
+SERVER = ("quire.server.models.start", "quire.server.draining")
 SWITCH_SECONDS = 5e-4
 """What a thread that works keeps the interpreter for. At Python's 5 ms the event loop waits that long after each call
 to the system beside a reader of many outputs: 5,000 streams took half as long again."""
@@ -60,7 +65,7 @@ def _check_files(options: ServerOptions) -> None:
         make_folder(Path(options.record))
 
 
-def check_texts(config: EngineConfig) -> None:
+def _check_texts(config: EngineConfig) -> None:
     """Refuse a template or tokenizer that is not there."""
     if config.model.chat_template is not None:
         read_text(Path(config.model.chat_template))
@@ -85,7 +90,8 @@ def prepare(options: ServerOptions) -> None:
 
 
 def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[EngineConfig], EngineClient]) -> int:
-    """Serve until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model loaded.
+    """Serve one model until a signal; the exit code, 1 when the engine died. `start_engine` returns a client, its model
+    loaded.
 
     Raises `ConfigError` for an address that cannot be had and whatever `start_engine` raises, before anything listens.
     The server is imported, and the model's tokenizer and templates are read, while the engine's process loads it.
@@ -93,7 +99,7 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
     share_heaps()
     prepare(options)
     _check_files(options)
-    check_texts(config)
+    _check_texts(config)
     sock = bind(options)
     ahead = threading.Thread(target=_prepare_texts, args=(config.model,), daemon=True)
     ahead.start()
@@ -104,7 +110,16 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
         raise
     try:
         ahead.join()
-        return _serve(config, options, client, sock)
+        from quire.server.http.metrics import HttpMetrics
+        from quire.server.models.start import open_service, server_of_one
+
+        with uncollected(forever=True):
+            service = open_service(client, config, options, HttpMetrics())
+            state = server_of_one(service)
+        try:
+            return _run(state, sock, client.info.served_name)
+        finally:
+            service.engine.close()
     finally:
         sock.close()
         leave(options)
@@ -112,11 +127,12 @@ def serve(config: EngineConfig, options: ServerOptions, start_engine: Callable[[
 
 
 def _prepare_texts(options: ModelConfig) -> None:
-    """Import the server, read the tokenizer and check the templates; what is wrong with them `_serve` tells.
+    """Import the server, read the tokenizer and check the templates; what is wrong with them `serve` tells.
 
     In this order: texts that are read between imports leave holes in the heap, 10 MB of them.
     """
-    importlib.import_module(SERVER)
+    for module in SERVER:
+        importlib.import_module(module)
     from quire.model.disk.checkpoint import EMBEDDED
     from quire.text.template import ChatTemplate
 
@@ -126,17 +142,44 @@ def _prepare_texts(options: ModelConfig) -> None:
             ChatTemplate.from_folder(folder, Tokenizer.read_ahead(folder), options.chat_template)
 
 
-def _serve(config: EngineConfig, options: ServerOptions, client: EngineClient, sock: socket.socket) -> int:
+def serve_models(
+    entries: Sequence[ModelEntry],
+    options: ServerOptions,
+    start_engine: Callable[[ExitStack, EngineConfig], EngineClient],
+) -> int:
+    """Serve several models, loaded when requests name them, until a signal; the exit code. No death of an engine ends
+    the server.
+
+    Raises `ConfigError` for an address that cannot be had, or for models that can never be loaded.
+    """
+    prepare(options)
+    if options.record is not None:
+        raise ConfigError("--record: recordings are of one model; serve it alone", param="record")
+    for entry in entries:
+        _check_texts(entry.config)
+    from quire.server.models.start import server_of_several
+
+    with uncollected(forever=True):
+        state = server_of_several(entries, options, start_engine)
+    sock = bind(options)
+    try:
+        return _run(state, sock, f"{len(entries)} models")
+    finally:
+        sock.close()
+        leave(options)
+
+
+def _run(state: ModelServer, sock: socket.socket, name: str) -> int:
+    """Listen, and answer until the server is drained, or the engine that it was started with has died."""
     from quire.server.draining import make_server
 
     with uncollected(forever=True):
-        engine, server = make_server(config, options, client)
-    listen(sock, options)
-    logger.info("serving %s on %s", client.info.served_name, where(sock, options))
+        server = make_server(state)
+    listen(sock, state.options)
+    logger.info("serving %s on %s", name, where(sock, state.options))
     try:
         with server.garbage.seldom():
             server.run(sockets=[sock])
     finally:
-        engine.close()
-        server.service.close()
-    return FAILED_EXIT_CODE if server.forced or engine.failure is not None else 0
+        state.close()
+    return FAILED_EXIT_CODE if server.forced or state.engines.failure is not None else 0

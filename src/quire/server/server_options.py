@@ -15,7 +15,7 @@ from quire.core.options.values import check_values
 ACCESS_LOGS = ("off", "text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USUAL_BODY, LARGE_BODY = 8 << 20, 64 << 20
-OF_MODELS = ("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice")
+PER_MODEL = ("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice")
 """Options that each of several models may have otherwise."""
 
 

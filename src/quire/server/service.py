@@ -1,29 +1,20 @@
-"""What every route works with: the engine, the text tools, the options and the state of the server."""
+"""A model that is served: its engine, its tokenizer and chat template, its names and its defaults."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
-
-from prometheus_client import CollectorRegistry
 
 import quire
 from quire.core.config import EngineConfig
-from quire.core.files import read_json
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.requests import Seeds, sampling_defaults
-from quire.server.http.activity import Activity
 from quire.server.http.errors import ModelNotFound
-from quire.server.http.exchange import Exchange, Watcher
-from quire.server.http.history import History
 from quire.server.http.metrics import HttpMetrics
-from quire.server.keys import Keys
 from quire.server.server_options import ServerOptions
 from quire.server.text_generation.media import Media
 from quire.server.text_generation.output_parsing import Formats, formats_of
@@ -31,7 +22,6 @@ from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 VERSION = quire.__version__
-logger = logging.getLogger("quire.server")
 
 
 def untagged(name: str) -> str:
@@ -39,24 +29,12 @@ def untagged(name: str) -> str:
     return name.removesuffix(":latest")
 
 
-def tell(exchange: Exchange, http: HttpMetrics, watchers: tuple[Watcher, ...]) -> None:
-    """Count an exchange and show it to those who watch; what fails in one of them is no matter of the client's."""
-    if not exchange.background:
-        http.ended(exchange.route, exchange.method, exchange.status, exchange.seconds)
-    for watcher in watchers:
-        try:
-            watcher.see(exchange)
-        except Exception:
-            logger.exception("%s failed on request %s", type(watcher).__name__, exchange.request_id)
-
-
 @dataclass
 class Service:
-    """One model behind one server; `config` is what its engine was told.
+    """One model that is loaded, for the routes that are about a model.
 
-    `passport`: what the model's folder says was measured of it, {} where it has none.
-    `active` counts requests being served, `draining` is set by the first SIGTERM. `watchers` see every exchange at its
-    end: the access log, traces.
+    `options`: the server's, with those that this model has otherwise. `config`: what its engine was told. `http`: the
+    metrics of the server. `created`: seconds since 1970.
     """
 
     engine: AsyncEngine
@@ -64,33 +42,13 @@ class Service:
     template: ChatTemplate | None
     options: ServerOptions
     config: EngineConfig
-    draining: bool = False
-    active: int = 0
+    http: HttpMetrics = field(default_factory=HttpMetrics)
     created: int = field(default_factory=lambda: int(time.time()))
-    watchers: tuple[Watcher, ...] = ()
 
     def __post_init__(self) -> None:
         self.options = self.options.sized(self.engine.info.pictures)
-        self.keys = Keys(self.options)
-        self.activity, self.history = Activity(), History()
-        self.http = HttpMetrics(self.engine.metrics.registry)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
-        self.passport = read_json(Path(self.engine.info.folder) / "quire.json")
-
-    @property
-    def registries(self) -> list[CollectorRegistry]:
-        """What /metrics is made of."""
-        return [self.engine.metrics.registry]
-
-    def ended(self, exchange: Exchange) -> None:
-        """Count an exchange and show it to those who watch."""
-        tell(exchange, self.http, (self.activity, *self.watchers))
-
-    def close(self) -> None:
-        """Let those who watch finish."""
-        for watcher in self.watchers:
-            watcher.close()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -133,4 +91,8 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""
         if name is not None and self.known(name) not in (*self.names, *self.engine.info.adapters):
-            raise ModelNotFound(f"model: {name[:200]!r} is not served here; this is {self.names[0]!r}", param="model")
+            raise self.not_found(name)
+
+    def not_found(self, name: str) -> ModelNotFound:
+        """The error of a request that names another model."""
+        return ModelNotFound(f"model: {name[:200]!r} is not served here; this is {self.names[0]!r}", param="model")

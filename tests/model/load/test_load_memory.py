@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory.model_loading import measured, write_zeros
+from benchmarks.engine.memory import measured, write_zeros
 from net_checks import LLAMA, PROCESS, SOURCE
 from often import one_of
 from quire.ops.native import load_native

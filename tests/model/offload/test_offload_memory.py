@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory.model_loading import write_zeros
+from benchmarks.engine.memory import write_zeros
 from quire.ops.native import load_native
 
 pytestmark = [

@@ -124,7 +124,7 @@ def test_in_the_background() -> None:
         third = client.responses.create(**ask)
         wait_until(lambda: client.responses.retrieve(third.id).status == "failed")
         assert "NaN" in (client.responses.retrieve(third.id).error or third).message  # type: ignore[union-attr]
-        wait_until(lambda: server.service.active == 0)
+        wait_until(lambda: server.state.active == 0)
 
 
 def test_a_failure_in_a_stream_is_a_failed_response() -> None:

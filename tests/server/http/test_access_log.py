@@ -163,7 +163,7 @@ class Broken:
 
 def test_a_watcher_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with live() as server:
-        server.service.watchers = (Broken(),)
+        server.state.watchers = (Broken(),)
         assert msgspec.json.decode(server.http.get("/version").content)
         wait_until(lambda: "Broken failed on request" in caplog.text)
-        server.service.watchers = ()
+        server.state.watchers = ()

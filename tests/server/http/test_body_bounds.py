@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, live
 from paths import DOCS
 from quire.core.errors import BadRequest
-from quire.server.models.routes import MULTI_MODEL_TABLE
+from quire.server.routes import TABLE
 from stub_engine import StubEngine, stub_info
 
 MAX_VALUES, MAX_GROUPS, MAX_NAMES = 524_288, 65_536, 32_768
@@ -96,7 +96,7 @@ def test_every_field_that_holds_many_is_in_the_table() -> None:
     from quire.server.http.bounds import BOUNDS, PROMPTS, REST, check_counts
 
     lists = {"messages", "prompt", "input", "tools", "stop", "documents", "images", "logit_bias", "tokens", "metadata"}
-    fields = {name for route in MULTI_MODEL_TABLE.routes for kind in route.body for name in kind.__struct_fields__}
+    fields = {name for route in TABLE.routes for kind in route.body for name in kind.__struct_fields__}
     assert lists <= set(BOUNDS) and set(BOUNDS) <= fields, set(BOUNDS) - fields
     for name in fields:
         bound = BOUNDS.get(name, REST)

@@ -39,12 +39,12 @@ def lines(capsys: pytest.CaptureFixture[str], count: int) -> list[dict[str, Any]
 
 
 def counts(server: LiveServer, tenant: str = "") -> Counts:
-    return server.service.activity.tenants.get(tenant, Counts())
+    return server.state.activity.tenants.get(tenant, Counts())
 
 
 def test_vectors_are_counted_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
     with real(num_blocks=64) as server:
-        server.service.watchers = (AccessLog("json"),)
+        server.state.watchers = (AccessLog("json"),)
         before = 0
         for path, body in VECTORS.items():
             named = {"model": server.service.names[0]} if "model" in body else {}
@@ -88,8 +88,8 @@ def test_beams_are_counted() -> None:
     with live() as server:
         body = {"prompt": [9, 9, 9], "max_tokens": 3, "use_beam_search": True, "n": 2, "ignore_eos": True}
         seen: list[Any] = []
-        see: Callable[[Any], None] = server.service.activity.see
-        server.service.activity.see = lambda exchange: (seen.append(exchange.generation), see(exchange))[1]  # type: ignore
+        see: Callable[[Any], None] = server.state.activity.see
+        server.state.activity.see = lambda exchange: (seen.append(exchange.generation), see(exchange))[1]  # type: ignore
         assert server.post("/v1/completions", body).status_code == 200
         wait_until(lambda: counts(server).output_tokens == 6)
         assert seen[0].timings().generated_tokens >= 5 == 1 + 2 * 2, "tokens that were drawn for it"

@@ -148,7 +148,7 @@ def test_a_body_that_cannot_be_read_is_a_400(data: bytes) -> None:
     with live() as server:
         got = raw(server, data, 2.0)
         assert got.startswith("HTTP/1.1 400") and got.count("HTTP/1.1") == 1 and "not a valid HTTP request" in got
-        wait_until(lambda: server.service.active == 0)
+        wait_until(lambda: server.state.active == 0)
         assert server.engine.in_flight == 0
 
 

@@ -104,8 +104,8 @@ def test_spans_reach_a_collector() -> None:
         thread.start()
         with live(otlp_traces_endpoint=f"http://127.0.0.1:{collector.server_port}") as server:
             server.complete(max_tokens=2)
-            wait_until(lambda: server.service.active == 0)
-            server.service.close()
+            wait_until(lambda: server.state.active == 0)
+            server.state.close()
         collector.shutdown()
     (path, body), *rest = got
     assert path == "/v1/traces" and not rest
@@ -117,5 +117,5 @@ def test_a_collector_that_is_not_there_holds_nothing_up() -> None:
     with live(otlp_traces_endpoint="http://127.0.0.1:9") as server:
         server.complete(max_tokens=2)
         began = time.monotonic()
-        server.service.close()
+        server.state.close()
         assert time.monotonic() - began < 10

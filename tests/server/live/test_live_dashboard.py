@@ -113,7 +113,7 @@ def test_tenants_and_incidents_are_counted_and_shown_to_whom_they_concern(tmp_pa
         assert [each["message"] for each in own["incidents"]] == ["POST /v1/completions: 429"]
         assert whole["models"][0]["name"] == "stub" and whole["started"] <= time.time()
     logging.getLogger("quire.engine").error("nobody hears this")
-    assert len(server.service.activity.incidents) == 2
+    assert len(server.state.activity.incidents) == 2
 
 
 def test_sequences_in_flight_and_answers_that_fail() -> None:
@@ -169,9 +169,9 @@ def test_what_was_before_the_page_was_opened_is_kept() -> None:
         past = server.http.get("/dashboard/history").json()
         place = [each["name"] for each in past["series"]].index("vllm:generation_tokens_total")
         assert past["moments"][0]["values"][place] == 0 and 0 <= past["moments"][0]["ago"] < 60
-        history = server.service.history
+        history = server.state.history
         for _ in range(2 * MOMENTS):
-            history.note(server.service.registries, 0.0)
+            history.note(server.state.registries, 0.0)
         assert len(history.moments) == MOMENTS and len(server.http.get("/dashboard/history").content) < 200_000
 
 

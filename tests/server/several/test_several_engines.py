@@ -50,13 +50,12 @@ def test_with_room_for_one_of_two_no_request_is_lost(folder: Path) -> None:
 
     with serving(models, start, models_memory_gb=budget) as server, ThreadPoolExecutor(10) as pool:
         texts = [text for found in pool.map(partial(client, server), range(10)) for text in found]
-        slots = server.state.pool.slots
-        [service] = server.state.engine.loaded
+        [service] = server.state.loaded
         info, planned = service.engine.info, service.config.cache.kv_cache_memory_bytes
         assert 0.99 * planned < info.num_blocks * info.block_size * info.kv_bytes_per_token <= planned < 25e6
         assert len(texts) == 100 and set(texts) == {texts[0]}
         assert sorted(server.states().values()) == ["loaded", "unloaded"]
-        assert all(slot.loads > 1 for slot in slots.values())
+        assert all(model.loads > 1 for model in server.state.pool.models.values())
 
 
 class Noted:

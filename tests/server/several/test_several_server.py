@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from live_server import wait_until
-from quire.cli.models import listed_models
+from quire.cli.models import model_entries
 from quire.core.errors import ConfigError
-from quire.server.models.pool import Listed
+from quire.server.models.entry import ModelEntry
 from several_models import Server, Stubs, list_of, serving
 from tiny_model import OPTIONS, write_tiny
 
@@ -262,7 +262,7 @@ def test_a_client_that_leaves_waits_no_longer(folder: Path) -> None:
         body = BODIES["/v1/completions"] | {"model": "b"}
         with pytest.raises(httpx.ReadTimeout):
             server.post("/v1/completions", body, timeout=0.2)
-        wait_until(lambda: not server.state.pool.slots["b"].waiting)
+        wait_until(lambda: not server.state.pool.models["b"].waiting)
         assert server.states() == {"a": "unloaded", "b": "loading"}
         stubs.gates["b"].set()
         server.complete("b")
@@ -275,7 +275,7 @@ def test_a_drain_waits_for_all_and_its_end_is_told_to_who_waits(folder: Path) ->
         long = pool.submit(server.complete, "a", max_tokens=40, ignore_eos=True)
         body = BODIES["/v1/completions"] | {"model": "b"}
         waits = pool.submit(server.post, "/v1/completions", body)
-        wait_until(lambda: bool(server.state.pool.slots["b"].waiting) and server.state.active == 2)
+        wait_until(lambda: bool(server.state.pool.models["b"].waiting) and server.state.active == 2)
         server.server.handle_exit(signal.SIGTERM, None)
         assert not server.http.get("/readyz").json()["ready"]
         assert server.post("/v1/completions", body).status_code == 503
@@ -289,7 +289,7 @@ def test_a_drain_waits_for_all_and_its_end_is_told_to_who_waits(folder: Path) ->
 
 def test_pinned_models_are_loaded_at_the_start(folder: Path) -> None:
     stubs = Stubs(gates={"b": threading.Event()})
-    models = listed_models(OPTIONS | {"model": [f"a={folder}", f"b={folder},pinned=true"]})
+    models = model_entries(OPTIONS | {"model": [f"a={folder}", f"b={folder},pinned=true"]})
     with serving(models, stubs) as server:
         assert server.http.get("/readyz").status_code == 503
         stubs.gates["b"].set()
@@ -297,9 +297,9 @@ def test_pinned_models_are_loaded_at_the_start(folder: Path) -> None:
         assert server.states() == {"a": "unloaded", "b": "loaded"}
 
 
-def _sized(models: list[Listed]) -> list[Listed]:
+def _sized(models: list[ModelEntry]) -> list[ModelEntry]:
     """Each needs a GB."""
-    return [replace(model, needed=10**9) for model in models]
+    return [replace(model, needed_bytes=10**9) for model in models]
 
 
 def test_lists_are_read(folder: Path, tmp_path: Path) -> None:
@@ -309,29 +309,31 @@ def test_lists_are_read(folder: Path, tmp_path: Path) -> None:
         f'[models."two/b"]\nmodel = {json.dumps(str(folder))}\nreasoning_parser = "qwen3"\n'
     )
     given = [f"three={folder},max_model_len=32,enable-prefix-caching=false,max-num-seqs=3"]
-    one, two, three = listed_models(OPTIONS | {"models": str(file), "model": given, "max_num_seqs": 7})
+    one, two, three = model_entries(OPTIONS | {"models": str(file), "model": given, "max_num_seqs": 7})
     assert (one.name, two.name, three.name) == ("one", "two/b", "three")
     assert one.pinned and not two.pinned and one.config.model.served_model_name == ("one",)
     assert [each.max_model_len for each in (one, two, three)] == [64, 128, 32]
     assert [each.config.scheduler.max_num_seqs for each in (one, two, three)] == [7, 7, 3]
-    assert two.speech["reasoning_parser"] == "qwen3" and one.speech["reasoning_parser"] is None
-    assert not three.config.cache.enable_prefix_caching and 0 < three.needed == one.needed - 32 * 16 * 4, "ropes"
+    assert two.server_options["reasoning_parser"] == "qwen3" and one.server_options["reasoning_parser"] is None
+    assert not three.config.cache.enable_prefix_caching and 0 < three.needed_bytes == one.needed_bytes - 32 * 16 * 4, (
+        "ropes"
+    )
     for alone in ({}, {"model": str(folder)}, {"model": [str(folder)]}):
-        assert listed_models(OPTIONS | alone) == []
+        assert model_entries(OPTIONS | alone) == []
 
 
 def test_a_budget_decides_the_kv_cache_of_models_that_give_no_size(folder: Path) -> None:
     options = {name: value for name, value in OPTIONS.items() if name != "num_blocks"}
-    sized, own = listed_models(options | {"model": [f"a={folder}", f"b={folder},num_blocks=20"], "models_memory_gb": 1})
-    weights = own.needed - 20 * 16 * 2 * 2 * 16 * 4  # tokens of a block, layers, keys and values, numbers, bytes
+    sized, own = model_entries(options | {"model": [f"a={folder}", f"b={folder},num_blocks=20"], "models_memory_gb": 1})
+    weights = own.needed_bytes - 20 * 16 * 2 * 2 * 16 * 4  # tokens of a block, layers, keys and values, numbers, bytes
     assert 0 < weights < 200_000
     most = 64 * 128 * 2 * 2 * 16 * 4  # what 64 sequences of 128 tokens fill
-    assert sized.needed == weights + most and sized.config.cache.kv_cache_memory_bytes == most
-    [tight] = listed_models(options | {"model": [f"a={folder}"], "models_memory_gb": (weights + 200_000) / 1e9})
-    assert weights + 90_000 < tight.needed <= weights + 100_000
+    assert sized.needed_bytes == weights + most and sized.config.cache.kv_cache_memory_bytes == most
+    [tight] = model_entries(options | {"model": [f"a={folder}"], "models_memory_gb": (weights + 200_000) / 1e9})
+    assert weights + 90_000 < tight.needed_bytes <= weights + 100_000
     assert tight.max_model_len == 128
     with pytest.raises(ConfigError, match=r"model 'a': its weights take .* GB, of --models-memory-gb .* are left"):
-        listed_models(options | {"model": [f"a={folder}"], "models_memory_gb": weights / 1e9})
+        model_entries(options | {"model": [f"a={folder}"], "models_memory_gb": weights / 1e9})
 
 
 @pytest.mark.parametrize(
@@ -356,7 +358,7 @@ def test_mistakes_in_lists_are_one_line(folder: Path, tmp_path: Path, text: str,
     file = tmp_path / "models.toml"
     file.write_text(text.replace("FOLDER", str(folder)))
     with pytest.raises(ConfigError, match=message) as error:
-        listed_models(OPTIONS | {"models": str(file)})
+        model_entries(OPTIONS | {"models": str(file)})
     assert "\n" not in error.value.message
 
 
@@ -375,5 +377,5 @@ def test_mistakes_in_lists_are_one_line(folder: Path, tmp_path: Path, text: str,
 def test_mistakes_of_the_command_line_are_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
     text = json.loads(json.dumps(options).replace("FOLDER", str(folder)))
     with pytest.raises(ConfigError, match=message) as error:
-        listed_models(OPTIONS | text)
+        model_entries(OPTIONS | text)
     assert "\n" not in error.value.message

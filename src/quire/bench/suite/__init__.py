@@ -14,7 +14,9 @@ A suite is grids; each grid is the product of its lists, and of each combination
     models = ["llama-1b", "path/to/folder", "file.gguf", "owner/name", "pydoc"]
     formats = ["int8", "int4"]   # or bfloat16, bf12, float32, nf4, mxfp4, fp8; auto: as it is stored
     techniques = ["none", "continuous-batching", "prefix-cache"]   # `techniques.py`: each is a row on and a row off
-    engines = ["quire", "llama.cpp", "openvino", "vllm", "transformers", "sglang=http://127.0.0.1:30000"]
+    engines = ["quire", "llama.cpp", "openvino", "vllm", "transformers", "sglang=http://127.0.0.1:30000",
+               "before=../other/checkout"]   # NAME=URL is a server that runs, NAME=FOLDER another checkout of quire
+    serve = false                # true: quire and llama.cpp are started as servers and asked over HTTP
     batch = [1, 8]               # requests computed at one time at most
     input = [128, "64:256"]      # tokens of prompts; a range is drawn from evenly
     output = [32]
@@ -30,6 +32,12 @@ A suite is grids; each grid is the product of its lists, and of each combination
 
     [speculation."llama-1b"]     # what the technique `draft` is for a model, as --speculative-config has it
     model = "path/to/a/smaller/one"
+
+    [technique.two-ranks]        # a technique of the suite's own, which grids name: flags of quire with it on and off
+    on = {tensor_parallel_size = 2, threads = 1}
+    off = {threads = 2}
+    improves = "output_tokens_per_s"         # the metric that it is for
+    compress = ["--quantize", "llm_int8"]    # with this, on is the model as `quire compress` makes it
 
 A model that is a name of `foreign/shapes.py` is that shape with random weights: it costs what a real one does, and says
 nothing: no perplexity, and drafts are accepted as chance has it. A technique is compared with itself, off: both engines

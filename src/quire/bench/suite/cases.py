@@ -7,14 +7,14 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.bench.suite.engines import EngineJob, name_of
+from quire.bench.suite.engines import EngineJob, checkout_of, name_of
 from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.spec import FORMATS, Grid, LoadCase, Suite
-from quire.bench.suite.techniques import TECHNIQUES, Technique
+from quire.bench.suite.techniques import Technique
 from quire.core.errors import ConfigError
 from quire.core.machine import cores
 
@@ -25,7 +25,8 @@ DRAFTER = "draft"
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration of one engine: a row. `options`: flags of quire, in full; empty for peers."""
+    """One configuration of one engine: a row. `options`: flags of quire, in full; empty for peers. `compress`: words of
+    `quire compress` that make the model of it."""
 
     engine: str
     source: SuiteModel
@@ -36,15 +37,22 @@ class Variant:
     mode: str
     threads: int
     length: int
+    compress: tuple[str, ...] = ()
+
+    @property
+    def is_quire(self) -> bool:
+        """Whether the engine is quire, of this environment or of another checkout."""
+        return self.engine == "quire" or checkout_of(self.engine) is not None
 
     def job(self, work: Path, batch: int, make: bool) -> EngineJob:
         """What the variant's engine is asked to load."""
         options = dict(self.options)
         if "kv_store" in options:
-            folder = work / "kv-store"
+            folder = work / "kv-store" / ("on" if self.on else "off")
             folder.mkdir(parents=True, exist_ok=True)
             options["kv_store"] = str(folder)
-        return EngineJob(work, self.source, self.format, self.threads, batch, self.length, options, self.mode, make)
+        job = EngineJob(work, self.source, self.format, self.threads, batch, self.length, options, self.mode, make)
+        return replace(job, compress=self.compress)
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,8 @@ class Match:
 
     load: LoadCase
     variants: tuple[Variant, ...]
-
-    @property
-    def technique(self) -> Technique | None:
-        """What is switched, if anything."""
-        return TECHNIQUES.get(self.variants[0].technique)
+    technique: Technique | None = None
+    """What is switched, if anything."""
 
 
 def matches(suite: Suite, sources: dict[str, SuiteModel]) -> list[Match]:
@@ -72,7 +77,7 @@ def matches(suite: Suite, sources: dict[str, SuiteModel]) -> list[Match]:
                     kept = [which for which in named if not _excluded(suite, load, which)]
                     made = [_variants(suite, grid, sources[model], which, load) for which in kept]
                     if variants := tuple(itertools.chain.from_iterable(made)):
-                        found.setdefault(repr((load, variants)), Match(load, variants))
+                        found.setdefault(repr((load, variants)), Match(load, variants, suite.technique_of(technique)))
     if not found:
         raise ConfigError("the suite's `exclude` leaves nothing to measure")
     return list(found.values())
@@ -110,17 +115,17 @@ def _variants(
 ) -> Iterator[Variant]:
     model, fmt, technique, engine = which
     threads = int(grid.options.get("threads", suite.options.get("threads", 0))) or cores().threads
-    made = TECHNIQUES.get(technique)
+    made, plainly = suite.technique_of(technique), "serve" if grid.serve else ""
     length = suite.max_model_len
     if source.facts is not None:
         length = min(length, source.facts.spec.max_position)
-    if engine != "quire":
+    if engine != "quire" and checkout_of(engine) is None:
         if made is None:
-            yield Variant(engine, source, fmt, "", True, {}, "", threads, length)
+            yield Variant(engine, source, fmt, "", True, {}, plainly, threads, length)
         return
     plain = suite.options | grid.options | FORMATS.get(fmt, {})
     if made is None:
-        yield Variant(engine, source, fmt, "", True, _sized(plain, load, length, False), "", threads, length)
+        yield Variant(engine, source, fmt, "", True, _sized(plain, load, length, False), plainly, threads, length)
         return
     for on in (False, True):
         own = dict(made.on if on else made.off)
@@ -128,9 +133,9 @@ def _variants(
             own["speculative_config"] = json.dumps(suite.speculation[model])
         if on and made.half_weights and source.facts is not None:
             own["weight_memory_gib"] = round(source.facts.parameters / 2**30, 3)
-        mode = "" if on else made.off_mode
-        options = _sized(plain | own, load, length, made.bounded)
-        yield Variant(engine, source, fmt, technique, on, options, mode, threads, length)
+        mode = plainly if on else made.off_mode or plainly
+        options, words = _sized(plain | own, load, length, made.bounded), made.compress if on else ()
+        yield Variant(engine, source, fmt, technique, on, options, mode, threads, length, words)
 
 
 def _sized(options: dict[str, Any], load: LoadCase, length: int, bounded: bool) -> dict[str, Any]:

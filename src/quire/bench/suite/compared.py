@@ -1,18 +1,22 @@
-"""What each technique buys: rows with it on beside rows with it off, from the same rounds."""
+"""What each technique buys, on beside off, and quire beside other engines: ratios of rows from the same rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from quire.bench.suite.techniques import TECHNIQUES
 from quire.figures.metrics import METRICS
 from quire.figures.schema import FigureRow
 from quire.figures.statistics import Comparison, compare
 
 THROUGHPUT = "output_tokens_per_s"
+BESIDE = {
+    "prefill_tokens_per_s": "prefill rate", "decode_tokens_per_s": "decode rate", THROUGHPUT: "throughput",
+    "ttft_ms_p50": "TTFT", "tpot_ms_p50": "TPOT", "cpu_s": "processor time",
+}  # fmt: skip
+"""Metrics that engines are compared by, and what a line calls them."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,7 @@ class Pair:
     @property
     def metric(self) -> str:
         """What the technique is for."""
-        found = TECHNIQUES.get(self.on.technique)
-        return found.improves if found is not None else THROUGHPUT
+        return self.on.improves or THROUGHPUT
 
     def ratio(self, metric: str) -> Comparison | None:
         """Ratio of the rounds' medians, on / off; None where either has none. One value each says nothing of chance."""
@@ -51,13 +54,30 @@ def lines(rows: Iterable[FigureRow]) -> list[str]:
     claim."""
     told = []
     for pair in pairs(rows):
-        load, about = pair.on.load, TECHNIQUES.get(pair.on.technique)
+        load = pair.on.load
         what = f"{load.batch} x {load.input_len:g} -> {load.output_len:g}"
         told.append(f"{pair.on.technique}: {pair.on.model.name}, {what}")
         told += [f"  {text}" for name in dict.fromkeys((pair.metric, THROUGHPUT)) if (text := _line(pair, name))]
-        if about is not None and about.claim:
-            told.append(f"  claimed: {about.claim}")
+        if pair.on.claim:
+            told.append(f"  claimed: {pair.on.claim}")
     return told
+
+
+def beside(rows: Sequence[FigureRow]) -> str:
+    """A line of the ratios of the first row, quire's, to each other engine's in the same rounds; empty without any."""
+    ours, *others = rows
+    told = []
+    for row in others if ours.metrics and not ours.technique else ():
+        ratios = {shown: _ratio(ours, row, name) for name, shown in BESIDE.items()}
+        parts = [f"{shown} {ratio.ratio:.2f}" for shown, ratio in ratios.items() if ratio is not None]
+        told += [f"{ours.engine.name} / {row.engine.name}: {', '.join(parts)}"] if parts else []
+    return "; ".join(told)
+
+
+def _ratio(a: FigureRow, b: FigureRow, metric: str) -> Comparison | None:
+    """Ratio of the rounds' medians, a / b; None where either has none."""
+    ours, theirs = a.samples.get(metric), b.samples.get(metric)
+    return compare(ours, theirs) if ours and theirs and any(theirs) else None
 
 
 def _line(pair: Pair, metric: str) -> str:

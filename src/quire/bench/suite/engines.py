@@ -5,9 +5,11 @@ Whoever cannot take part raises `ConfigError` with the reason, which becomes a r
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from quire.bench.suite.models import SuiteModel
 from quire.bench.suite.process import Command
 from quire.bench.suite.spec import PEER_FORMATS
 from quire.core.errors import ConfigError
+from quire.core.options.fields import flag
 
 FOREIGN = Path(__file__).parent / "foreign"
 MADE = ("bf16", "q8_0", "q4_0")
@@ -32,7 +35,8 @@ GGUF = {"auto": "bf16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 class EngineJob:
     """What an engine is asked to load, and how much of it at one time.
 
-    `length`: tokens of the longest sequence. `options`, `mode`: quire's. `make`: missing environments are made.
+    `length`: tokens of the longest sequence. `options`, `mode`: quire's; mode "serve" is any engine's that can be a
+    server. `make`: missing environments are made. `compress`: words of `quire compress` that make the model.
     """
 
     work: Path
@@ -44,6 +48,7 @@ class EngineJob:
     options: Mapping[str, Any] = field(default_factory=dict)
     mode: str = ""
     make: bool = False
+    compress: tuple[str, ...] = ()
 
     def file(self, name: str, make: Callable[[Path], Any]) -> Path:
         """A model file or folder below `work`, made when it is missing; a broken attempt leaves nothing behind."""
@@ -77,13 +82,55 @@ class EngineJob:
             raise ConfigError(f"{self.source.name} is no folder")
         return str(self.source.facts.folder)
 
+    @property
+    def checkpoint(self) -> str:
+        """Folder of the model's weights, which are written first where they are made up."""
+        name = self.source.name
+        made = self.file(f"{name}-bf16", lambda f: write_checkpoint(name, f)) if self.source.random else self.folder
+        return str(made)
 
-def quire(job: EngineJob) -> Command:
-    """Start quire as an engine in this environment; formats of GGUF files by the file that llama.cpp gets."""
-    told = {"model": str(gguf_file(job))} if job.format in PEER_FORMATS else job.source.options
+
+def quire(job: EngineJob, python: str = sys.executable) -> Command:
+    """Start quire as an engine or a server in the environment of `python`; formats of GGUF files by the file that
+    llama.cpp gets."""
+    told = job.source.options
+    if job.compress:
+        told = {"model": str(compressed(job))}
+    elif job.source.random and "kv_store" in job.options:
+        told = {"model": job.checkpoint}  # a store keeps nothing of weights that each start makes up
+    elif job.format in PEER_FORMATS:
+        told = {"model": str(gguf_file(job))}
     options = told | dict(job.options) | {"cache_packed": "off"}
-    words = [sys.executable, "-m", "quire.bench.suite.worker", json.dumps(options), job.mode]
-    return Command(words)
+    if job.mode == "serve":
+        flags = [word for name, value in options.items() if value != "" for word in _flag_words(name, value)]
+        return served([python, "-m", "quire", "serve", *flags])
+    return Command([python, "-m", "quire.bench.suite.worker", json.dumps(options), job.mode])
+
+
+def _flag_words(name: str, value: Any) -> list[str]:
+    """An option as words of a command line."""
+    if isinstance(value, bool):
+        return [flag(name) if value else f"--no-{name.replace('_', '-')}"]
+    return [flag(name), str(value)]
+
+
+def served(words: list[str], variables: Mapping[str, str] | None = None) -> Command:
+    """Start a server by `words`, and drive it over HTTP."""
+    client = [sys.executable, "-m", "quire.bench.suite.over_http", "--start", json.dumps(words)]
+    return Command(client, dict(variables or {}))
+
+
+def compressed(job: EngineJob) -> Path:
+    """The model as `quire compress` makes it with the words of the job. `ConfigError` with what it says if it fails."""
+    digest = hashlib.blake2b("\0".join(job.compress).encode(), digest_size=4).hexdigest()
+
+    def make(part: Path) -> None:
+        words = ["-m", "quire", "compress", job.checkpoint, str(part), *job.compress, "--no-passport"]
+        done = subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise ConfigError(f"quire compress {' '.join(job.compress)}: {' '.join(done.stderr.split()[-60:])}")
+
+    return job.file(f"{job.source.name}-{digest}", make)
 
 
 def gguf_file(job: EngineJob) -> Path:
@@ -109,8 +156,13 @@ def gguf_file(job: EngineJob) -> Path:
 
 
 def llama_cpp(job: EngineJob) -> Command:
-    """llama.cpp on a GGUF file."""
+    """llama.cpp on a GGUF file. As a server it has a slot for each request of the batch, and one KV buffer for all."""
     env, model = job.environment("llama"), gguf_file(job)
+    if job.mode == "serve":
+        size = ["--parallel", str(job.batch), "--kv-unified", "--ctx-size", str(job.batch * job.length)]
+        binary = str(env.folder / "build" / "bin" / "llama-server")
+        words = [binary, "--model", str(model), *size, "--threads", str(job.threads), "--no-webui"]
+        return served(words, env.variables)
     numbers = [str(number) for number in (job.threads, job.batch, job.length)]
     return Command([env.python, str(FOREIGN / "peer_llama_cpp.py"), str(model), *numbers], env.variables)
 
@@ -122,9 +174,7 @@ def openvino(job: EngineJob) -> Command:
     env, script = job.environment("openvino"), FOREIGN / "peer_openvino.py"
 
     def export(part: Path) -> None:
-        name = job.source.name
-        made = job.file(f"{name}-bf16", lambda f: write_checkpoint(name, f)) if job.source.random else job.folder
-        env.run(script, "make", made, job.format, part)
+        env.run(script, "make", job.checkpoint, job.format, part)
 
     model = job.file(f"{job.source.name}-openvino-{job.format}", export)
     return Command([env.python, str(script), "run", str(model), str(job.threads), str(job.batch)], env.variables)
@@ -171,12 +221,22 @@ ADAPTERS: dict[str, Callable[[EngineJob], Command]] = {
 }
 
 
+SERVERS = ("quire", "llama.cpp")
+"""Engines that a suite can start as servers."""
+
+
 def name_of(engine: str) -> str:
-    """What a row calls it: the name before = of a URL, and else `openai`."""
+    """What a row calls it: the name before = of a URL or a checkout, and else `openai`."""
     if "://" not in engine:
-        return engine
+        return engine.partition("=")[0]
     before, given, _ = engine.partition("=")
     return before if given and "://" not in before else "openai"
+
+
+def checkout_of(engine: str) -> Path | None:
+    """Folder of another checkout of quire, which a suite names as NAME=FOLDER; None for every other engine."""
+    name, given, folder = engine.partition("=")
+    return Path(folder) if given and "://" not in engine and name else None
 
 
 def command_of(engine: str, job: EngineJob) -> Command:
@@ -186,4 +246,11 @@ def command_of(engine: str, job: EngineJob) -> Command:
     if "://" in engine:
         url = engine.partition("=")[2] if name_of(engine) != "openai" else engine
         return Command([sys.executable, "-m", "quire.bench.suite.over_http", url])
+    if (checkout := checkout_of(engine)) is not None:
+        python = checkout.absolute() / ".venv" / "bin" / "python"
+        if not python.exists():
+            raise ConfigError(f"there is no {python}; build that checkout (`make build`)")
+        return quire(job, str(python))
+    if job.mode == "serve" and engine not in SERVERS:
+        raise ConfigError(f"{engine} is not started as a server; start it yourself, and name it {engine}=URL")
     return ADAPTERS[engine](job)

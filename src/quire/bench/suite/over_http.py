@@ -1,5 +1,6 @@
 """Any server with OpenAI's API as a measured process: `python -m quire.bench.suite.over_http URL`, by the protocol.
 
+With `--start WORDS`, a command as a JSON list, it starts the server itself, on a free port, and ends it when it ends.
 Streamed completions of token ids, temperature 0, ends of text ignored where the server knows how. Its model is the
 first that it names.
 """
@@ -11,10 +12,12 @@ import json
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from quire.bench.http import Client
 from quire.bench.suite.foreign.protocol import Item, Record, serve
+from quire.bench.suite.servers import started
 from quire.core.errors import QuireError
 from quire.core.machine import end_with_parent
 
@@ -22,16 +25,23 @@ from quire.core.machine import end_with_parent
 class Server:
     """A server of which only the URL is known."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int = 0) -> None:
+        """`pid`: of its first process, where it was started here."""
+        self._pid = pid
         self._client = Client(url.removesuffix("/v1"))
         self.model = str(asyncio.run(self._client.get("/v1/models"))["data"][0]["id"])
 
     def facts(self) -> dict[str, Any]:
         """What the server calls its model."""
-        return {"model": self.model}
+        return {"model": self.model} | ({"pid": self._pid} if self._pid else {})
 
-    def load(self, items: list[list[Any]], most: int) -> dict[str, Any]:
-        """Requests when they are due, at most `most` in flight: see `protocol.run_load`, whose answer this is."""
+    def load(self, items: list[list[Any]], most: int, twice: bool = False) -> dict[str, Any]:
+        """Requests when they are due, at most `most` in flight: see `protocol.run_load`, whose answer this is.
+
+        `twice`: once before, which is not measured.
+        """
+        if twice:
+            asyncio.run(self._load([Item(*item) for item in items], most))
         return asyncio.run(self._load([Item(*item) for item in items], most))
 
     async def _load(self, items: list[Item], most: int) -> dict[str, Any]:
@@ -74,12 +84,17 @@ class Server:
 def main() -> None:
     """Ask for the model, say so, obey."""
     end_with_parent(signal.SIGKILL)
-    try:
-        server = Server(sys.argv[1])
-    except (QuireError, KeyError, IndexError) as error:
-        print(json.dumps({"error": f"{sys.argv[1]}: {error}"}), flush=True)
-        return
-    serve(server)
+    with ExitStack() as until:
+        try:
+            if sys.argv[1] == "--start":
+                found = until.enter_context(started(json.loads(sys.argv[2])))
+                server = Server(found.url, found.pid)
+            else:
+                server = Server(sys.argv[1])
+        except (QuireError, KeyError, IndexError) as error:
+            print(json.dumps({"error": f"{sys.argv[-1]}: {error}"}), flush=True)
+            return
+        serve(server)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from quire.bench.suite.measures import metrics_of, roofline
 from quire.bench.suite.process import PAUSE, Command, Process
 from quire.bench.suite.prompts import Prompts, read_texts
 from quire.bench.suite.spec import LoadCase, Suite
-from quire.bench.suite.techniques import TECHNIQUES
-from quire.bench.suite.watch import Energy, peak_bytes
+from quire.bench.suite.watch import Energy, cpu_seconds, peak_bytes
 from quire.core.errors import EngineFailure, QuireError
 from quire.figures.machine import now, this_engine, this_machine
 from quire.figures.schema import FigureRow, RowEngine, RowLoad
@@ -44,6 +43,16 @@ class Running:
     once: dict[str, float] = field(default_factory=dict)
     roof: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def engine_pid(self) -> int:
+        """Process id of the engine: of the server where one is started, which is not the process that asks it."""
+        return int(self.process.facts.get("pid", self.process.pid)) if self.process is not None else 0
+
+    def seconds(self) -> float:
+        """Processor time of the engine's processes so far; 0 where it runs elsewhere, or the system does not tell."""
+        elsewhere = self.process is None or "://" in self.variant.engine
+        return 0.0 if elsewhere else cpu_seconds(self.engine_pid)
 
     def fail(self, error: Exception) -> None:
         """Stop the variant: it takes part no more."""
@@ -99,7 +108,9 @@ class Bench:
     def _started(self, match: Match) -> list[Running]:
         """The variants of a match, loaded and warm; those of the last match that are not among them are ended."""
         batch = match.load.batch
-        wanted = {(v.source.name, v.engine, v.format, repr(v.options), v.mode, batch): v for v in match.variants}
+        wanted = {
+            (v.source.name, v.engine, v.format, repr(v.options), v.mode, v.compress, batch): v for v in match.variants
+        }
         for name in [name for name in self._kept if name not in wanted]:
             self._end(self._kept.pop(name))
         for name, variant in wanted.items():
@@ -133,7 +144,7 @@ class Bench:
         short = [item._replace(output=min(item.output, WARM_OUTPUT), due=0.0) for item in items]
         with _failing(one):
             self._ask(one, {"do": "load", "items": short, "most": 0})
-            if one.variant.engine == "quire" and not one.roof:
+            if one.variant.is_quire and one.variant.mode != "serve" and not one.roof:
                 facts = one.process.facts if one.process is not None else {}
                 told = self._ask(one, {"do": "weights_read"})
                 one.roof = {"weights": float(told["bytes"]), "kv": float(facts["kv_bytes_per_token"])}
@@ -145,10 +156,12 @@ class Bench:
             command["twice"] = True
         time.sleep(PAUSE)
         self.energy.joules()
+        before = one.seconds()
         with _failing(one):
             found = self._ask(one, command)
-            joules = self.energy.joules()
+            joules, spent = self.energy.joules(), one.seconds() - before
             metrics = metrics_of(found, [len(item.prompt) for item in items], match.load)
+            metrics |= {"cpu_s": spent} if spent > 0 else {}
             if found.get("failures"):
                 one.notes.append(f"{len(found['failures'])} requests failed: {found['failures'][0]}")
             if self.energy.sources and (written := metrics.get("output_tokens_per_s")):
@@ -166,13 +179,13 @@ class Bench:
         """What is measured once, after all rounds: the largest memory, and how well the model predicts text."""
         if one.process is None:
             return
-        peak, processes = peak_bytes(one.process.pid)
+        peak, processes = peak_bytes(one.engine_pid)
         if peak and "://" not in one.variant.engine:
             one.once["peak_bytes"] = float(peak)
             if processes > 1:
                 one.notes.append(f"peak_bytes: of {processes} processes; memory that they share counts in each")
-        wanted = self.suite.perplexity_bytes and "perplexity" not in one.once
-        if wanted and one.variant.engine == "quire" and not one.variant.source.random:
+        wanted = self.suite.perplexity_bytes and "perplexity" not in one.once and one.variant.mode != "serve"
+        if wanted and one.variant.is_quire and not one.variant.source.random:
             command = {"do": "perplexity", "size": self.suite.perplexity_bytes, "texts": self._texts}
             with suppress(EngineFailure):
                 one.once |= {k: v for k, v in self._ask(one, command).items() if k == "perplexity"}
@@ -193,8 +206,9 @@ class Bench:
         ranged = [text for text in (load.input, load.output) if ":" in text]
         name = f"{load.input}/{load.output}" if ranged else ""
         shown = variant.options | ({} if not variant.mode else {"mode": variant.mode})
-        made = variant.format if variant.engine != "quire" else ""
-        about = TECHNIQUES.get(variant.technique)
+        shown |= {"compress": " ".join(variant.compress)} if variant.compress else {}
+        made = variant.technique if variant.compress else "" if variant.is_quire else variant.format
+        about = self.suite.technique_of(variant.technique)
         return FigureRow(
             kind="measured",
             benchmark="suite",

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from quire.bench.suite.cases import Match, matches
+from quire.bench.suite.compared import beside
 from quire.bench.suite.engines import name_of
 from quire.bench.suite.models import source_of
 from quire.bench.suite.run import Bench
@@ -56,10 +57,12 @@ def run_suite(
         with _bar(loads) as (say, done):
             for number, match in enumerate(left, 1):
                 say(f"{number} of {len(left)}: {told(match)}", "")
-                for row in bench.measure(match, done):
+                found = bench.measure(match, done)
+                for row in found:
                     if row.key not in rows.have:
                         rows.add(row)
                     say("", line_of(row))
+                say("", beside(found))
         bench.close()
     finally:
         bench.kill()

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quire.bench.suite.techniques import TECHNIQUES
+from quire.bench.suite.techniques import TECHNIQUES, Technique
 from quire.bench.workload import Length
 from quire.core.errors import ConfigError
 from quire.core.options.values import Place, check_names, did_you_mean, read_table, read_toml
 from quire.engine.engine_options import KNOWN
+from quire.figures.metrics import METRICS
 
 NUMBERS = {"at-once": 0, "closed": 0, "constant": 1, "poisson": 1, "gamma": 2, "ramp": 2}
 """How many numbers follow each name: rates per second, of gamma its burstiness too (1 = Poisson, less = bursts)."""
@@ -100,7 +101,24 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     arrivals: tuple[str, ...] = ("at-once",)
     requests: Annotated[int, Meta(ge=0, le=100_000)] = 0
     prompts: str = "random"
+    serve: bool = False
     options: Options = {}
+
+
+class OwnTechnique(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A technique that the file itself defines: flags of quire with it on and off, and the metric that it is for.
+
+    `compress`: on is the model as `quire compress` makes it with these words, off the model itself.
+    """
+
+    on: Options = {}
+    off: Options = {}
+    compress: tuple[str, ...] = ()
+    improves: str = "output_tokens_per_s"
+
+    def technique(self) -> Technique:
+        """Make the technique that the suite switches."""
+        return Technique(self.on, self.off, improves=self.improves, compress=self.compress)
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +135,11 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: Options = {}
     exclude: tuple[dict[str, Several], ...] = ()
     speculation: dict[str, dict[str, Any]] = {}
+    technique: dict[str, OwnTechnique] = {}
+
+    def technique_of(self, name: str) -> Technique | None:
+        """Find a technique by name among the file's own and those that every suite has; None for "none"."""
+        return self.technique[name].technique() if name in self.technique else TECHNIQUES.get(name)
 
 
 RULES = ("model", "format", "technique", "engine", "batch", "input", "output", "shared_prefix", "arrivals", "prompts")
@@ -130,18 +153,27 @@ def read_suite(path: Path) -> Suite:
     grids = given.get("grid")
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
         raise place.error(": there is no [[grid]]; a suite has one at least (see `quire bench suite --help`)")
-    suite = read_table(Suite, given, place)
+    own = given.pop("technique", {})  # each is read by itself, so that an error names its key
+    if not isinstance(own, dict) or not all(isinstance(table, dict) for table in own.values()):
+        raise place.error(": technique: techniques of a suite are tables, as in [technique.NAME]")
+    made = {name: read_table(OwnTechnique, table, place.key(f"technique {name!r}")) for name, table in own.items()}
+    suite = msgspec.structs.replace(read_table(Suite, given, place), technique=made)
     _check(suite, path)
     return suite
 
 
 def _check(suite: Suite, path: Path) -> None:
     """What the types do not say."""
-    for options in (suite.options, *(grid.options for grid in suite.grid)):
+    own = [options for technique in suite.technique.values() for options in (technique.on, technique.off)]
+    for options in (suite.options, *(grid.options for grid in suite.grid), *own):
         check_names(options, KNOWN, Place(f"{path}: options"), "option")
         for name in ("model", "load_format"):
             if name in options:
                 raise ConfigError(f"{path}: options: {name}: what is loaded is said by `models`")
+    for name, technique in suite.technique.items():
+        if name == "none" or name in TECHNIQUES:
+            raise ConfigError(f"{path}: technique {name!r}: every suite has a technique of this name; choose another")
+        _named((technique.improves,), tuple(METRICS), f"{path}: technique {name!r}: improves")
     for rule in suite.exclude:
         check_names(rule, RULES, Place(f"{path}: exclude"), "key")
     for number, grid in enumerate(suite.grid, 1):
@@ -150,8 +182,11 @@ def _check(suite: Suite, path: Path) -> None:
             if getattr(grid, field.name) == () or "" in _listed(getattr(grid, field.name)):
                 raise ConfigError(f"{where}: {field.name} is empty")
         _named(grid.formats, (*FORMATS, *PEER_FORMATS), f"{where}: formats")
-        _named(grid.techniques, ("none", *TECHNIQUES), f"{where}: techniques")
-        _named(tuple(e for e in grid.engines if "://" not in e), ENGINES, f"{where}: engines")
+        _named(grid.techniques, ("none", *suite.technique, *TECHNIQUES), f"{where}: techniques")
+        _named(tuple(e for e in grid.engines if "=" not in e and "://" not in e), ENGINES, f"{where}: engines")
+        for name in grid.techniques if grid.serve else ():
+            if (found := suite.technique_of(name)) is not None and found.off_mode:
+                raise ConfigError(f"{where}: {name}: a server cannot be driven as this technique's baseline needs it")
         if grid.prompts not in ("random", "text"):
             raise ConfigError(f"{where}: prompts {grid.prompts!r} is neither random nor text")
         if "quire" not in grid.engines and "none" not in grid.techniques:

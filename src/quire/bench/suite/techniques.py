@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Mode = Literal["", "recompute", "reserve-longest", "reserve-request", "unfused"]
+Mode = Literal["", "recompute", "reserve-longest", "reserve-request", "unfused", "serve"]
 """Ways to drive quire: plainly; each token by a request that computes all before it; with admission as if each sequence
-took a row of max_model_len tokens, or of prompt and answer, at once; with single calls in the place of fused ones."""
+took a row of max_model_len tokens, or of prompt and answer, at once; with single calls in the place of fused ones; as a
+server over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Technique:
     """`improves`: the metric that it is for. `says`: what off is, where options do not show it.
 
     `bounded`: the KV cache holds what the load needs on average and no more. `twice`: the load is sent twice, and the
-    second time is measured. `half_weights`: on keeps half of the weights in memory.
+    second time is measured. `half_weights`: on keeps half of the weights in memory. `compress`: on is the model as
+    `quire compress` makes it with these words.
     """
 
     on: Mapping[str, Any] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Technique:
     bounded: bool = False
     twice: bool = False
     half_weights: bool = False
+    compress: tuple[str, ...] = ()
 
 
 def _format(claim: str = "", **on: Any) -> Technique:

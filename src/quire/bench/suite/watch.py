@@ -1,8 +1,10 @@
-"""What the machine tells of a run beside its time: energy of packages and devices, largest memory of processes."""
+"""What the machine tells of a run beside its time: energy of packages and devices, processor time and largest memory
+of processes."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,17 +98,32 @@ class _Nvml:
         return found
 
 
+def cpu_seconds(pid: int, proc: Path = PROC) -> float:
+    """Processor time of a process and those it started, user and system; 0 where the system does not tell."""
+    return sum(family_of(pid, proc).values())
+
+
+def family_of(pid: int, proc: Path = PROC) -> dict[int, float]:
+    """Processor seconds so far of a process and those it started, by process id; empty where the system does not
+    tell."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, float] = {}
+    for entry in proc.glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = [pid]
+    for one in family:
+        family += children.get(one, [])
+    return {one: used[one] for one in family if one in used}
+
+
 def peak_bytes(pid: int, proc: Path = PROC) -> tuple[int, int]:
     """Largest resident memory of a process and those it started, added up (memory they share counts in each), and how
     many they are; (0, 0) where the system does not tell."""
-    children: dict[int, list[int]] = {}
-    for entry in proc.glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.name))
-    family, peaks = [pid], []
-    for one in family:
-        family += children.get(one, [])
+    peaks = []
+    for one in family_of(pid, proc):
         with suppress(OSError, ValueError):
             lines = (proc / str(one) / "status").read_text().splitlines()
             peaks += [1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import quire
 from quire.bench.quality import heldout_texts, perplexity
 from quire.bench.suite.foreign.protocol import Item, run_load, serve
 from quire.core.errors import ConfigError, EngineFailure, QuireError
@@ -150,6 +151,7 @@ class SuiteWorker:
         info, kv = self.engine.info, self.engine.engine.kv
         names = ("isa", "backend", "threads", "dtype", "quantization", "kv_cache_dtype", "weight_bytes", "vocab_size")
         facts = {name: getattr(info, name) for name in (*names, "max_model_len", "kv_bytes_per_token")}
+        facts["version"] = quire.__version__
         return facts | {"kv_bytes": info.num_blocks * info.block_size * info.kv_bytes_per_token, "blocks": kv.blocks}
 
     def load(self, items: list[list[Any]], most: int, twice: bool = False) -> dict[str, Any]:
@@ -168,6 +170,9 @@ class SuiteWorker:
             extra["prefix_hit_share"] = (after.prefix_hits - before.prefix_hits) / queries
         if drafted := after.draft_tokens - before.draft_tokens:
             extra["acceptance"] = (after.accepted_tokens - before.accepted_tokens) / drafted
+            extra["tokens_per_step"] = 1 + (after.accepted_tokens - before.accepted_tokens) / (
+                after.drafts - before.drafts
+            )
         return found | {"extra": extra, "preemptions": after.preemptions - before.preemptions}
 
     def _driver(self) -> PlainMode:

@@ -33,7 +33,7 @@ from quire.model.disk.gguf import (
     GgufModel,
 )
 from quire.model.disk.headers import ModelHeaders
-from quire.model.families.rope import Linear, Llama3, LongRope, Plain, Rope, Yarn
+from quire.model.families.rope import LinearScaling, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
@@ -300,7 +300,7 @@ def _scaling(rope: Rope) -> dict[str, Any]:
     YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
     """
     scaling = rope.scaling
-    if not isinstance(scaling, (Linear, Yarn, LongRope)):
+    if not isinstance(scaling, (LinearScaling, Yarn, LongRope)):
         return {}
     values = asdict(scaling)
     values["original_max_position_embeddings"] = values.pop("original", None)

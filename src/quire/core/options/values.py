@@ -5,6 +5,7 @@ An error names the option and the value as they were given, and what the option 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from msgspec import Meta
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import read_bounded
 from quire.core.options.fields import OptionField, Struct, fields_of, flag, unwrapped
+from quire.core.options.ranges import Range
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_BYTES = 1 << 20
@@ -74,8 +76,8 @@ def check_values(options: msgspec.Struct) -> None:
     for field in fields_of(type(options)):
         value = getattr(options, field.name)
         _, said = unwrapped(field.type)
-        if isinstance(value, int | float) and not _within(value, said):
-            raise _out_of_range(flag_place(field.name), value, said)
+        if isinstance(value, int | float) and (limits := Range.of(said)) and not limits.holds(value):
+            raise flag_place(field.name).error(f" {value!r} {limits.words}")
     check_choices(options)
 
 
@@ -154,10 +156,10 @@ def _refused(place: Place, value: object, plain: Any, said: Meta) -> ConfigError
     if get_origin(plain) is Literal:
         choices = (str(choice) or repr(choice) for choice in get_args(plain))
         return place.error(f" {value!r} is not one of {', '.join(choices)}")
-    try:
-        return _out_of_range(place, msgspec.convert(value, plain), said)
-    except msgspec.ValidationError:
-        return place.error(f" {value!r} must be {_kind(plain)}")
+    if limits := Range.of(said):
+        with contextlib.suppress(msgspec.ValidationError):
+            return place.error(f" {msgspec.convert(value, plain)!r} {limits.words}")
+    return place.error(f" {value!r} must be {_kind(plain)}")
 
 
 def _kind(plain: Any) -> str:
@@ -169,30 +171,6 @@ def _kind(plain: Any) -> str:
     if _struct_of(found) is not None:
         return "a table"
     return KINDS.get(found, f"a {getattr(found, '__name__', found)}")
-
-
-def _within(value: float, said: Meta) -> bool:
-    return (
-        (said.ge is None or value >= said.ge)
-        and (said.gt is None or value > said.gt)
-        and (said.le is None or value <= said.le)
-        and (said.lt is None or value < said.lt)
-    )
-
-
-def _out_of_range(place: Place, value: object, said: Meta) -> ConfigError:
-    low = said.ge if said.ge is not None else said.gt
-    high = said.le if said.le is not None else said.lt
-    if low is not None and high is not None:
-        left, right = "[" if said.ge is not None else "(", "]" if said.le is not None else ")"
-        return place.error(f" {value!r} must lie in {left}{low:.10g}, {high:.10g}{right}")
-    if said.ge == 0:
-        return place.error(f" {value!r} must not be negative")
-    if said.ge is not None:
-        return place.error(f" {value!r} must be at least {low:.10g}")
-    if said.gt is not None:
-        return place.error(f" {value!r} must be more than {low:.10g}")
-    return place.error(f" {value!r} must be {'at most' if said.le is not None else 'less than'} {high:.10g}")
 
 
 def from_text(field: OptionField, text: str, separator: str | None = None) -> Any:

@@ -76,4 +76,5 @@ def engine_info(
         pictures=encoding is not None,
         picture_limits=ImageLimits() if encoding is None else encoding.limits.picture,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
+        kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,
     )

@@ -56,8 +56,8 @@ class Plain:
         return 1.0 / _periods(theta, dim)
 
 
-@dataclass(frozen=True)
-class Linear:
+@dataclass(frozen=True, repr=False)
+class LinearScaling:
     """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
 
     factor: float
@@ -71,6 +71,10 @@ class Linear:
     def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
         """theta^(-2i / dim) / factor."""
         return 1.0 / _periods(theta, dim) / self.factor
+
+    def __repr__(self) -> str:
+        """The text that keys of packed weights and of KV stores on disk have."""
+        return f"Linear(factor={self.factor!r}, attention_factor={self.attention_factor!r})"
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: st
 
 
 def _linear(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
-    return Linear(p.number("factor"))
+    return LinearScaling(p.number("factor"))
 
 
 def _llama3(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:

@@ -25,7 +25,7 @@ CHOOSING = ("amx", "avx512", "avx512vnni")
 """Units in which weights choose their activations."""
 LEAST_ZEROS = {"bf16": 0.35, "int8": 0.45}
 """Share of zeros from which "auto" keeps a matrix without them, for one row at a time. Measured by
-`benchmarks/kernels/sparse_matrices.py`.
+`benchmarks/kernels/compared.py`.
 
 One thread of a Zen 4, 8192 x 2048, groups of 32, a row: int8 1.02 times as fast with 40 % of zeros, 1.20 with 50; bf16
 1.19 with 40 %. Not int4, which was 0.96 times as fast without half of its numbers. 16 rows are slower in all. "auto"

@@ -5,37 +5,51 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from quire.core.options.fields import about
+from quire.core.options.ranges import within
+from quire.core.params import (
+    Bias,
+    Logprobs,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+
+Priority = Annotated[int, within(ge=-(2**31), le=2**31 - 1, words="must fit in 32 bits")]
 
 ModelField = Annotated[
     str | None, about("Name of the model or of a LoRA adapter. The default is the server's first model.")
 ]
 TemperatureField = Annotated[
-    float | None,
+    Temperature | None,
     about("Logits are divided by it; 0 = always the most probable token. The default is the model's, or 1."),
 ]
 TopPField = Annotated[
-    float | None, about("Sample only from the most probable tokens that together have this probability.")
+    TopP | None, about("Sample only from the most probable tokens that together have this probability.")
 ]
 PresencePenaltyField = Annotated[
-    float | None, about("Subtracted from the logit of every token that the output already has, -2 to 2.")
+    Penalty | None, about("Subtracted from the logit of every token that the output already has.")
 ]
 FrequencyPenaltyField = Annotated[
-    float | None, about("Subtracted from a token's logit for each time that the output already has it, -2 to 2.")
+    Penalty | None, about("Subtracted from a token's logit for each time that the output already has it.")
 ]
 LogitBiasField = Annotated[
-    dict[int, float] | None, about("Added to logits, by token id: -100 forbids a token, 100 forces it.")
+    dict[int, Bias] | None, about("Added to logits, by token id: -100 forbids a token, 100 forces it.")
 ]
 SeedField = Annotated[
-    int | None, about("Seed of sampling. The same request with the same seed gives the same output, bit for bit.")
+    Seed | None, about("Seed of sampling. The same request with the same seed gives the same output, bit for bit.")
 ]
 StreamField = Annotated[bool | None, about("Send the output as a stream of events.")]
 UserField = Annotated[Any, about("The tenant for --scheduling-policy fair, if the server has no API keys.")]
-TopKField = Annotated[int | None, about("Sample only from this many most probable tokens; 0 or -1 = all.")]
+TopKField = Annotated[TopK | None, about("Sample only from this many most probable tokens; 0 or -1 = all.")]
 MinPField = Annotated[
-    float | None, about("Sample only from tokens with at least this share of the highest probability.")
+    MinP | None, about("Sample only from tokens with at least this share of the highest probability.")
 ]
 RepetitionPenaltyField = Annotated[
-    float | None, about("Divides the logits of tokens in the prompt or output (multiplies negative ones).")
+    RepetitionPenalty | None, about("Divides the logits of tokens in the prompt or output (multiplies negative ones).")
 ]
 IgnoreEosField = Annotated[bool | None, about("Ignore the model's end token.")]
 SkipSpecialTokensField = Annotated[bool | None, about("Leave special tokens out of the text.")]
@@ -44,7 +58,8 @@ TruncatePromptTokensField = Annotated[int | None, about("Use only this many last
 AddSpecialTokensField = Annotated[
     bool | None, about("Let the tokenizer add its special tokens. A chat template has added them already.")
 ]
-PriorityField = Annotated[int | None, about("Under --scheduling-policy priority: lower comes first.")]
+PRIORITY = about("Under --scheduling-policy priority: lower comes first.")
+PriorityField = Annotated[Priority | None, PRIORITY]
 CacheSaltField = Annotated[
     str | None, about("Separates the prefix cache: a prompt finds only prefixes with the same salt.")
 ]
@@ -62,7 +77,7 @@ ToolsField = Annotated[
     about("Functions that the model may call: name, description, parameters as a JSON schema."),
 ]
 TopLogprobsField = Annotated[
-    int | None, about("Return logprobs of so many most probable tokens at each position (at most 20).")
+    Logprobs | None, about("Return logprobs of so many most probable tokens at each position.")
 ]
 ToolChoiceField = Annotated[
     Any, about("auto, none, required, or a function that must be called. A grammar enforces required calls.")

@@ -1,6 +1,6 @@
 """What every request passes before a route sees it: limits, Host, key, draining; and what every response gets.
 
-What came of a request is an `Exchange`, which the metrics and the watchers of the service see at its end.
+What came of a request is an `Exchange`, which the metrics and the watchers of the server see at its end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Engines(Protocol):
 
 
 class ServerState(Protocol):
-    """`active` counts requests being served, `draining` is set by the first SIGTERM."""
+    """The state of a server, as far as it is no model's: `models.state.ModelServer`.
+
+    `active` counts requests being served, `draining` is set by the first SIGTERM.
+    """
 
     draining: bool
     active: int
@@ -54,7 +57,7 @@ class ServerState(Protocol):
     history: History
 
     @property
-    def engine(self) -> Engines: ...
+    def engines(self) -> Engines: ...
 
     @property
     def options(self) -> ServerOptions: ...
@@ -85,17 +88,17 @@ class Gateway:
     """
 
     def __init__(
-        self, app: ASGIApp, service: ServerState, table: RouteTable, pages: frozenset[str] = frozenset()
+        self, app: ASGIApp, server: ServerState, table: RouteTable, pages: frozenset[str] = frozenset()
     ) -> None:
         """`pages`: further paths that may be read without a key."""
         self._app = app
-        self._service = service
+        self._server = server
         self._table = table
-        self._keyless = {"public"} if service.options.protect_metrics else {"public", "monitoring"}
+        self._keyless = {"public"} if server.options.protect_metrics else {"public", "monitoring"}
         self._pages = pages
-        self._bodies = Bodies(round(service.options.max_bodies_gb * 1e9))
-        hosts = service.options.allowed_hosts
-        if not hosts and service.options.host in ("localhost", "127.0.0.1", "::1"):
+        self._bodies = Bodies(round(server.options.max_bodies_gb * 1e9))
+        hosts = server.options.allowed_hosts
+        if not hosts and server.options.host in ("localhost", "127.0.0.1", "::1"):
             hosts = LOOPBACK
         self._hosts = frozenset(host.lower() for host in hosts)
 
@@ -120,18 +123,18 @@ class Gateway:
                 exchange.status = message["status"]
                 named = (b"x-request-id", exchange.request_id.encode())
                 message = {**message, "headers": [*message["headers"], named]}
-                if self._service.draining:
+                if self._server.draining:
                     message["headers"].append((b"connection", b"close"))
                 if ignored:
                     message["headers"].append((b"warning", warning(ignored)))
             await send(message)
 
         counted = scope["method"] == "POST"
-        self._service.active += counted
+        self._server.active += counted
         try:
             self._check(exchange, path, headers)
             if counted:
-                await self._service.engine.turns.mine()
+                await self._server.engines.turns.mine()
             own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
             exchange.scope = {**scope, "state": {**scope.get("state", {}), **own}}  # the router adds its route to it
             await self._app(exchange.scope, receive, reply)
@@ -148,9 +151,9 @@ class Gateway:
                 failed = QuireError(f"internal error in request {exchange.request_id}")
                 await send_error(reply, failed, exchange.dialect)
         finally:
-            self._service.active -= counted
+            self._server.active -= counted
             exchange.end()
-            self._service.ended(exchange)
+            self._server.ended(exchange)
             exchange.scope = scope  # that of the application refers to the exchange
 
     def _check(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]]) -> None:
@@ -162,7 +165,7 @@ class Gateway:
             raise BadRequest("host: the header is given twice, and which of them counts is not known", param="host")
         if self._hosts and _host(headers) not in self._hosts:
             raise HttpError(421, "host: this server does not answer to that name", code="misdirected_request")
-        keys = self._service.keys
+        keys = self._server.keys
         routes = self._table.at(path)
         opened = any(r.access in self._keyless for r in routes) or (exchange.method == "GET" and path in self._pages)
         tenant = keys.tenant(headers) if keys.needed and not opened else NOBODY
@@ -171,12 +174,12 @@ class Gateway:
                 401, "a valid key is needed: Authorization: Bearer <key>, or x-api-key: <key>", code="invalid_api_key"
             )
         exchange.tenant = tenant
-        if self._service.draining and exchange.method == "POST":
+        if self._server.draining and exchange.method == "POST":
             raise Unavailable("the server is shutting down; send the request again in a moment")
         if exchange.method == "POST":
             keys.spend(tenant)
             if any(route.generates for route in routes):
-                self._service.engine.check_room()
+                self._server.engines.check_room()
 
 
 async def send_error(send: Send, error: QuireError, dialect: Dialect) -> None:

@@ -16,7 +16,8 @@ class HttpMetrics:
     `http_requests` has statuses as 2xx, 4xx, as that tool does; `quire:http_responses` tells 400 and 429 apart.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
         text = "Seconds from a request's headers to the end of its response."
         labels = ["handler", "method"]
         self._seconds = Histogram("http_request_duration_seconds", text, labels, buckets=BUCKETS, registry=registry)

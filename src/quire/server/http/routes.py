@@ -26,8 +26,8 @@ JSON_LINES = "application/x-ndjson"
 class Route:
     """One method of one path, declared beside its handler in the `ROUTES` of an API's module.
 
-    `handler` is called with the `Service` of the model that the request is for, or with the state of the whole server
-    where the route is not `per_model`. Its docstring's first line is the route's summary.
+    `handler` is called with the `Service` of the model that the request is for, or with the `ModelServer` where the
+    route is not `per_model`. Its docstring's first line is the route's summary.
     """
 
     method: str

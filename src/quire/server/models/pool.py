@@ -7,64 +7,14 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from quire.core.config import EngineConfig
-from quire.core.errors import ConfigError, Overloaded, QuireError, Unavailable
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """A model that may be loaded. `pinned`: at the start, and it makes no room for others.
-
-    `speech`: options of the server that are otherwise for this model (`OF_MODELS`). `needed`: bytes of its weights and
-    KV cache as planned from the headers of its files; of these, too, are what follows it. `root`: what they call it;
-    `scheme`: of its weights; `passport`: what was measured of it, {} where nothing was.
-    """
-
-    name: str
-    config: EngineConfig
-    speech: Mapping[str, Any]
-    needed: int
-    max_model_len: int
-    folder: str
-    root: str
-    scheme: str
-    passport: Mapping[str, Any]
-    pinned: bool = False
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the LoRA adapters that it is loaded with."""
-        return tuple(module.partition("=")[0] for module in self.config.lora.lora_modules)
-
-
-def check_list(models: Sequence[Listed], budget: int) -> None:
-    """`ConfigError` for names that are there twice, and for a model that `budget` bytes never have room for."""
-    names = [name for model in models for name in (model.name, *model.adapters)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"--models: {twice[0]!r} is there twice; names of models and adapters differ", param="models")
-    if not budget:
-        return
-    pinned = sum(model.needed for model in models if model.pinned)
-    if pinned > budget:
-        raise _too_large("pinned models need", pinned, budget, "")
-    for model in models:
-        if not model.pinned and model.needed + pinned > budget:
-            beside = f" beside {pinned / 1e9:.3g} GB of pinned ones" if pinned else ""
-            raise _too_large(f"model {model.name!r} needs", model.needed, budget, beside)
-
-
-def _too_large(who: str, needed: int, budget: int, beside: str) -> ConfigError:
-    return ConfigError(
-        f"--models-memory-gb {budget / 1e9:g}: {who} {needed / 1e9:.3g} GB{beside}; raise it, or lower "
-        "kv_cache_memory_bytes of the model",
-        param="models_memory_gb",
-    )
-
+from quire.core.errors import Overloaded, QuireError, Unavailable
+from quire.server.http.errors import HttpError
+from quire.server.models.entry import ModelEntry, check_entries
 
 logger = logging.getLogger("quire.server")
 
@@ -95,17 +45,19 @@ class Running(Protocol):
 
 
 @dataclass(eq=False)
-class Slot:
-    """A listed model and what is known of it. `users` have it, `waiting` wait until it is loaded: a mark each.
+class PooledModel:
+    """A model of a pool, and its state. `users` use it, `waiting` wait until it is loaded: a mark for each request.
 
-    Whoever waits has it at the moment when it is loaded, so that nothing can have it leave before they wake.
+    A request that waits becomes a user at the moment when the model is loaded, so that it is not unloaded before.
 
+    `permanent`: the server was started with it loaded; the pool neither loads nor ends it, and the server ends with it.
     `ending`: its memory is not free yet. `leaving`: it takes no more requests, and makes room once it is idle.
-    `error` says why it `failed`, `failures` times in a row; `again`: when it may be tried next. Times are of
+    `error` says why it `failed`, `failures` times in a row; `retry_at`: when it may be tried next. Times are of
     `time.monotonic`.
     """
 
-    listed: Listed
+    entry: ModelEntry
+    permanent: bool = False
     state: State = "unloaded"
     running: Running | None = None
     users: set[object] = field(default_factory=set)
@@ -116,7 +68,7 @@ class Slot:
     loads: int = 0
     error: str = ""
     failures: int = 0
-    again: float = 0.0
+    retry_at: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -125,7 +77,7 @@ class Slot:
 
 
 class Pool:
-    """Belongs to the event loop.
+    """The models of a server. Belongs to the event loop.
 
     One model is loaded at a time, in the order in which they were asked for, and one that has to make room takes no new
     requests, which wait until it is loaded again. So each gets its turn, however many requests there are for others.
@@ -133,8 +85,8 @@ class Pool:
 
     def __init__(
         self,
-        models: Sequence[Listed],
-        start: Callable[[Listed, ExitStack], Running],
+        entries: Sequence[ModelEntry],
+        start: Callable[[ModelEntry, ExitStack], Running],
         budget: int = 0,
         wait: float = 300.0,
     ) -> None:
@@ -143,12 +95,40 @@ class Pool:
         `budget`: bytes for all that are loaded, 0 = they all fit. `wait`: seconds that a request waits for a load.
         `ConfigError` for models that could never be loaded.
         """
-        check_list(models, budget)
-        self.slots = {model.name: Slot(model) for model in models}
+        check_entries(entries, budget)
+        self.models = {entry.name: PooledModel(entry) for entry in entries}
         self._start, self._budget, self._wait = start, budget, wait
         self._turn = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._refusal: QuireError | None = None
+
+    @classmethod
+    def of_one(cls, entry: ModelEntry, running: Running) -> Pool:
+        """A pool of the one model that a server was started with; whoever loaded it ends it."""
+
+        def start(entry: ModelEntry, until: ExitStack) -> Running:
+            raise AssertionError(f"model {entry.name!r} is loaded for the life of the server")
+
+        pool = cls((), start)
+        pool.models[entry.name] = PooledModel(entry, permanent=True, state="loaded", running=running, loads=1)
+        return pool
+
+    @property
+    def permanent(self) -> PooledModel | None:
+        """The model that the server was started with; None where models are loaded when they are asked for."""
+        return next((model for model in self.models.values() if model.permanent), None)
+
+    async def start(self) -> None:
+        """Use the model that is permanent, and load pinned ones, together; a request tries again what fails."""
+        for model in self.models.values():
+            if model.permanent and model.running is not None:
+                model.running.begin()
+        pinned = [m.entry.name for m in self.models.values() if m.entry.pinned and not m.permanent]
+        await asyncio.gather(*(self._load_pinned(name) for name in pinned))
+
+    async def _load_pinned(self, name: str) -> None:
+        with contextlib.suppress(QuireError):  # it is in the log and in /v1/models
+            await self.load(name)
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Running]:
@@ -157,38 +137,49 @@ class Pool:
         `Unavailable` where it cannot be had in time, or could not be loaded; `Overloaded` where as many wait for it as
         may be in its queue.
         """
-        slot, mark = self.slots[name], object()
-        most = slot.listed.config.scheduler.max_num_queued_reqs
-        if len(slot.waiting) >= most:
+        model, mark = self.models[name], object()
+        most = model.entry.config.scheduler.max_num_queued_reqs
+        if len(model.waiting) >= most:
             raise Overloaded(f"model {name!r} is not loaded yet, and {most} requests wait for it; try again later")
-        slot.waiting.add(mark)
+        model.waiting.add(mark)
         try:
-            yield await self._had(slot, mark)
+            yield await self._acquire(model, mark)
         finally:
-            slot.waiting.discard(mark)
-            slot.users.discard(mark)
-            slot.used = time.monotonic()
+            model.waiting.discard(mark)
+            model.users.discard(mark)
+            model.used = time.monotonic()
 
     async def load(self, name: str) -> None:
         """Load a model; raises as `use` does, but tries one that failed at once."""
-        self.slots[name].again = 0.0
+        self.models[name].retry_at = 0.0
         async with self.use(name):
             pass
 
     async def unload(self, name: str) -> None:
-        """End a model once it is idle, for which requests in flight are waited for; `Unavailable` if that is long."""
-        slot = self.slots[name]
+        """End a model once it is idle, for which requests in flight are waited for; `Unavailable` if that is long.
+
+        Raises `HttpError` (409) for the model that the server was started with.
+        """
+        model = self.models[name]
+        if model.permanent:
+            raise HttpError(
+                409,
+                f"model: {name!r} is loaded until the server ends; to load and unload models while it runs, "
+                "start it with --models FILE or --model NAME=PATH",
+                code="model_is_permanent",
+                param="model",
+            )
         try:
             async with asyncio.timeout(self._wait), self._turn:
-                await self._leave(slot)
-                slot.state, slot.error, slot.failures = "unloaded", "", 0
+                await self._unload_when_idle(model)
+                model.state, model.error, model.failures = "unloaded", "", 0
         except TimeoutError:
             raise Unavailable(f"model {name!r} is still in use after {self._wait:g} s; try again later") from None
 
-    def look(self) -> None:
+    def note_failures(self) -> None:
         """Notice models that have died."""
-        for slot in self.slots.values():
-            self._look(slot)
+        for model in self.models.values():
+            self._note_failure(model)
 
     def refuse(self, error: QuireError) -> None:
         """Load nothing more; who waits gets `error`."""
@@ -197,77 +188,84 @@ class Pool:
             task.cancel()
 
     async def close(self) -> None:
-        """End all of them, also one that is being loaded."""
+        """End all that it has loaded, also one that is being loaded."""
         self.refuse(Unavailable("the server is shutting down; send the request again in a moment"))
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
-        for slot in self.slots.values():
-            self._end(slot)
-        await asyncio.gather(*(slot.ending for slot in self.slots.values() if slot.ending is not None))
+        for model in self.models.values():
+            if not model.permanent:
+                self._end(model)
+        await asyncio.gather(*(model.ending for model in self.models.values() if model.ending is not None))
 
-    async def _had(self, slot: Slot, mark: object) -> Running:
-        name, until = slot.listed.name, time.monotonic() + self._wait
+    async def _acquire(self, model: PooledModel, mark: object) -> Running:
+        name, until = model.entry.name, time.monotonic() + self._wait
         while True:
-            self._look(slot)
-            if slot.running is not None and (mark in slot.users or not slot.leaving):
-                slot.waiting.discard(mark)
-                slot.users.add(mark)
-                return slot.running
+            self._note_failure(model)
+            if model.running is not None and (mark in model.users or not model.leaving):
+                model.waiting.discard(mark)
+                model.users.add(mark)
+                return model.running
             if self._refusal is not None:
                 raise self._refusal
-            if slot.state == "failed" and (left := slot.again - time.monotonic()) > 0:
+            if model.state == "failed" and (left := model.retry_at - time.monotonic()) > 0:
                 wait = math.ceil(left)
                 raise Unavailable(
-                    f"model {name!r} could not be loaded: {slot.error}; it is tried again in {wait} s", retry_after=wait
+                    f"model {name!r} could not be loaded: {model.error}; it is tried again in {wait} s",
+                    retry_after=wait,
                 )
             task = self._loads.get(name)
             if task is None or task.done():
-                task = self._loads[name] = asyncio.create_task(self._load(slot))
-                task.add_done_callback(_seen)
+                task = self._loads[name] = asyncio.create_task(self._load(model))
+                task.add_done_callback(_ignore_result)
             await asyncio.wait({task}, timeout=max(0.0, until - time.monotonic()))
             if not task.done():
                 raise Unavailable(f"model {name!r} was not loaded within {self._wait:g} s; try again later")
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    def _look(self, slot: Slot) -> None:
+    def _note_failure(self, model: PooledModel) -> None:
         """Notice that a model has died."""
-        if slot.running is not None and (failure := slot.running.failure) is not None:
-            self._end(slot)
-            self._failed(slot, failure.message)
+        if model.running is None or (failure := model.running.failure) is None:
+            return
+        if model.permanent:
+            # Clients get no detail: messages of failures can hold paths, and the engine's reader has logged it.
+            model.state, model.error = "failed", "its engine failed; the server's log says why"
+        else:
+            self._end(model)
+            self._failed(model, failure.message)
 
-    async def _load(self, slot: Slot) -> None:
+    async def _load(self, model: PooledModel) -> None:
         """Load a model when it is its turn, if anybody still waits for it; `Unavailable` where there is no room."""
         async with self._turn:
-            if slot.running is not None or not slot.waiting:
-                slot.users |= slot.waiting if slot.running is not None else set()
+            if model.running is not None or not model.waiting:
+                model.users |= model.waiting if model.running is not None else set()
                 return
-            slot.state = "loading"
+            model.state = "loading"
             try:
-                await self._room(slot)
-                logger.info("loading model %s", slot.listed.name)
-                running = await self._started(slot.listed)
+                await self._make_room(model)
+                logger.info("loading model %s", model.entry.name)
+                running = await self._started(model.entry)
             except Unavailable:
-                slot.state = "unloaded"
+                model.state = "unloaded"
                 raise
             except QuireError as error:
-                self._failed(slot, error.message)
+                self._failed(model, error.message)
             except asyncio.CancelledError:
-                slot.state = "unloaded"
+                model.state = "unloaded"
                 raise
             except Exception:
-                logger.exception("model %s", slot.listed.name)
-                self._failed(slot, "an internal error, which the server's log shows")
+                logger.exception("model %s", model.entry.name)
+                self._failed(model, "an internal error, which the server's log shows")
             else:
-                slot.running, slot.state, slot.error, slot.failures = running, "loaded", "", 0
-                slot.loads += 1
-                slot.used = time.monotonic()
-                slot.users |= slot.waiting
+                model.running, model.state, model.error, model.failures = running, "loaded", "", 0
+                model.loads += 1
+                model.used = time.monotonic()
+                model.users |= model.waiting
                 running.begin()
 
-    async def _started(self, listed: Listed) -> Running:
+    async def _started(self, entry: ModelEntry) -> Running:
         until = ExitStack()
-        load = asyncio.get_running_loop().run_in_executor(None, self._start, listed, until)
-        load.add_done_callback(_seen)
+        load = asyncio.get_running_loop().run_in_executor(None, self._start, entry, until)
+        load.add_done_callback(_ignore_result)
         try:
             return await asyncio.shield(load)
         except BaseException:  # a load that is cancelled goes on in its thread, and may yet put something on the stack
@@ -277,57 +275,58 @@ class Pool:
             await asyncio.to_thread(until.close)
             raise
 
-    def _failed(self, slot: Slot, error: str) -> None:
-        slot.state, slot.error = "failed", error
-        slot.failures += 1
-        slot.again = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(slot.failures - 1, 16))
-        logger.error("model %s: %s", slot.listed.name, error)
+    def _failed(self, model: PooledModel, error: str) -> None:
+        model.state, model.error = "failed", error
+        model.failures += 1
+        model.retry_at = time.monotonic() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(model.failures - 1, 16))
+        logger.error("model %s: %s", model.entry.name, error)
 
-    async def _room(self, slot: Slot) -> None:
-        """Have others leave until `slot` fits. `Unavailable` where they are in use for long, or nobody waits for it."""
-        name = slot.listed.name
+    async def _make_room(self, model: PooledModel) -> None:
+        """Unload others until `model` fits. `Unavailable` where they are in use for long, or nobody waits for it."""
+        name = model.entry.name
         try:
             async with asyncio.timeout(self._wait):
-                while slot.waiting:
-                    if ending := [s.ending for s in self.slots.values() if s.ending and not s.ending.done()]:
+                while model.waiting:
+                    if ending := [m.ending for m in self.models.values() if m.ending and not m.ending.done()]:
                         await asyncio.wait(ending)
                         continue  # others may have died meanwhile
-                    loaded = [s for s in self.slots.values() if s.running is not None]
-                    taken = sum(s.listed.needed for s in loaded)
-                    if not self._budget or taken + slot.listed.needed <= self._budget:
+                    loaded = [m for m in self.models.values() if m.running is not None]
+                    taken = sum(m.entry.needed_bytes for m in loaded)
+                    if not self._budget or taken + model.entry.needed_bytes <= self._budget:
                         return
-                    others = [s for s in loaded if not s.listed.pinned]
-                    await self._leave(min(others, key=lambda s: (not s.idle, s.used)), lambda: bool(slot.waiting))
+                    others = [m for m in loaded if not m.entry.pinned]
+                    oldest = min(others, key=lambda m: (not m.idle, m.used))
+                    await self._unload_when_idle(oldest, lambda: bool(model.waiting))
         except TimeoutError:
             raise Unavailable(f"model {name!r}: the models in its place are in use for {self._wait:g} s") from None
         raise Unavailable(f"model {name!r}: nobody waits for it any more")
 
-    async def _leave(self, slot: Slot, wanted: Callable[[], bool] = lambda: True) -> None:
+    async def _unload_when_idle(self, model: PooledModel, wanted: Callable[[], bool] = lambda: True) -> None:
         """Wait until a model is idle, and end it; it stays where its place is not `wanted` any more."""
-        slot.leaving = True
+        model.leaving = True
         try:
-            while not slot.idle:
+            while not model.idle:
                 if not wanted():
                     return
                 await asyncio.sleep(LOOK_SECONDS)
-            if slot.running is not None:
-                logger.info("unloading model %s", slot.listed.name)
-                slot.state = "unloaded"
-            self._end(slot)
-            if slot.ending is not None:
-                await asyncio.wait({slot.ending})
+            if model.running is not None:
+                logger.info("unloading model %s", model.entry.name)
+                model.state = "unloaded"
+            self._end(model)
+            if model.ending is not None:
+                await asyncio.wait({model.ending})
         finally:
-            slot.leaving = False
+            model.leaving = False
 
-    def _end(self, slot: Slot) -> None:
+    def _end(self, model: PooledModel) -> None:
         """End a model, if it is loaded, in a thread."""
-        running, slot.running = slot.running, None
+        running, model.running = model.running, None
         if running is not None:
-            slot.ending = asyncio.create_task(_closed(slot.listed.name, running))
+            model.ending = asyncio.create_task(_closed(model.entry.name, running))
 
 
-def _seen(task: asyncio.Future[Any]) -> None:
-    """Whoever waited for a load may have left before it failed."""
+def _ignore_result(task: asyncio.Future[Any]) -> None:
+    """Take a failure for noted: whoever waited for a load may have left before it failed."""
     if not task.cancelled():
         task.exception()
 

@@ -124,6 +124,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+SHAPES["llama-1b-32k"] = SHAPES["llama-1b"] | {"max_position_embeddings": 32768}
+
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 
 # Every matrix of a layer: name in GGUF, name in the checkpoint.

@@ -9,6 +9,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
+from quire.core.params import MaxTokens
 from quire.engine.image_sources import Base64, ImageSource
 from quire.server.apis.fields import RequiredModelField, StreamField, TemperatureField, ToolsField, TopKField, TopPField
 from quire.server.apis.openai.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
@@ -66,7 +67,7 @@ class CountRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class MessagesRequest(CountRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, about("Largest number of output tokens.")]
+    max_tokens: Annotated[MaxTokens, about("Largest number of output tokens.")]
     stop_sequences: Annotated[list[str] | None, about("Texts that end the answer.")] = None
     stream: StreamField = None
     temperature: TemperatureField = None

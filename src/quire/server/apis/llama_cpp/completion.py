@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
-from quire.core.params import SamplingParams
+from quire.core.params import Bias, Logprobs, RepetitionPenalty, SamplingParams
 from quire.core.request import TokenLogprob, random_id
 from quire.engine.image_sources import Base64, ImageSource
 from quire.server.apis.answer import Answer, respond
@@ -68,17 +68,17 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     top_k: TopKField = None
     top_p: TopPField = None
     min_p: MinPField = None
-    repeat_penalty: Annotated[float | None, about("As repetition_penalty of completions.")] = None
+    repeat_penalty: Annotated[RepetitionPenalty | None, about("As repetition_penalty of completions.")] = None
     presence_penalty: PresencePenaltyField = None
     frequency_penalty: FrequencyPenaltyField = None
     stop: Annotated[list[str] | None, about("Stop strings. They end the output and are not part of it.")] = None
     seed: SeedField = None
     ignore_eos: IgnoreEosField = None
     logit_bias: Annotated[
-        list[list[Any]] | dict[int, float] | None,
+        list[list[Any]] | dict[int, Bias] | None,
         about("Added to logits, by token id: -100 forbids a token, 100 forces it."),
     ] = None
-    n_probs: Annotated[int | None, about("Return logprobs of so many most probable tokens.")] = None
+    n_probs: Annotated[Logprobs | None, about("Return logprobs of so many most probable tokens.")] = None
     cache_prompt: Annotated[bool | None, about("false: do not use the prefix cache.")] = None
     return_tokens: Annotated[bool | None, about("The reply has token ids.")] = None
     grammar: Annotated[str | None, about("A grammar (GBNF or Lark) that the output must match.")] = None

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
+from quire.core.params import MinP, Penalty, RepetitionPenalty, Seed, Temperature, TopK, TopP
 from quire.engine.image_sources import Base64, ImageSource
 from quire.server.apis.fields import (
     DimensionsField,
@@ -36,15 +37,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What is known of Ollama's options; those about memory and threads are the server's here. -1 = no limit."""
 
     num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

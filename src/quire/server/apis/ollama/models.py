@@ -20,6 +20,8 @@ from quire.server.http.body import read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.http.gateway import ServerState
 from quire.server.http.routes import Route
+from quire.server.models.pool import PooledModel
+from quire.server.models.state import ModelServer, service_of
 from quire.server.service import VERSION, Service
 from quire.text.infill import format_of
 
@@ -35,8 +37,8 @@ class Details(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A name that requests may give. `digest`: changes when answers may; `size`: bytes of weights, of several models
-    with their KV caches."""
+    """A name that requests may give. `digest`: changes when answers may; `size`: bytes of weights; of models that are
+    loaded on demand, /api/tags adds their KV caches."""
 
     name: str
     model: str
@@ -49,7 +51,7 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class OllamaModels(msgspec.Struct, kw_only=True):
-    """Response of /api/tags and /api/ps: all that is served is loaded."""
+    """Response of /api/tags, all models, and of /api/ps, those that are loaded."""
 
     models: list[OllamaModel]
 
@@ -66,22 +68,32 @@ class Shown(msgspec.Struct, kw_only=True):
     modified_at: str
 
 
-async def tags(service: Service, request: Request) -> Response:
+async def tags(server: ModelServer, request: Request) -> Response:
     """List the served models in Ollama's format."""
-    when = stamp(service.created)
-    return _json(OllamaModels(models=[_model(service, name, modified_at=when) for name in _names(service)]))
+    return _json(OllamaModels(models=[_tag(server, *named) for named in server.named_models()]))
 
 
-async def ps(service: Service, request: Request) -> Response:
+def _tag(server: ModelServer, model: PooledModel, name: str) -> OllamaModel:
+    """What is listed of a model: what its engine says where that stays, else what is the same whether it is loaded."""
+    entry, when = model.entry, stamp(server.created)
+    if server.permanent is not None:
+        return _loaded_model(server.permanent, name, modified_at=when)
+    digest = hashlib.sha256(f"{entry.folder}\0{entry.scheme}\0{name}".encode()).hexdigest()
+    details = details_of(entry.folder, entry.scheme)
+    return OllamaModel(name=name, model=name, modified_at=when, size=entry.needed_bytes, digest=digest, details=details)
+
+
+async def ps(server: ModelServer, request: Request) -> Response:
     """List the loaded models in Ollama's format."""
-    return _json(OllamaModels(models=loaded_models(service)))
+    server.pool.note_failures()
+    named = ((service_of(model), name) for model, name in server.named_models())
+    return _json(OllamaModels(models=[_running(service, name) for service, name in named if service is not None]))
 
 
-def loaded_models(service: Service) -> list[OllamaModel]:
-    """The names of a model that is loaded."""
+def _running(service: Service, name: str) -> OllamaModel:
     info = service.engine.info
     memory = info.weight_bytes if service.config.device.device == "cuda" else 0
-    return [_model(service, name, size_vram=memory, context_length=info.max_model_len) for name in _names(service)]
+    return _loaded_model(service, name, size_vram=memory, context_length=info.max_model_len)
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -120,11 +132,7 @@ async def version(server: ServerState, request: Request) -> Response:
     return _json(Version(version=VERSION))
 
 
-def _names(service: Service) -> tuple[str, ...]:
-    return (*service.names, *service.engine.info.adapters)
-
-
-def _model(service: Service, name: str, **more: Any) -> OllamaModel:
+def _loaded_model(service: Service, name: str, **more: Any) -> OllamaModel:
     info = service.engine.info
     digest = hashlib.sha256(f"{info.model}\0{info.weights}\0{name}\0{service.fingerprint}".encode()).hexdigest()
     details = details_of(info.folder, info.quantization)
@@ -145,7 +153,7 @@ def _json(value: msgspec.Struct) -> Response:
 
 ROUTES = (
     Route("POST", "/api/show", show, body=(Named,), reply=(Shown,), dialect=OLLAMA, model_field="name"),
-    Route("GET", "/api/tags", tags, reply=(OllamaModels,), dialect=OLLAMA),
-    Route("GET", "/api/ps", ps, reply=(OllamaModels,), dialect=OLLAMA),
+    Route("GET", "/api/tags", tags, reply=(OllamaModels,), dialect=OLLAMA, per_model=False),
+    Route("GET", "/api/ps", ps, reply=(OllamaModels,), dialect=OLLAMA, per_model=False),
     Route("GET", "/api/version", version, reply=(Version,), dialect=OLLAMA, per_model=False),
 )

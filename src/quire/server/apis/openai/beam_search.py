@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec.structs import replace
 
 from quire.core.errors import BadRequest
-from quire.core.params import MAX_LOGPROBS, SamplingParams
+from quire.core.params import SamplingParams
 from quire.core.request import Miss, Output, Request, random_id
-from quire.engine.beam import Beam, BeamSearchParams, Tails, searching
+from quire.engine.beam import MAX_BEAMS, Beam, BeamSearchParams, Tails, searching
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_times import Moments, Timings, moments, timings
 from quire.engine.frontend.streams import OutputStream
@@ -155,8 +155,8 @@ def check_beams(body: SamplingFields) -> None:
             if value is not None and value is not False and (value is True or value != 1.0):
                 raise BadRequest(f"{name}: has no effect without use_beam_search", param=name)
         return
-    if not 1 <= (body.n or 1) <= MAX_LOGPROBS // 2:
-        raise BadRequest(f"n: is the number of beams, which must lie in [1, {MAX_LOGPROBS // 2}]", param="n")
+    if not 1 <= (body.n or 1) <= MAX_BEAMS:
+        raise BadRequest(f"n: is the number of beams, which must lie in [1, {MAX_BEAMS}]", param="n")
     if isinstance(body.early_stopping, str) and body.early_stopping != "never":
         raise BadRequest("early_stopping: must be true, false or never", param="early_stopping")
     for name in _BESIDE:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest
-from quire.core.params import MAX_LOGPROBS
+from quire.core.options.ranges import check_ranges
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
 from quire.engine.requests import EncodedPrompt
@@ -63,8 +63,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
 
 
 def _check(body: ChatCompletionRequest) -> None:
-    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
-        raise BadRequest(f"top_logprobs: must lie in [0, {MAX_LOGPROBS}]", param="top_logprobs")
+    check_ranges(body, ("top_logprobs",))
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: needs logprobs true", param="top_logprobs")
     if body.add_special_tokens:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
+from quire.core.options.ranges import check_ranges, within
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
 from quire.engine.embedding import (
@@ -30,11 +31,11 @@ from quire.engine.embedding import (
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.request_times import Timings, timings
 from quire.server.apis.fields import (
+    PRIORITY,
     AddSpecialTokensField,
     CacheSaltField,
     DimensionsField,
     ModelField,
-    PriorityField,
     TruncatePromptTokensField,
     UserField,
 )
@@ -48,6 +49,7 @@ from quire.server.service import Service
 from quire.server.text_generation.reports import CachedTokens, Usage, details
 
 Texts = str | list[str]
+TopN = Annotated[int, within(ge=1)]
 NUMBER_BYTES = 20
 """Of a number in JSON, about."""
 ROW_BYTES = 256
@@ -60,7 +62,7 @@ class VectorFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: ModelField = None
     user: UserField = None
     truncate_prompt_tokens: TruncatePromptTokensField = None
-    priority: PriorityField = None
+    priority: Annotated[int | None, PRIORITY] = None
     cache_salt: CacheSaltField = None
 
 
@@ -88,7 +90,7 @@ class RerankRequest(VectorFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     query: Annotated[str, about("The query to rank documents by.")]
     documents: Annotated[list[str], about("The texts to rank.")]
-    top_n: Annotated[int | None, about("Number of documents to return. The default is all.")] = None
+    top_n: Annotated[TopN | None, about("Number of documents to return. The default is all.")] = None
     return_documents: Annotated[bool | None, about("Return the texts with their scores.")] = None
 
 
@@ -247,8 +249,7 @@ async def create_rerank(service: Service, request: HttpRequest) -> Response:
     arrival = time.monotonic()
     body = await read_struct(request, service.options, lambda _: RerankRequest)
     documents = _texts(body.documents, "documents")
-    if body.top_n is not None and body.top_n < 1:
-        raise BadRequest("top_n: must be at least 1", param="top_n")
+    check_ranges(body, ("top_n",))
     found, scores = await _scored(service, request, body, [body.query], documents, arrival, "documents")
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
     shows = body.return_documents is not False

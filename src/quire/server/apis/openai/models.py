@@ -1,4 +1,4 @@
-"""GET /v1/models: the served model under each of its names, and its adapters."""
+"""GET /v1/models: every model and adapter by its names, with its state."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ from starlette.responses import Response
 
 from quire.server.apis.openai.replies import ModelCard, ModelList, modalities
 from quire.server.http.routes import Route
-from quire.server.service import Service
+from quire.server.models.pool import PooledModel
+from quire.server.models.state import ModelServer, service_of
 
 
-def _model_card(service: Service, name: str) -> ModelCard:
-    info = service.engine.info
-    parent = service.names[0] if name in info.adapters else None
+async def list_models(server: ModelServer, request: Request) -> Response:
+    """List all models with their states, under all of their names, and their adapters."""
+    server.pool.note_failures()
+    return json_response(ModelList(data=[model_card(server, *named) for named in server.named_models()]))
+
+
+async def get_model(server: ModelServer, request: Request) -> Response:
+    """Return one model or adapter by its name."""
+    server.pool.note_failures()
+    return json_response(model_card(server, *server.resolve(request.path_params["model"])))
+
+
+def model_card(server: ModelServer, model: PooledModel, name: str) -> ModelCard:
+    """The card of a model under one of its names, or of an adapter of it."""
+    entry, service = model.entry, service_of(model)
+    parent = None if name in (entry.name, *entry.aliases) else entry.name
     return ModelCard(
         id=name,
-        created=service.created,
-        root=info.model,
+        created=server.created,
+        root=entry.root,
         parent=parent,
-        max_model_len=info.max_model_len,
-        input_modalities=modalities(info.pictures),
-        quire=service.passport if service.passport and parent is None else msgspec.UNSET,
+        max_model_len=entry.max_model_len if service is None else service.engine.info.max_model_len,
+        input_modalities=modalities(service is not None and service.engine.info.pictures),
+        quire=dict(entry.passport) if entry.passport and parent is None else msgspec.UNSET,
+        status=model.state,
+        pinned=entry.pinned,
+        needed_bytes=entry.needed_bytes,
+        error=model.error or None,
     )
-
-
-async def list_models(service: Service, request: Request) -> Response:
-    """List the served models under all of their names, and the adapters."""
-    names = (*service.names, *service.engine.info.adapters)
-    return json_response(ModelList(data=[_model_card(service, name) for name in names]))
-
-
-async def get_model(service: Service, request: Request) -> Response:
-    """Return one model by its name."""
-    name = request.path_params["model"]
-    service.check_model(name)
-    return json_response(_model_card(service, service.known(name)))
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
@@ -44,6 +49,13 @@ def json_response(value: msgspec.Struct, status: int = 200) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", list_models, reply=(ModelList,)),
-    Route("GET", "/v1/models/{model:path}", get_model, reply=(ModelCard,), errors={404: "No such model"}),
+    Route("GET", "/v1/models", list_models, reply=(ModelList,), per_model=False),
+    Route(
+        "GET",
+        "/v1/models/{model:path}",
+        get_model,
+        reply=(ModelCard,),
+        errors={404: "No such model"},
+        per_model=False,
+    ),
 )

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.options.fields import about
+from quire.core.options.ranges import within
+from quire.core.params import Logprobs, MaxTokens, MinTokens, OutputCount
+from quire.engine.beam import LengthPenalty
 from quire.server.apis.fields import (
     AddGenerationPromptField,
     AddSpecialTokensField,
@@ -46,6 +49,8 @@ from quire.server.apis.fields import (
 
 Prompt = str | list[str | int | list[int]]
 Stop = str | list[str] | None
+MaxTokensBesideEcho = Annotated[int, within(ge=0, words="must be at least 1, or 0 with echo")]
+MAX_TOKENS = about("Largest number of output tokens. The default is 16 for completions; chat may fill the context.")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,11 +74,10 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What completions and chat completions have in common; vLLM's extras come after OpenAI's fields, then ours."""
 
     model: ModelField = None
-    max_tokens: Annotated[
-        int | None,
-        about("Largest number of output tokens. The default is 16 for completions; chat may fill the context."),
+    max_tokens: Annotated[MaxTokens | None, MAX_TOKENS] = None
+    n: Annotated[
+        OutputCount | None, about("Number of outputs for each prompt. They share the KV cache of the prompt.")
     ] = None
-    n: Annotated[int | None, about("Number of outputs for each prompt. They share the KV cache of the prompt.")] = None
     temperature: TemperatureField = None
     top_p: TopPField = None
     presence_penalty: PresencePenaltyField = None
@@ -98,7 +102,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: MinPField = None
     repetition_penalty: RepetitionPenaltyField = None
     min_tokens: Annotated[
-        int | None, about("Smallest number of tokens before an end token or a stop string may end the output.")
+        MinTokens | None, about("Smallest number of tokens before an end token or a stop string may end the output.")
     ] = None
     ignore_eos: IgnoreEosField = None
     stop_token_ids: Annotated[list[int] | None, about("Tokens that end the output.")] = None
@@ -108,7 +112,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     spaces_between_special_tokens: Annotated[bool | None, about("Put spaces around special tokens in the text.")] = None
     include_stop_str_in_output: IncludeStopStrInOutputField = None
     prompt_logprobs: Annotated[
-        int | None, about("Return logprobs of the prompt's tokens, and of so many most probable ones.")
+        Logprobs | None, about("Return logprobs of the prompt's tokens, and of so many most probable ones.")
     ] = None
     truncate_prompt_tokens: TruncatePromptTokensField = None
     add_special_tokens: AddSpecialTokensField = None
@@ -136,13 +140,13 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool | None, about("Find the n most probable outputs by beam search instead of sampling.")
     ] = None
     length_penalty: Annotated[
-        float | None, about("Exponent of the length by which beams' log-probabilities are divided.")
+        LengthPenalty | None, about("Exponent of the length by which beams' log-probabilities are divided.")
     ] = None
     early_stopping: Annotated[bool | str | None, about("Whether beam search ends with the first n finished beams.")] = (
         None
     )
     best_of: Annotated[
-        int | None, about("Number of outputs to generate, of which the n most probable are returned.")
+        OutputCount | None, about("Number of outputs to generate, of which the n most probable are returned.")
     ] = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
@@ -152,10 +156,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions."""
 
+    max_tokens: Annotated[MaxTokensBesideEcho | None, MAX_TOKENS] = None
     prompt: Annotated[Prompt, about("Text to continue, token ids, or a list of either; each gets a choice.")]
     echo: Annotated[bool | None, about("Return the prompt before the output, also in logprobs.")] = None
     logprobs: Annotated[
-        int | None, about("Return logprobs. In completions a number: also those of so many most probable tokens.")
+        Logprobs | None, about("Return logprobs. In completions a number: also those of so many most probable tokens.")
     ] = None
     suffix: SuffixField = None
     prompt_embeds: Any = None
@@ -210,7 +215,7 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
     documents: Any = None
 
     max_completion_tokens: Annotated[
-        int | None, about("As max_tokens, including reasoning. OpenAI prefers this name in chat.")
+        MaxTokens | None, about("As max_tokens, including reasoning. OpenAI prefers this name in chat.")
     ] = None
     logprobs: Annotated[bool | None, about("Log-probabilities of the answer's tokens.")] = None
     top_logprobs: TopLogprobsField = None

@@ -158,9 +158,11 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A served name. `input_modalities`: text and image, where it takes pictures.
+    """A name that requests may give, and its model. `input_modalities`: text and image, where it takes pictures.
 
-    `quire`: the passport of a folder that has one, what was measured of the model.
+    `quire`: the passport of a folder that has one, what was measured of the model. `status`: loaded, loading, unloaded
+    or failed; then `error` says why. `pinned`: it is loaded at the start, and stays. `needed_bytes`: of weights and KV
+    cache, as the headers of its files say, or the engine that the server was started with.
     """
 
     id: str
@@ -173,6 +175,10 @@ class ModelCard(msgspec.Struct, kw_only=True):
     permission: list[Any] = msgspec.field(default_factory=list)
     input_modalities: list[str] | UnsetType = UNSET
     quire: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    status: str
+    pinned: bool
+    needed_bytes: int
+    error: str | None = None
 
 
 def modalities(pictures: bool) -> list[str] | UnsetType:
@@ -225,22 +231,3 @@ class NamedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """POST /v1/models/load and /v1/models/unload."""
 
     model: Annotated[str, about("Name of the model to load or unload.")]
-
-
-class StateCard(ModelCard, kw_only=True):
-    """A model in /v1/models. `status`: loaded, loading, unloaded or failed; then `error` says why.
-
-    `needed_bytes`: of weights and KV cache, as its headers say.
-    """
-
-    status: str
-    pinned: bool
-    needed_bytes: int
-    error: str | None = None
-
-
-class StateList(msgspec.Struct, kw_only=True):
-    """Response of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[StateCard]

@@ -175,7 +175,7 @@ async def create_response(service: Service, request: Request) -> Response:
     answer.request_id = request.state.exchange.request_id
     memory.made[tenant.name, answer.id] = answer
     left = request.state.exchange.left(generation, answer.model)
-    task = asyncio.create_task(_make(request.app.state.service, answer, asked, left))
+    task = asyncio.create_task(_make(request.app.state.server, answer, asked, left))
     memory.tasks.add(task)
     task.add_done_callback(memory.tasks.discard)
     return _json(answer.whole())

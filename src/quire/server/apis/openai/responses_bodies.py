@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
+from quire.core.params import MaxTokens
 from quire.engine.image_sources import DETAILS, ImageSource
 from quire.server.apis.fields import (
     CacheSaltField,
@@ -78,7 +79,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     input: Annotated[str | list[Item], about("A text, or a list of items: messages, calls and their results.")]
     model: ModelField = None
     instructions: Annotated[str | None, about("A system message before the input.")] = None
-    max_output_tokens: Annotated[int | None, about("Largest number of output tokens, including reasoning.")] = None
+    max_output_tokens: Annotated[MaxTokens | None, about("Largest number of output tokens, including reasoning.")] = (
+        None
+    )
     temperature: TemperatureField = None
     top_p: TopPField = None
     top_logprobs: TopLogprobsField = None

@@ -11,7 +11,8 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.core.errors import BadRequest, ContextTooLong, NotFound
-from quire.core.params import SamplingParams
+from quire.core.options.ranges import check_ranges
+from quire.core.params import MAX_N, SamplingParams
 from quire.core.request import Explain, Request, random_id
 from quire.engine.client import EngineInfo
 from quire.engine.requests import EncodedPrompt, ids_of_words, make_request, room
@@ -27,7 +28,6 @@ Body = TypeVar("Body", bound=SamplingFields)
 
 COMPLETION_MAX_TOKENS = 16
 MAX_NAME = 256
-MAX_DRAWN = 128
 
 _SHARED = tuple(
     name
@@ -128,8 +128,8 @@ def _check_best_of(body: SamplingFields) -> None:
     n = body.n or 1
     if body.best_of is None or body.best_of == n:
         return
-    if not n <= body.best_of <= MAX_DRAWN:
-        raise BadRequest(f"best_of: must lie in [n, {MAX_DRAWN}], and n is {n}", param="best_of")
+    if not n <= body.best_of <= MAX_N:
+        raise BadRequest(f"best_of: must lie in [n, {MAX_N}], and n is {n}", param="best_of")
     if body.stream:
         raise BadRequest("best_of: the best are known at the end; leave out stream, or best_of", param="best_of")
     if body.use_beam_search:
@@ -144,8 +144,7 @@ def _check_fields(body: SamplingFields, scheduling_policy: str) -> None:
         raise BadRequest(
             "priority: has no effect unless the server runs --scheduling-policy priority", param="priority"
         )
-    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
-        raise BadRequest("priority: must fit in 32 bits", param="priority")
+    check_ranges(body, ("priority",))
     _check_best_of(body)
     check_beams(body)
     for name in ("cache_salt", "request_id"):

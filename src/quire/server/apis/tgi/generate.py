@@ -13,7 +13,17 @@ from starlette.responses import Response
 
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
-from quire.core.params import MAX_STOP_STRINGS
+from quire.core.params import (
+    MAX_STOP_STRINGS,
+    Logprobs,
+    MaxTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from quire.core.request import TokenLogprob, longest_prompt
 from quire.engine.image_sources import ImageSource
 from quire.server.apis.answer import Answer, respond
@@ -45,19 +55,19 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How to sample: greedily unless one of temperature, top_k and top_p is given, or `do_sample`."""
 
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    max_new_tokens: int | None = None
-    seed: int | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    max_new_tokens: MaxTokens | None = None
+    seed: Seed | None = None
     stop: list[str] | None = None
     truncate: int | None = None
     return_full_text: bool | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    top_n_tokens: int | None = None
+    top_n_tokens: Logprobs | None = None
     best_of: int | None = None
     grammar: dict[str, Any] | None = None
     adapter_id: str | None = None

@@ -1,9 +1,10 @@
 """Load generators, quire's beside other tools': requests that one core sends, and figures of the same load.
 
-python -m benchmarks.peers.load_generators ...
+python -m benchmarks.serving.load_generators ...
 
-rate   requests/s from one core against a stub on another; how late sends were
-peers  quire, vLLM and GuideLLM put the same load on one server, in turn
+rate    requests/s from one core against a stub on another; how late sends were
+peers   quire, vLLM and GuideLLM put the same load on one server with a model, in turn
+steady  the same on a server whose steps take 50 ms each, whatever the machine does
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from msgspec.structs import replace
 
 import quire
 from benchmarks.common.results import RESULTS, ROOT, measure, parser_of
-from benchmarks.common.servers import free_port, server
 from quire.bench import serving
 from quire.bench.loads import ServeLoad
 from quire.bench.sending import on_loop
 from quire.bench.suite.environments import environment
 from quire.bench.suite.foreign.shapes import SHAPES, write_config
+from quire.bench.suite.servers import free_port, server
 
-HERE = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "support"
 
 
 @contextmanager
 def stub(core: int) -> Iterator[str]:
     """The stub server in a process on `core`: its URL."""
-    command = [sys.executable, str(HERE / "stub_server.py"), str(core)]
+    command = [sys.executable, str(SUPPORT / "streaming_stub.py"), str(core)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -135,19 +136,8 @@ def vllm(args: argparse.Namespace, at: Target, seed: int) -> dict[str, float]:
     """vLLM's `bench serve`: gamma arrivals so steady that they are constant."""
     env = environment(args.work, "vllm")
     out = args.work / "vllm.json"
-    words = [
-        env.python,
-        "-c",
-        VLLM,
-        "bench",
-        "serve",
-        "--backend",
-        "openai",
-        "--base-url",
-        at.url,
-        "--model",
-        str(at.tokenizer),
-    ]
+    words = [env.python, "-c", VLLM, "bench", "serve", "--backend", "openai", "--base-url", at.url]
+    words += ["--model", str(at.tokenizer)]
     words += ["--served-model-name", at.name, "--dataset-name", "random", "--ignore-eos", "--seed", str(seed)]
     words += ["--random-input-len", str(LOAD["input_len"]), "--random-output-len", str(LOAD["output_len"])]
     words += ["--num-prompts", str(args.requests), "--request-rate", str(args.rate), "--burstiness", "1000000"]
@@ -169,12 +159,8 @@ def guidellm(args: argparse.Namespace, at: Target, seed: int) -> dict[str, float
     out = args.work / "guidellm.json"
     words = [str(env.folder / "bin" / "guidellm"), "run", "--disable-console"]
     words += ["--backend", f"kind=openai_http,target={at.url},model={at.name},request_format=/v1/completions"]
-    words += [
-        "--tokenizer",
-        f"kind=huggingface_auto,model={at.tokenizer}",
-        "--profile",
-        f"kind=constant,rate={args.rate}",
-    ]
+    words += ["--tokenizer", f"kind=huggingface_auto,model={at.tokenizer}"]
+    words += ["--profile", f"kind=constant,rate={args.rate}"]
     words += ["--constraint", f"kind=max_requests,count={args.requests}", "--seed", f"kind=static,value={seed}"]
     words += ["--data", f"kind=json_file,path={prompts(args, at, seed)}"]
     words += ["--output", f"kind=json,path={out}"]
@@ -240,8 +226,8 @@ def known(args: argparse.Namespace) -> Iterator[Target]:
     """quire's server over the tests' engine, whose steps take STEP seconds each whatever the machine does."""
     port = free_port()
     facts = {"step_seconds": STEP, "info": {"max_num_queued_reqs": 1000}, "options": {"port": port}}
-    words = ["taskset", "-c", str(args.cores[0]), sys.executable, str(ROOT / "tests" / "support" / "stub_server.py")]
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support")])
+    words = ["taskset", "-c", str(args.cores[0]), sys.executable, str(SUPPORT / "stub_server.py")]
+    path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
     process = subprocess.Popen([*words, json.dumps(facts)], env=os.environ | {"PYTHONPATH": path})
     try:
         url = f"http://127.0.0.1:{port}"

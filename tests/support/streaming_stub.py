@@ -1,6 +1,6 @@
 """A server that streams answers of nothing, which load generators are measured against.
 
-    python -m benchmarks.peers.stub_server CORE
+    python tests/support/streaming_stub.py CORE
 
 Prints its port. Answers POST /v1/completions with `max_tokens` events, GAP apart, then usage and [DONE], each a chunk
 and a write of its own as a real server sends them; reads the little of HTTP that load generators send.

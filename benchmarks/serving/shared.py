@@ -1,35 +1,54 @@
-"""Tenants that share an engine, and tokens that keep coming while long prompts arrive.
+"""Serving that is shared: tenants that share an engine, long prompts among answers, a machine with other work.
 
-    python -m benchmarks.serving.tenants ...
+    python -m benchmarks.serving.shared ...
 
     fairness  a quiet tenant alone and beside a flood: fair, and first come, first served
     shares    two floods, weights 3 and 1: tokens that each was served
     itl       gaps between tokens beside prompts of 4,000: chunks by time, and of 512
+    machine   a server while nothing else runs, and while another process keeps one core busy
 
-Random weights of a real shape, in this process; requests come when they are due (Poisson), whatever was answered.
+The first three run an engine in this process; requests come when they are due (Poisson), whatever was answered.
+`machine` starts a server. For each state: time per token of one stream and of eight together, time to the first token,
+and what a request that needs no model (/v1/models) takes while they are answered: that of the event loop beside busy
+kernels. First of all and last, the processor time that the server takes while nobody asks anything: its threads spin
+for microseconds after a step and then sleep, so it must be close to none.
+Random weights of a real shape, in int8, of `machine` in int4, unless told. Results: results/tenants.json,
+results/shared.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import random
+import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common.results import measure, parser_of
+from benchmarks.common.results import keep, measure, parser_of
+from quire.bench import serving
+from quire.bench.http import Client
+from quire.bench.loads import ServeLoad
 from quire.bench.records import Record
 from quire.bench.suite.foreign.shapes import SHAPES, write_config
+from quire.bench.suite.servers import StartedServer, server
 from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
+
+# ------------------------------------------------------------------------------------------------------------- tenants
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,7 @@ def throughput(records: dict[str, Record], since: float, until: float) -> float:
 
 def engine_of(args: argparse.Namespace, **options: Any) -> Engine:
     """An engine of the asked shape at the asked bits."""
-    own = {"load_format": "dummy", "quantization": args.quantization}
+    own = {"load_format": "dummy", "quantization": args.quantization or "int8"}
     return start_engine(
         flat_config(model=str(write_config(args.shape, args.work.absolute() / args.shape)), **(own | options))
     )
@@ -160,19 +179,119 @@ def itl(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+# ------------------------------------------------------------------------------------------------------------- machine
+
+STREAMS = (1, 8)
+PROBE_GAP = 0.02
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Another process that never sleeps."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def idle_share(found: StartedServer, seconds: float) -> float:
+    """Cores that the server keeps busy while nobody asks anything."""
+    time.sleep(1.0)
+    before = found.cpu_seconds()
+    time.sleep(seconds)
+    return (found.cpu_seconds() - before) / seconds
+
+
+async def streams(args: argparse.Namespace, url: str, count: int) -> tuple[dict[str, Any], list[float]]:
+    """`count` requests at once: what `quire bench serve` reports, and seconds of light requests beside them."""
+    load = ServeLoad(
+        base_url=url,
+        num_prompts=count,
+        input_len=str(args.input_len),
+        output_len=str(args.output_len),
+        vocab_size=SHAPES[args.shape]["vocab_size"],
+    )
+    client, light = Client(url), list[float]()
+
+    async def probe() -> None:
+        while True:
+            started = time.perf_counter()
+            await client.get("/v1/models")
+            light.append(time.perf_counter() - started)
+            await asyncio.sleep(PROBE_GAP)
+
+    probing = asyncio.create_task(probe())
+    try:
+        found = await serving.run(load)
+    finally:
+        probing.cancel()
+    return found, light
+
+
+def figures(args: argparse.Namespace, url: str) -> dict[str, float]:
+    """One state of the machine. `SystemExit` when a request failed."""
+    row: dict[str, float] = {}
+    for count in STREAMS:
+        found, light = asyncio.run(streams(args, url, count))
+        if found["rates"]["failed"]:
+            raise SystemExit(f"requests failed: {found['errors']}")
+        row[f"x{count} tokens/s"] = found["rates"]["output_tokens_per_s"]
+        row[f"x{count} tpot p50 ms"] = found["latency_ms"]["tpot"]["p50"]
+        row[f"x{count} ttft p50 ms"] = found["latency_ms"]["ttft"]["p50"]
+        row[f"x{count} light p50 ms"] = 1e3 * statistics.median(light)
+        row[f"x{count} light p99 ms"] = 1e3 * sorted(light)[int(0.99 * (len(light) - 1))]
+    return row
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    """Quiet and shared in turn: medians, and cores that the idle server keeps busy."""
+    folder = write_config(args.shape, args.work.absolute() / args.shape)
+    words = [
+        sys.executable, "-m", "quire", "serve", str(folder), "--load-format", "dummy", "--max-model-len", "1024",
+        "--threads", str(args.threads), "--quantization", args.quantization or "int4",
+    ]  # fmt: skip
+    rounds: dict[str, list[dict[str, float]]] = {"quiet": [], "shared": []}
+    with server(words, {}, args.work / "quire-server.log") as found:
+        idle = [idle_share(found, args.idle_seconds)]
+        for _ in range(args.rounds):
+            rounds["quiet"].append(figures(args, found.url))
+            with busy_core():
+                rounds["shared"].append(figures(args, found.url))
+        idle.append(idle_share(found, args.idle_seconds))
+    medians = {
+        state: {name: statistics.median(r[name] for r in rows) for name in rows[0]} for state, rows in rounds.items()
+    }
+    names = ("shape", "quantization", "input_len", "output_len", "rounds", "threads")
+    return {"load": {name: getattr(args, name) for name in names}, "idle_cores": idle, "medians": medians}
+
+
 WORK = {"fairness": fairness, "shares": shares, "itl": itl}
 
 
 def main() -> None:
     """Run some of them, print and keep what they found."""
-    parser = parser_of(__doc__, WORK)
+    parser = parser_of(__doc__, WORK | {"machine": machine})
     parser.add_argument("--shape", choices=SHAPES, default="llama-1b")
-    parser.add_argument("--quantization", default="int8")
+    parser.add_argument("--quantization", default="")
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="that tenants send requests")
     parser.add_argument("--rate", type=float, default=0.4, help="requests a second of the quiet one, or long prompts")
     parser.add_argument("--chunk", type=int, default=256)
-    measure(WORK, parser.parse_args(), "tenants")
+    parser.add_argument("--input-len", type=int, default=64, help="of machine")
+    parser.add_argument("--output-len", type=int, default=64, help="of machine")
+    parser.add_argument("--rounds", type=int, default=3, help="of machine")
+    parser.add_argument("--idle-seconds", type=float, default=5.0, help="how long the idle server is watched")
+    parser.add_argument("--threads", type=int, default=0, help="of machine")
+    args = parser.parse_args()
+    if "machine" in args.what:
+        args.what.remove("machine")
+        found = machine(args)
+        print(json.dumps(found, indent=1))
+        keep("shared", found)
+    measure(WORK, args, "tenants")
 
 
 if __name__ == "__main__":
