@@ -100,7 +100,13 @@ def methods() -> str:
         ]
         parts.append(f"### {stage}\n\n{table(('method', 'what it does', 'options and defaults'), rows)}")
     layouts = ", ".join(f"`{name}`" for name in LAYOUTS)
-    return "\n".join([*parts, f"Layouts that quantized matrices are written in (`layout`): {layouts}.\n"])
+    return "\n".join(
+        [
+            *parts,
+            "### output\n",
+            f"`output.layout` chooses the layout of a quantized model: {layouts}. By default, the method decides.\n",
+        ]
+    )
 
 
 def options(struct: type[msgspec.Struct]) -> str:

@@ -81,8 +81,9 @@ class Rtn(KvCacheStage, frozen=True, kw_only=True):
 class Gptq(Rtn, frozen=True, kw_only=True):
     """GPTQ (Frantar et al. 2022) rounds column by column and lets later columns compensate for each error.
 
-    `damping` adds this share of the Hessian's mean diagonal to the diagonal. `act_order` takes the columns with the
-    largest activations first. `static_groups` computes the scales beforehand, for groups of neighbouring columns.
+    For numerical stability, it adds the mean of the Hessian's diagonal times `damping` to the diagonal. `act_order`
+    rounds the columns with the largest activations first. With `static_groups`, the scales are computed before the
+    rounding, and neighbouring columns form a group.
     """
 
     damping: Positive = 0.01
@@ -133,7 +134,8 @@ class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
 class LlmInt8(MatrixStage, frozen=True, kw_only=True):
     """LLM.int8() (Dettmers et al. 2022) makes weights int8 and keeps columns with outliers in 16 bits.
 
-    `threshold` sets the magnitude of an activation from which its column stays in 16 bits.
+    A column has outliers if the magnitude of an activation in it exceeds `threshold`. Other engines read `threshold`
+    from the checkpoint. quire itself computes with 16-bit activations in every column.
     """
 
     threshold: Positive = 6.0
@@ -206,8 +208,9 @@ class Gguf(Stage, frozen=True, kw_only=True):
 class Prune(MatrixStage, frozen=True, kw_only=True):
     """Pruning sets weights to zero. `magnitude` prunes the smallest weights.
 
-    `wanda` (Sun et al. 2024) prunes the weights whose magnitude times the norm of their input is smallest. Give either
-    `sparsity`, the share of weights to prune in each matrix, or `pattern`: `2:4` prunes two of every four neighbours.
+    `wanda` (Sun et al. 2024) multiplies the magnitude of each weight by the norm of its input, and prunes the weights
+    with the smallest products. Set `sparsity`, the share of weights to prune in each matrix, or set `pattern`. The
+    pattern `2:4` prunes two of every four neighbours.
     """
 
     sparsity: Share = 0.0
@@ -226,7 +229,8 @@ class Prune(MatrixStage, frozen=True, kw_only=True):
 class SparseGpt(Prune, frozen=True, kw_only=True):
     """SparseGPT (Frantar and Alistarh 2023) prunes weights and lets the remaining ones compensate for the error.
 
-    Give either `sparsity` or `pattern`. `damping` adds this share of the Hessian's mean diagonal to the diagonal.
+    Set `sparsity` or `pattern`. For numerical stability, the method adds the mean of the Hessian's diagonal times
+    `damping` to the diagonal.
     """
 
     damping: Positive = 0.01
@@ -235,10 +239,10 @@ class SparseGpt(Prune, frozen=True, kw_only=True):
 class Structured(Stage, frozen=True, kw_only=True):
     """Structured pruning removes whole parts of the model, so the result is a smaller dense model.
 
-    `heads` sets the share of each layer's attention heads to remove, with their keys and values. `channels` sets the
-    share of each MLP's channels. `layers` sets the number of whole layers. `score` chooses how the parts are ranked:
-    `influence` is the score of ShortGPT (Men et al. 2024) and ranks layers only; `gradient` is the score of LLM-Pruner
-    (Ma et al. 2023).
+    `heads` sets the share of attention heads to remove from each layer, with their keys and values. `channels` sets the
+    share of channels to remove from each MLP. `layers` sets how many whole layers to remove. `score` chooses how the
+    parts are ranked. `influence` is the score of ShortGPT (Men et al. 2024) and ranks layers only. `gradient` is the
+    score of LLM-Pruner (Ma et al. 2023).
     """
 
     heads: Share = 0.0
@@ -266,8 +270,8 @@ class Structured(Stage, frozen=True, kw_only=True):
 class Training(Stage, frozen=True, kw_only=True):
     """Full training changes all weights.
 
-    `data` lists text files in the formats of calibration; without it, the calibration files are used. Each of `steps`
-    steps reads `batch` rows of `length` tokens.
+    `data` lists text files in the formats of calibration files. By default, the calibration files themselves are used.
+    Each of `steps` steps reads `batch` rows of `length` tokens.
     """
 
     data: Names = ()

@@ -330,7 +330,7 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """List slots in llama.cpp's format. quire has no fixed slots, so with n requests the first n slots are busy."""
+    """List slots in llama.cpp's format. While n requests run, the list shows the first n slots as busy."""
     limit = service.engine.info.max_model_len
     busy = service.engine.in_flight
     places = service.config.scheduler.max_num_seqs

@@ -159,7 +159,7 @@ async def generate_stream(service: Service, request: Request) -> Response:
 
 
 async def compat_generate(service: Service, request: Request) -> Response:
-    """Continue a text in TGI's format, as a list of one or a stream. Hugging Face clients use this for a bare URL."""
+    """Continue a text in TGI's format, for clients whose URL has no path. The reply is a list or a stream."""
     body = await read_struct(request, service.options, lambda _: TgiCompatRequest)
     return await _generate(service, request, body, stream=bool(body.stream), listed=True)
 
