@@ -137,6 +137,7 @@ def test_widened_ways_and_their_strict_refusals() -> None:
         ({"oneOf": [{"type": "number"}, A]}, "oneOf, of which two may fit"),
         (closed(a={"type": "string", "pattern": "^(a)\\1$"}), "property 'a': pattern"),
         ({"type": "array", "contains": A}, "contains"),
+        ({"type": "string", "pattern": "^(?!one|two$)[a-z]+$"}, "pattern"),
     ]
     for schema, says in loose:
         takes(schema)

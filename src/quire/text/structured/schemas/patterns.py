@@ -102,6 +102,8 @@ def _never(body: str) -> str | None:
         return _without(body[2:].removesuffix(".*"))
     ends, words = body.endswith("$"), _words(body.removesuffix("$"))
     if words is not None:
+        if ends and len(words) > 1 and not body.startswith("("):
+            return None  # $ is of the last alternative alone
         return _excluding(words, whole=ends)
     if _UNIT.fullmatch(body):
         return f"^(?:{_other(body)}{ANY})?$"
