@@ -15,6 +15,16 @@ COMMANDS = {
         "Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines.",
     ),
     "chat": Listed("quire.cli.talk:chat", "Chat with a model. /clear forgets the conversation, /exit ends it."),
+    "pull": Listed("quire.cli.store:pull", "Download models by name. A pull that was cut off goes on where it ended."),
+    "list": Listed(
+        "quire.cli.store:list_models",
+        "List the models on this machine: those that were pulled, and those in the hub's cache that quire can run.",
+    ),
+    "show": Listed(
+        "quire.cli.store:show_model",
+        "Show a model: architecture, parameters, context, quantization, license, template and sampling defaults.",
+    ),
+    "rm": Listed("quire.cli.store:remove", "Remove models from this machine."),
     "generate": Listed(
         "quire.cli.talk:generate", "Continue texts, printing them as they grow; timings go to standard error."
     ),

@@ -27,10 +27,10 @@ def inspect(options: dict[str, Any]) -> None:
     from quire.compress.evaluation.passport import passport_rows, read_passport
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
-    from quire.model.disk.hub import hub_of
     from quire.model.known import known_of, known_of_device
     from quire.ops.choice import choose
     from quire.plan.needs import drafting_model
+    from quire.store.hub import hub_of
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
