@@ -14,9 +14,16 @@ COMMANDS = {
         "quire.cli.serve:serve",
         "Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines.",
     ),
-    "chat": Listed("quire.cli.talk:chat", "Chat with a model. /clear forgets the conversation, /exit ends it."),
+    "run": Listed(
+        "quire.cli.chat.command:run",
+        "Chat with a model, or answer PROMPT once; a model that is not here is pulled first.",
+    ),
+    "chat": Listed(
+        "quire.cli.chat.command:chat",
+        "Chat with a model: one here, or that of a running server (--server URL). /help lists what a line may be.",
+    ),
     "generate": Listed(
-        "quire.cli.talk:generate", "Continue texts, printing them as they grow; timings go to standard error."
+        "quire.cli.generate:generate", "Continue texts, printing them as they grow; timings go to standard error."
     ),
     "run-batch": Listed(
         "quire.cli.run_batch:run_batch",
