@@ -25,6 +25,11 @@ COMMANDS = {
     "generate": Listed(
         "quire.cli.generate:generate", "Continue texts, printing them as they grow; timings go to standard error."
     ),
+    "ps": Listed("quire.cli.running:ps", "List running servers: model, memory, requests, address and uptime."),
+    "stop": Listed(
+        "quire.cli.running:stop",
+        "Stop running servers: requests in flight are finished first. Without a name, the only one that runs.",
+    ),
     "run-batch": Listed(
         "quire.cli.run_batch:run_batch",
         "Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error.",

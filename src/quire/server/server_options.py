@@ -104,6 +104,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         600.0
     )
     access_log: Annotated[str, about("Log every request on standard output, as text or JSON.", ACCESS_LOGS)] = "off"
+    log_stats: Annotated[
+        bool, about("Log a line every 10 seconds in which there is work: requests, tokens per second, KV cache.")
+    ] = True
     explain_other_tenants: Annotated[
         bool,
         about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
