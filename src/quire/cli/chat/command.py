@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
-from quire.cli.flags import ENGINE, option_command, text_of, to_engine
+from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
 from quire.cli.generate import open_llm, sampling_options, standard_input, typed
 from quire.cli.model_names import ensure
 from quire.cli.params import Option, argument, option
@@ -31,7 +31,16 @@ def chat_options() -> tuple[Option, ...]:
     )
 
 
-@option_command("chat", ENGINE, *chat_options())
+@option_command(
+    "chat",
+    ENGINE,
+    *chat_options(),
+    examples=(
+        ("quire chat model.gguf", "chat with a model in a file"),
+        ('quire chat FOLDER --system "Answer in French." --temperature 0.2', "with a system message"),
+        ("quire chat --server http://127.0.0.1:8000", "with the model of a running server"),
+    ),
+)
 def chat(options: dict[str, Any], **given: Any) -> None:
     """Chat with a model: one here, or that of a running server (--server URL). /help lists what a line may be."""
     _talk(options, given, None)
@@ -40,12 +49,23 @@ def chat(options: dict[str, Any], **given: Any) -> None:
 @option_command(
     "run",
     ENGINE,
-    argument("model_argument", metavar="MODEL", required=False, help="As of --model; it is pulled if it is not here."),
+    argument(
+        "model_argument",
+        metavar="MODEL",
+        required=False,
+        help="As of --model; it is pulled if it is not here.",
+        shell_complete=complete_model,
+    ),
     argument(
         "words", metavar="PROMPT", nargs=-1, help="Answer this once, and end. Piped standard input is added to it."
     ),
     *chat_options(),
     model_argument=False,
+    examples=(
+        ("quire run owner/model", "chat with a model"),
+        ('quire run owner/model "Why is the sky blue?"', "answer once"),
+        ('cat notes.txt | quire run owner/model "Summarize this:"', "answer about a text"),
+    ),
 )
 def run(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
     """Chat with a model, or answer PROMPT once; a model that is not here is pulled first."""
