@@ -195,7 +195,7 @@ SERVER_LAYERS = (
     {"apis"},
     {"apis.openai"},
     {"apis.anthropic", "apis.llama_cpp", "apis.ollama", "apis.tgi"},
-    {"monitoring", "pages"},
+    {"monitoring", "pages", "announce", "load_log"},
     {"routes"},
     {"openapi", "batch"},
     {"app"},

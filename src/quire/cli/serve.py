@@ -47,6 +47,11 @@ logger = logging.getLogger("quire.cli")
         help="Keep to a plan that quire plan -o wrote, or do not start.",
     ),
     several=True,
+    examples=(
+        ("quire serve owner/model", "serve a model of the Hugging Face Hub on http://127.0.0.1:8000"),
+        ("quire serve model.gguf --port 9000 -c 8192 -t 4", "a file, on another port, with a shorter context"),
+        ("quire serve FOLDER --host 0.0.0.0 --api-key KEY", "for other machines, to those who have the key"),
+    ),
 )
 def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | None) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +19,8 @@ from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.files import read_text
 from quire.core.machine import raise_file_limit, share_heaps, uncollected
+from quire.core.running import RunningServer, registered
+from quire.core.version import VERSION
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
@@ -171,14 +175,25 @@ def serve_models(
 
 def _run(state: ModelServer, sock: socket.socket, name: str) -> int:
     """Listen, and answer until the server is drained, or the engine that it was started with has died."""
+    from quire.server.announce import announce
     from quire.server.draining import make_server
 
     with uncollected(forever=True):
         server = make_server(state)
     listen(sock, state.options)
-    logger.info("serving %s on %s", name, where(sock, state.options))
+    address = where(sock, state.options)
+    logger.info("serving %s on %s", name, address)
+    announce(state, address, server.paths)
+    own = RunningServer(
+        pid=os.getpid(),
+        address=address,
+        models=tuple(state.pool.models),
+        started=time.time(),
+        version=VERSION,
+        patience=state.options.shutdown_timeout,
+    )
     try:
-        with server.garbage.seldom():
+        with registered(own), server.garbage.seldom():
             server.run(sockets=[sock])
     finally:
         state.close()
