@@ -105,7 +105,7 @@ COMMANDS = {
     ),
     "demo": Listed(
         "quire.cli.demo:demo",
-        "Serve the bundled model on a free port, stream several answers at once, and shut it down cleanly.",
+        "Serve a model on a free port, stream several answers at once, and shut it down cleanly.",
         MORE,
     ),
     "completion": Listed(

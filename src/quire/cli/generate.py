@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from quire.cli.flags import ENGINE, option_command, set_model, text_of, to_engine
+from quire.cli.model_names import is_stored, with_default
 from quire.cli.params import Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
 
@@ -40,7 +41,7 @@ def sampling_options() -> tuple[Option, ...]:
         metavar="[MODEL] PROMPT...",
         nargs=-1,
         help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, "
-        "or of a GGUF file, is the model.",
+        "or of a GGUF file, or before others the name of a pulled model, is the model.",
     ),
     *sampling_options(),
     model_argument=False,
@@ -55,7 +56,7 @@ def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> N
         raise ConfigError(
             "--chat-template: texts are continued as they are; quire chat uses one", param="chat_template"
         )
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     if not prompts:
         source = standard_input()
         if source.isatty():
@@ -141,7 +142,7 @@ def _is_model(word: str, prompt: str | None = None) -> bool:
     from quire.gguf.file import is_gguf
 
     path = Path(word)
-    named = prompt is not None and path.suffix == ".gguf" and path.is_file()
+    named = prompt is not None and ((path.suffix == ".gguf" and path.is_file()) or is_stored(word))
     return bool(word) and (path.is_dir() or named or is_gguf(path))
 
 

@@ -44,7 +44,7 @@ def pull(names: tuple[str, ...], revision: str | None, as_default: bool, as_json
     for each in pulled:
         facts = ", ".join(word for word in (amount(each.size), each.quantization, each.license) if word)
         print(f"{each.name}: {facts}, in {each.place}")
-        print(f"  next: quire {'chat' if each.kind != 'vectors' else 'serve'} {each.name}")
+        print(f"  next: quire {'run' if each.kind == 'chat' else 'serve'} {each.name}")
 
 
 @command(
@@ -134,7 +134,8 @@ def remove(names: tuple[str, ...], yes: bool) -> None:
             told = f"Remove {each.name} ({amount(each.size)}, {_short(each.path)})?"
             if not click.confirm(told):
                 raise click.exceptions.Exit(1)
-        print(f"removed {each.name}: {amount(each.remove())} are free")
+        kept = f"; its files stay, {', '.join(each.others)} needs them" if each.others else ""
+        print(f"removed {each.name}: {amount(each.remove())} came free{kept}")
 
 
 def _short(path: Path) -> str:

@@ -163,25 +163,24 @@ class Removable:
     path: Path
     size: int
     noted: Manifest | None
+    others: tuple[str, ...] = ()
+    """Further names of the same files, which stay then."""
 
     def remove(self) -> int:
-        """Remove it; bytes that came free. Files in the hub's cache go when no other pulled name needs them."""
+        """Remove it; bytes that came free. Files in the hub's cache stay where another pulled name needs them."""
         if self.noted is None:
             return remove_cached(self.path)
         freed = self.size
         if self.noted.repository:
-            freed = remove_cached(self.path) if self.path.exists() else 0
+            freed = remove_cached(self.path) if self.path.exists() and not self.others else 0
         remove(self.noted.name)
         return freed
 
 
 def removable(name: str) -> Removable:
-    """The model of this name, to be removed. `ModelError` where it is none of the store or the hub's cache, or where
-    another name needs its files."""
+    """The model of this name, to be removed. `ModelError` where it is none of the store or the hub's cache."""
     if (noted := find(name)) is not None:
-        if others := several(noted.name):
-            raise ModelError(f"{noted.name}: {', '.join(others)} needs the same files; remove that name first")
-        return Removable(noted.name, noted.place, noted.size, noted)
+        return Removable(noted.name, noted.place, noted.size, noted, tuple(several(noted.name)))
     for each in cached_models():
         if each.name == name:
             return Removable(name, each.path, each.size, None)

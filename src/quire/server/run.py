@@ -138,10 +138,11 @@ def _prepare_texts(options: ModelConfig) -> None:
     for module in SERVER:
         importlib.import_module(module)
     from quire.model.disk.checkpoint import EMBEDDED
+    from quire.store.names import local_path
     from quire.text.template import ChatTemplate
 
     with suppress(QuireError):
-        folder = tokenizer_folder(options, Path(options.model).expanduser() if options.model else EMBEDDED)
+        folder = tokenizer_folder(options, local_path(options.model) if options.model else EMBEDDED)
         if folder.exists():  # else the engine's process is to download it
             ChatTemplate.from_folder(folder, Tokenizer.read_ahead(folder), options.chat_template)
 

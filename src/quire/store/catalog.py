@@ -12,6 +12,7 @@ import msgspec
 QUANTIZATION = re.compile(r"[-:](?P<kind>(?:I?Q\d(?:_\w+)?|B?F16|FP16|F32|MXFP4))", re.IGNORECASE)
 """The end of a name that asks for another quantization than the default one: qwen3:4b-q8_0."""
 LATEST = ":latest"
+CATALOG = Path(__file__).with_name("catalog.toml")
 
 Kind = Literal["chat", "vectors", "base"]
 
@@ -70,7 +71,7 @@ class _Catalog(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def catalog() -> dict[str, CatalogEntry]:
     """Every model by its own name."""
-    return msgspec.toml.decode(Path(__file__).with_name("catalog.toml").read_bytes(), type=_Catalog).models
+    return msgspec.toml.decode(CATALOG.read_bytes(), type=_Catalog).models
 
 
 @cache

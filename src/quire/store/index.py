@@ -23,6 +23,8 @@ DEFAULT = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.2"
 MAX_PAGE_BYTES = 64 << 20
 """The largest page of an index that is read."""
+PAGE_SECONDS = 15.0
+"""Seconds that an index may take to reply before the next one is asked."""
 PAGES = ("", "index.json", "index.html")
 """Files that may be the page of a package in a folder."""
 
@@ -99,7 +101,7 @@ def _files(page: str, certificates: str | None) -> Iterator[RemoteFile]:
             raise OSError("no such package is there")
         base, data = found.absolute().as_uri(), found.read_bytes()
     else:
-        with open_url(page, {"Accept": ACCEPT}, certificates) as response:
+        with open_url(page, {"Accept": ACCEPT}, certificates, PAGE_SECONDS) as response:
             base, data = response.url, response.read(MAX_PAGE_BYTES)
     yield from _read_json(base, data) if data.lstrip().startswith(b"{") else _read_html(base, data.decode())
 

@@ -37,6 +37,15 @@ def stored_path(name: str) -> Path | None:
     return found.place
 
 
+def local_path(name: str) -> Path:
+    """Where a model lies if that is known without asking the hub: of a pulled one its place, else the name as a path,
+    which need not exist."""
+    path = Path(name).expanduser()
+    if path.exists() or (found := find(name)) is None:
+        return path
+    return found.place
+
+
 def unknown_name(name: str) -> ModelError:
     """The error for what is no model at all."""
     near = near_names(name, known_names())

@@ -158,7 +158,9 @@ def _open_at(url: str, start: int, certificates: str | None) -> tuple[_Readable,
     return response, start + int(length) if length else None
 
 
-def open_url(url: str, headers: dict[str, str], certificates: str | None = None) -> http.client.HTTPResponse:
+def open_url(
+    url: str, headers: dict[str, str], certificates: str | None = None, timeout: float = TIMEOUT
+) -> http.client.HTTPResponse:
     """Ask for an http or https address; a user name and password in it become a header. `OSError` as of urllib."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -172,7 +174,7 @@ def open_url(url: str, headers: dict[str, str], certificates: str | None = None)
     for name, value in asked.items():  # not sent on to another host when this one redirects
         (request.add_unredirected_header if name == "Authorization" else request.add_header)(name, value)
     context = ssl.create_default_context(cafile=certificates) if parts.scheme == "https" else None
-    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT, context=context)
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout, context=context)
     return response
 
 

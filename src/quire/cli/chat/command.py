@@ -8,7 +8,7 @@ from typing import Any
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
 from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
 from quire.cli.generate import open_llm, sampling_options, standard_input, typed
-from quire.cli.model_names import ensure
+from quire.cli.model_names import ensure, with_default
 from quire.cli.params import Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
 
@@ -62,9 +62,9 @@ def chat(options: dict[str, Any], **given: Any) -> None:
     *chat_options(),
     model_argument=False,
     examples=(
-        ("quire run owner/model", "chat with a model"),
-        ('quire run owner/model "Why is the sky blue?"', "answer once"),
-        ('cat notes.txt | quire run owner/model "Summarize this:"', "answer about a text"),
+        ("quire run smollm2", "chat with a model"),
+        ('quire run smollm2 "Why is the sky blue?"', "answer once"),
+        ('cat notes.txt | quire run smollm2 "Summarize this:"', "answer about a text"),
     ),
 )
 def run(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
@@ -95,7 +95,7 @@ def _talk(options: dict[str, Any], given: dict[str, Any], prompt: str | None) ->
         return
     if key is not None:
         raise ConfigError("--api-key: is the key of a server; give --server URL too", param="api_key")
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     with open_llm(config) as llm:
         from quire.cli.chat.chat import Chat
         from quire.cli.chat.local import LocalChat
