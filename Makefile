@@ -15,7 +15,7 @@ SANITIZED_TESTS := $(addprefix tests/ops/test_,boundary.py ops.py amx.py native.
 .PHONY: demo serve test test-fast durations sanitize emulate test-slow chaos chaos-full reliability reliability-full soak lint format bench bench-kernels bench-peers bench-starts bench-serving bench-quality bench-compressors interop gpu-check gpu-kernels build table fields clients pairs pictures record recorded docs docs-made train clean quire triton wheels wheel-check bench-first-start
 .DEFAULT_GOAL := demo
 
-demo: quire  ## serve the embedded model and ask it a few things over HTTP
+demo: quire  ## serve smollm2 (93 MB, pulled once), or the embedded model without a network, and ask it a few things over HTTP
 	$(BIN)/quire demo
 
 serve: quire  ## the embedded model on http://127.0.0.1:8000

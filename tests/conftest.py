@@ -27,6 +27,8 @@ torch.set_num_threads(1)
 # What quire keeps for later starts must not land among the user's caches, nor be found from an earlier run.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quire-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+# A developer's own models change no test: commands without a model would take one of them.
+os.environ["QUIRE_MODELS"] = str(Path(os.environ["XDG_CACHE_HOME"]) / "models")
 
 # Tests keep kilobytes; how full the machine's disk is must not decide whether they are kept.
 packed_folder.FREE_SHARE = 1 << 60

@@ -40,7 +40,7 @@ def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command
 
 def section(name: str, command: Any) -> str:
     """Heading, help, usage, flags of its own, and which it shares."""
-    params = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
+    params = [p for p in command.params if not getattr(p, "hidden", False) and p.name not in ("help", "help_all")]
     arguments = [p for p in params if p.param_type_name == "argument"]
     given = {p.name for p in params}
     shared = [told for told, names in SHARED.items() if names <= given]

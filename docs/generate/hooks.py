@@ -23,6 +23,7 @@ import commands
 import dashboards
 import exclusions
 import formats
+import known_models
 import messages
 import options
 import python_names
@@ -41,6 +42,7 @@ MADE: dict[str, Callable[[], str]] = {
     "row metrics": shown.row_metrics,
     "python": python_names.every_name,
     "families": formats.families,
+    "catalog": known_models.every_model,
     "formats of files": formats.of_files,
     "formats made at load": formats.made_at_load,
     "formats of gguf": formats.of_gguf,

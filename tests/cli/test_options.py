@@ -235,7 +235,7 @@ def test_a_number_that_is_none_is_refused() -> None:
     ranged = msgspec.defstruct("Ranged", [("share", float, 0.5)])
     with pytest.raises(ConfigError, match="share nan is not a number"):
         read_table(ranged, {"share": math.nan}, Place("f.toml"))
-    assert about("Help.", (1, 2), ge=1).extra == {"choices": ("1", "2"), "refused": {}, "open": False}
+    assert about("Help.", (1, 2), ge=1).extra == {"choices": ("1", "2"), "refused": {}, "open": False, "common": False}
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ NEEDS = {
     "minutes": "minutes of computing",
     "model": "a model of the reader's own",
     "models": "a server of several models",
+    "network": "the Python index",
     "tools": "another tool",
 }
 """What a line `<!-- needs: NAME -->` above a block may say; such a block is only checked by test_docs.py."""

@@ -15,7 +15,7 @@ def main() -> None:
     """Run a command. An expected error is one message on standard error and the error's exit code."""
     _read_and_write_utf8()
     try:
-        if sys.argv[1:2] == ["serve"] and not {"-h", "--help"}.intersection(sys.argv):
+        if sys.argv[1:2] == ["serve"] and not {"-h", "--help", "--help-all"}.intersection(sys.argv):
             start_ahead("quire.engine.processes.worker")  # which imports the engine while we import the server
         from quire.cli.app import app
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
-from quire.core.errors import EngineFailure, Unavailable
+from quire.core.errors import EngineFailure, QuireError, Unavailable
 from quire.core.machine import end_with_parent
+from quire.store.names import PREFERRED
+from quire.store.progress import Shown, amount
 
 if TYPE_CHECKING:
     from quire.bench.http import Client
@@ -24,6 +26,9 @@ ANSWER_SECONDS = 60.0
 STOP_SECONDS = 30.0
 ADDRESS = re.compile(r"serving .+ on (https?://\S+)")
 
+PULL_SECONDS = 60.0
+"""What a demo waits for the download of a real model."""
+
 QUESTIONS = (
     "What does json.dumps do?",
     "Describe os.path.join.",
@@ -31,7 +36,17 @@ QUESTIONS = (
     "Explain itertools.chain.",
     "What does shutil.copytree do?",
 )
+"""For the bundled model, which was trained on such."""
 TEXTS = ("for key, value in items.items():\n    if not isinstance(", "    def __repr__(self):\n        return")
+GENERAL_QUESTIONS = (
+    "What is the capital of France?",
+    "Explain in two sentences why the sky is blue.",
+    "Write a short poem about the sea.",
+    "Name three fruits, and a dish made of each.",
+    "What is a language model?",
+)
+"""For any other model."""
+GENERAL_TEXTS = ("Once upon a time there was a lighthouse keeper who", "The three laws of motion are")
 
 
 @dataclass
@@ -47,7 +62,11 @@ class StreamedAnswer:
 
 @option_command("demo", ENGINE)
 def demo(options: dict[str, Any]) -> None:
-    """Serve the bundled model on a free port, stream several answers at once, and shut it down cleanly."""
+    """Serve a model on a free port, stream several answers at once, and shut it down cleanly.
+
+    Without a model that of the store's default, or smollm2, which is pulled, or the bundled one where it cannot be had.
+    """
+    options = _with_model(options)
     to_engine(options)
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", *to_arguments(options)]
     print(f"$ quire {' '.join(command[3:])}")
@@ -57,11 +76,45 @@ def demo(options: dict[str, Any]) -> None:
         try:
             url = _wait_for_address(server)
             print(f"{url} is up after {time.perf_counter() - started:.1f} s")
-            _print(*asyncio.run(_ask_all(url)))
+            bundled = options.get("model", "") in ("", "pydoc")
+            _print(*asyncio.run(_ask_all(url, bundled)))
             _stop(server)
         finally:
             _end(server)
     print(f"SIGTERM: the server drained and ended with exit code 0; {time.perf_counter() - started:.1f} s in all")
+
+
+def _with_model(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with the model that the demo serves where none was given; says which, and why."""
+    from quire.store.names import default_model
+    from quire.store.pull import pull
+
+    if "model" in options:
+        return options
+    if (default := default_model()) is None:
+        try:
+            with _Patient() as progress:
+                default = pull(PREFERRED, progress)
+        except QuireError as error:
+            print(f"no real model can be had ({error.message})\nserving pydoc, which comes with quire and knows Python")
+            return options
+    print(f"serving {default.name}: {amount(default.size)}, {default.quantization}, {default.license}")
+    return options | {"model": default.name}
+
+
+class _Patient(Shown):
+    """Progress of a download that ends where it takes too long for a demo; what came is kept for `quire pull`."""
+
+    def begin(self, what: str, total: int | None, done: int) -> None:
+        """Begin to count seconds."""
+        super().begin(what, total, done)
+        self._end = time.monotonic() + PULL_SECONDS
+
+    def reach(self, done: int) -> None:
+        """Give up after `PULL_SECONDS`."""
+        super().reach(done)
+        if time.monotonic() > self._end:
+            raise Unavailable(f"{PREFERRED} was not here within {PULL_SECONDS:.0f} s; quire pull {PREFERRED} goes on")
 
 
 def _wait_for_address(server: subprocess.Popen[str]) -> str:
@@ -100,15 +153,16 @@ def _end(server: subprocess.Popen[str]) -> None:
         server.kill()
 
 
-async def _ask_all(url: str) -> tuple[list[StreamedAnswer], float]:
+async def _ask_all(url: str, bundled: bool) -> tuple[list[StreamedAnswer], float]:
     """All answers, and the seconds they took together."""
     from quire.bench.http import Client, ClientTimeouts
 
     client = Client(url, patience=ClientTimeouts.of(ANSWER_SECONDS))
     name = await _model_name(client)
+    questions, texts = (QUESTIONS, TEXTS) if bundled else (GENERAL_QUESTIONS, GENERAL_TEXTS)
     asked: list[tuple[str, str, dict[str, Any]]] = [
-        *((q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in QUESTIONS),
-        *((t, "/v1/completions", {"prompt": t, "max_tokens": 32, "stop": "\n\n"}) for t in TEXTS),
+        *((q, "/v1/chat/completions", {"messages": [{"role": "user", "content": q}]}) for q in questions),
+        *((t, "/v1/completions", {"prompt": t, "max_tokens": 32, "stop": "\n\n"}) for t in texts),
     ]
     begun = time.perf_counter()
     jobs = (_ask(client, text, path, {"model": name} | fields) for text, path, fields in asked)

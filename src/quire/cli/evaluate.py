@@ -48,7 +48,7 @@ def evaluate(
 
             write_passport(output, passport)
         return
-    from quire.cli.talk import open_llm
+    from quire.cli.generate import open_llm
 
     with open_llm(config) as llm:
         results = _measure(llm, texts, limit)

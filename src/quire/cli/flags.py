@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
+from quire.cli.model_names import known_models
 from quire.cli.params import Argument, Command, Option
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
@@ -23,6 +26,8 @@ PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "devi
           "tiers": "Tiers of the KV cache", "cluster": "Hosts", "media": "Images"}  # fmt: skip
 ENGINE: dict[str, Struct] = {PANELS[name]: section for name, section in SECTIONS.items()}
 SERVER: dict[str, Struct] = {"Server": ServerOptions}
+LARGE = frozenset({*ENGINE.values(), ServerOptions})
+"""Structs of which help shows the common options, unless all are asked for."""
 
 SHORT = {"model": "-m", "max_model_len": "-c", "threads": "-t"}
 
@@ -35,12 +40,13 @@ def option_command(
     *params: click.Parameter,
     model_argument: bool = True,
     several: bool = False,
+    examples: Sequence[tuple[str, str]] = (),
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a function the command `name` with a flag for every option of `groups` (heading of help -> struct).
 
     The function gets the options that were given as one mapping, its first argument, and `params` by their names.
     `model_argument`: the model may be given as the argument [MODEL] too. `several`: --model may be given several times,
-    and is a list then.
+    and is a list then. `examples`: command lines for its help, and what each does.
     """
     flags = flags_of(groups, several)
     first = [*params, _model_argument()] if model_argument else list(params)
@@ -54,14 +60,15 @@ def option_command(
                 set_model(options, model)
             return function(options, **given)
 
-        return Command(name, groups=groups, params=[*first, *flags.values()], callback=run, help=function.__doc__)
+        params = [*first, *flags.values()]
+        return Command(name, groups=groups, examples=examples, params=params, callback=run, help=function.__doc__)
 
     return made
 
 
 def _model_argument() -> Argument:
     [field] = [field for field in fields_of(SECTIONS["model"]) if field.name == "model"]
-    return Argument([ARGUMENT], metavar="MODEL", required=False, help=field.help)
+    return Argument([ARGUMENT], metavar="MODEL", required=False, help=field.help, shell_complete=complete_model)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def flags_of(groups: Mapping[str, Struct], several: bool = False) -> dict[str, O
     for group, struct in groups.items():
         for field in fields_of(struct):
             if field.name not in flags:
-                flags[field.name] = _flag(field, group, several and field.name == "model")
+                flags[field.name] = _flag(field, group, several and field.name == "model", struct in LARGE)
     if "block_size" in flags:
         for alias in ("ctk", "ctv"):
             flags[alias] = Option([alias, f"-{alias}"], hidden=True)
@@ -86,8 +93,11 @@ def flags_of(groups: Mapping[str, Struct], several: bool = False) -> dict[str, O
     return flags
 
 
-def _flag(field: OptionField, group: str, several: bool) -> Option:
-    """The flag of an option; None, or () where it may be given `several` times, is what it is if it is not given."""
+def _flag(field: OptionField, group: str, several: bool, large: bool) -> Option:
+    """The flag of an option; None, or () where it may be given `several` times, is what it is if it is not given.
+
+    `large`: its struct has many, of which help shows the common ones.
+    """
     name, kind, default = field.name, field.plain, field.default
     if field.several:
         kind, several = str, True
@@ -99,12 +109,27 @@ def _flag(field: OptionField, group: str, several: bool) -> Option:
         [name, _spelling(name, kind), *([SHORT[name]] if name in SHORT else [])],
         group=group,
         field=field,
+        rare=large and not field.common,
         type=kind,
         multiple=several,
         default=None,
         help=field.help + _shown(default),
         metavar="|".join(field.choices) or None,
+        shell_complete=complete_model if name == "model" else partial(_complete_choice, field.choices),
     )
+
+
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of models that are here, and files."""
+    names = [CompletionItem(name) for name in known_models() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")]
+
+
+def _complete_choice(
+    choices: tuple[str, ...], ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    found = [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
 
 
 def _spelling(name: str, kind: Any) -> str:

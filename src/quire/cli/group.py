@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class Listed(NamedTuple):
-    """A command in a table: where it is, as module:name, and the first line of its help."""
+    """A command in a table: where it is, as module:name, the first line of its help, and its heading there."""
 
     place: str
     line: str
+    group: str = "Commands"
 
 
 class LazyGroup(click.Group):
@@ -48,8 +50,18 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section of commands from the table."""
-        limit = formatter.width - 6 - max(map(len, self.table))
-        rows = [(name, click.Command(name, help=x.line).get_short_help_str(limit)) for name, x in self.table.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """Write the sections of commands from the table."""
+        width = max(map(len, self.table))
+        limit = formatter.width - 6 - width
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, listed in self.table.items():
+            line = click.Command(name, help=listed.line).get_short_help_str(limit)
+            sections.setdefault(listed.group, []).append((f"{name:{width}}", line))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin so, from the table, and the group's own flags."""
+        found = [CompletionItem(name, help=x.line) for name, x in self.table.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]

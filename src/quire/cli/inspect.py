@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.cli.model_names import with_default
 from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 @option_command("inspect", ENGINE)
 def inspect(options: dict[str, Any]) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     from quire.compress.evaluation.passport import passport_rows, read_passport
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
-    from quire.model.disk.hub import hub_of
     from quire.model.known import known_of, known_of_device
     from quire.ops.choice import choose
     from quire.plan.needs import drafting_model
+    from quire.store.hub import hub_of
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)

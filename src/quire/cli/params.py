@@ -13,6 +13,10 @@ from quire.core.options.fields import OptionField, Struct
 OWN = "Options"
 """Heading of a command's own flags."""
 
+HELP_ALL = "--help-all"
+ALL = "quire.all_flags"
+"""Under this name a context notes that help is to show all flags."""
+
 PATH: click.Path = click.Path(path_type=Path)
 """A file or folder, as a `pathlib.Path`."""
 
@@ -30,14 +34,20 @@ class Option(click.Option):
     """A flag. Its help ends with its default, its range, and whether it is required.
 
     `group` is the heading of help under which the flag stands. `field` is the option that the flag was made from; None
-    where a command declares it.
+    where a command declares it. `rare`: help leaves it out, unless all flags are asked for.
     """
 
     def __init__(
-        self, spellings: Sequence[str], *, group: str = OWN, field: OptionField | None = None, **more: Any
+        self,
+        spellings: Sequence[str],
+        *,
+        group: str = OWN,
+        field: OptionField | None = None,
+        rare: bool = False,
+        **more: Any,
     ) -> None:
         super().__init__(spellings, **{"show_default": True} | more)
-        self.group, self.field = group, field
+        self.group, self.field, self.rare = group, field, rare
 
     def make_metavar(self, ctx: click.Context) -> str:
         """The choices or the name of its value, else its type."""
@@ -75,12 +85,23 @@ class Argument(click.Argument):
 class Command(click.Command):
     """A command; its help lists arguments first, then flags by groups.
 
-    `groups` maps headings of help to the structs whose options are flags of the command.
+    `groups` maps headings of help to the structs whose options are flags of the command. `examples`: command lines,
+    and what each does. Where some flags are rare, `--help` leaves them out and `--help-all` shows them too.
     """
 
-    def __init__(self, name: str, *, groups: Mapping[str, Struct] | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        groups: Mapping[str, Struct] | None = None,
+        examples: Sequence[tuple[str, str]] = (),
+        **more: Any,
+    ) -> None:
         super().__init__(name, **more)
-        self.groups = groups or {}
+        self.groups, self.examples = groups or {}, tuple(examples)
+        self.rare = sum(getattr(param, "rare", False) for param in self.params)
+        if self.rare:
+            self.params.append(_help_all())
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing: `format_options` writes arguments too, whatever the version of click."""
@@ -89,6 +110,8 @@ class Command(click.Command):
         """Write a section of arguments and one for each group of flags, the command's own first."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], OWN: []}
         for param in self.get_params(ctx):
+            if getattr(param, "rare", False) and not ctx.meta.get(ALL):
+                continue
             if (row := param.get_help_record(ctx)) is not None:
                 title = "Arguments" if isinstance(param, click.Argument) else getattr(param, "group", OWN)
                 sections.setdefault(title, []).append(row)
@@ -96,6 +119,24 @@ class Command(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+        if self.rare and not ctx.meta.get(ALL):
+            formatter.write_paragraph()
+            formatter.write_text(f"{self.rare} more flags: {ctx.command_path} {HELP_ALL}")
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write_dl(list(self.examples))
+
+
+def _help_all() -> Option:
+    """The flag that shows the help with every flag of its command."""
+
+    def show(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked and not ctx.resilient_parsing:
+            ctx.meta[ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return Option([HELP_ALL], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show all flags.")
 
 
 def command(name: str, *params: click.Parameter) -> Callable[[Callable[..., Any]], Command]:

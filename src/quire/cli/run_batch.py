@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from quire.cli.flags import ENGINE, option_command, to_engine
+from quire.cli.model_names import with_default
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
 
@@ -26,7 +27,7 @@ from quire.core.errors import ConfigError
 )
 def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> None:
     """Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error."""
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     if not input_file.is_file():
         raise ConfigError(f"--input-file {input_file}: no such file", param="input_file")
     if not output_file.parent.is_dir():

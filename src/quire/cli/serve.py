@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
+from quire.cli.model_names import with_default
 from quire.cli.models import model_entries
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
@@ -47,6 +48,14 @@ logger = logging.getLogger("quire.cli")
         help="Keep to a plan that quire plan -o wrote, or do not start.",
     ),
     several=True,
+    examples=(
+        (
+            "quire serve smollm2",
+            "serve a model that was pulled, or owner/model of the Hugging Face Hub, on http://127.0.0.1:8000",
+        ),
+        ("quire serve model.gguf --port 9000 -c 8192 -t 4", "a file, on another port, with a shorter context"),
+        ("quire serve FOLDER --host 0.0.0.0 --api-key KEY", "for other machines, to those who have the key"),
+    ),
 )
 def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | None) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
@@ -67,7 +76,7 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
     if entries := model_entries(options):
         drop_waiting()  # who knows when a model is loaded
         raise click.exceptions.Exit(run.serve_models(entries, server, partial(start_engines, server)))
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     if config.cluster.node_rank or config.cluster.by_ray:
         drop_waiting()  # engines start elsewhere, or later
     if config.cluster.node_rank and config.cluster.by_ray:

@@ -75,11 +75,11 @@ def _run(
     import torch
 
     from quire.model.disk.checkpoint import resolve
-    from quire.model.disk.hub import hub_of
     from quire.model.disk.tokenizer import tokenizer_folder
     from quire.speculate.train import methods
     from quire.speculate.train.loop import HeadTrainingRun
     from quire.speculate.train.target import Target
+    from quire.store.hub import hub_of
     from quire.text.tokenizer import Tokenizer
 
     model = resolve(config.model.model, hub_of(config.model))

@@ -48,6 +48,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Tensor parallelism: number of ranks that divide each layer's matrices and the threads.",
             ge=1,
             le=MOST_RANKS,
+            common=True,
         ),
     ] = 1
     context_parallel_size: Annotated[

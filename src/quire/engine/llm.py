@@ -245,6 +245,10 @@ class LLM(PoolingCalls):
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
+    def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Prompt:
+        """The prompt that `chat` would make of one conversation, images included: for `stream`, as the answer grows."""
+        return self._reader.of_chat(messages, tools, None)
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The template of the model or of the `chat_template` option; `BadRequest` when there is none."""

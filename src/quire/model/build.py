@@ -23,7 +23,6 @@ from quire.model.describe import compute_dtype, describe, max_model_len, open_mo
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.generation import read_generation
 from quire.model.disk.headers import ModelHeaders
-from quire.model.disk.hub import hub_of
 from quire.model.families.rope import Rope, shared_tables, short_reach
 from quire.model.known import known_of, known_of_device
 from quire.model.load.adapter_extension import Base
@@ -51,6 +50,7 @@ from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.quant.base import Quantizer, QuantScheme
 from quire.quant.registry import DENSE, quantizer
+from quire.store.hub import hub_of
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.hub import NEWEST, Hub
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
@@ -31,6 +30,8 @@ from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
 from quire.model.vision.vision_headers import open_vision, part
 from quire.quant.registry import cache_scales, detect, matrix_scheme
+from quire.store.catalog import look_up
+from quire.store.hub import NEWEST, Hub
 
 OUTER = ("embed", "head")
 
@@ -220,8 +221,8 @@ def _describe_borrowed(model: str, found: TransformersModel) -> ModelFacts:
 
 
 def own_name(model: str, folder: Path) -> str:
-    """A hub name as it was given, otherwise that of the folder or file."""
-    if "/" in model and not Path(model).exists():
+    """A name of the hub or of the store as it was given, otherwise that of the folder or file."""
+    if not Path(model).expanduser().exists() and ("/" in model or look_up(model) is not None):
         return model
     named = folder if folder.name not in ("", "..") else folder.resolve()  # "." and ".." say no name
     return named.stem if named.is_file() else named.name

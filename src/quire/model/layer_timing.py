@@ -16,7 +16,6 @@ from quire.model.build import form_of, kv_layouts
 from quire.model.describe import compute_dtype, open_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.headers import ModelHeaders
-from quire.model.disk.hub import hub_of
 from quire.model.families.rope import shared_tables
 from quire.model.load.builders import BLOCKS, load_layer
 from quire.model.load.pipeline_stages import Costs, numbers_of, stages_of
@@ -26,6 +25,7 @@ from quire.model.transformers_backend.detect import find_borrowed
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.quant.registry import quantizer
+from quire.store.hub import hub_of
 
 log = logging.getLogger(__name__)
 PROMPT, ANSWERS = 128, 16

@@ -16,7 +16,6 @@ from quire.core.machine import available_memory
 from quire.model.describe import ModelFacts, compute_dtype, describe
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.hub import Hub, hub_of
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.layer_mixers import format_of, layouts_of
@@ -29,6 +28,7 @@ from quire.plan.weights import WeightPart, weight_parts
 from quire.run.activations import activations, feature_bytes
 from quire.run.kv_budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv
 from quire.run.step_sizes import MAX_REPLAYED_ROWS, Sizes, graph_bytes, graph_sizes
+from quire.store.hub import Hub, hub_of
 
 PROCESS = 255 << 20
 """Bytes of an engine's process that holds no model: interpreter, torch, tokenizer.

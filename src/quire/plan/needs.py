@@ -16,7 +16,6 @@ from quire.core.speculation import HEADS, LOOK_UPS, Speculation
 from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_len
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
-from quire.model.disk.hub import hub_beside, hub_of
 from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
@@ -28,6 +27,7 @@ from quire.ops.layout import CacheLayout
 from quire.parallel.experts import Division, expert_plan
 from quire.plan.weights import weight_parts
 from quire.run.kv_budget import KVPlan, shape_kv
+from quire.store.hub import hub_beside, hub_of
 
 
 class Needs(NamedTuple):

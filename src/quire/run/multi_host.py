@@ -13,7 +13,6 @@ from torch._C._distributed_c10d import Store
 from quire.core.config import EngineConfig
 from quire.core.files import sampled_digest
 from quire.model.disk.checkpoint import resolve
-from quire.model.disk.hub import hub_beside
 from quire.parallel.comm import Comm
 from quire.parallel.experts import ExpertPlan
 from quire.parallel.host_messages import Hub, Spoke
@@ -26,6 +25,7 @@ from quire.parallel.torch_distributed import ArrayComm, DistributedComm, gloo_gr
 from quire.parallel.wire import ConnectionDropped, listen, read_secret
 from quire.run.messages import Rendezvous, Start
 from quire.run.rank_connections import CommandReceiver, RankConnections, host_is_gone, start_all
+from quire.store.hub import hub_beside
 
 MEET_SECONDS = 120.0
 """That all ranks may take to be there, before any of them loads."""

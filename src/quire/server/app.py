@@ -20,6 +20,7 @@ from quire.server.apis.openai.responses import Responses
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.gateway import Gateway
 from quire.server.http.routes import route_path
+from quire.server.load_log import log_load
 from quire.server.models.dispatch import ReleaseAfterResponse, caller
 from quire.server.models.state import ModelServer
 from quire.server.openapi import openapi_endpoint
@@ -63,6 +64,8 @@ async def _lifespan(server: ModelServer, app: Starlette) -> AsyncIterator[None]:
             asyncio.create_task(server.start()),
             asyncio.create_task(server.history.keep(lambda: server.registries)),
         ]
+        if server.options.log_stats:
+            tasks.append(asyncio.create_task(log_load(server)))
         try:
             yield
         finally:

@@ -112,6 +112,13 @@ class DrainingServer(uvicorn.Server):
                 for sig, handler in earlier.items():
                     signal.signal(sig, handler)
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """Paths of the application's routes and pages."""
+        app = self.config.app
+        assert isinstance(app, Starlette)
+        return frozenset(str(path) for route in app.routes if (path := getattr(route, "path", None)) is not None)
+
     def handle_restart(self, sig: int, frame: FrameType | None) -> None:
         """Ask for the engines to be started anew; a server that drains has no use for that."""
         if self.state.draining:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +19,8 @@ from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.files import read_text
 from quire.core.machine import raise_file_limit, share_heaps, uncollected
+from quire.core.running import RunningServer, registered
+from quire.core.version import VERSION
 from quire.engine.client import EngineClient
 from quire.engine.record.recorder import RecordingClient, make_folder
 from quire.model.disk.tokenizer import tokenizer_folder
@@ -134,10 +138,11 @@ def _prepare_texts(options: ModelConfig) -> None:
     for module in SERVER:
         importlib.import_module(module)
     from quire.model.disk.checkpoint import EMBEDDED
+    from quire.store.names import local_path
     from quire.text.template import ChatTemplate
 
     with suppress(QuireError):
-        folder = tokenizer_folder(options, Path(options.model).expanduser() if options.model else EMBEDDED)
+        folder = tokenizer_folder(options, local_path(options.model) if options.model else EMBEDDED)
         if folder.exists():  # else the engine's process is to download it
             ChatTemplate.from_folder(folder, Tokenizer.read_ahead(folder), options.chat_template)
 
@@ -171,14 +176,25 @@ def serve_models(
 
 def _run(state: ModelServer, sock: socket.socket, name: str) -> int:
     """Listen, and answer until the server is drained, or the engine that it was started with has died."""
+    from quire.server.announce import announce
     from quire.server.draining import make_server
 
     with uncollected(forever=True):
         server = make_server(state)
     listen(sock, state.options)
-    logger.info("serving %s on %s", name, where(sock, state.options))
+    address = where(sock, state.options)
+    logger.info("serving %s on %s", name, address)
+    announce(state, address, server.paths)
+    own = RunningServer(
+        pid=os.getpid(),
+        address=address,
+        models=tuple(state.pool.models),
+        started=time.time(),
+        version=VERSION,
+        patience=state.options.shutdown_timeout,
+    )
     try:
-        with server.garbage.seldom():
+        with registered(own), server.garbage.seldom():
             server.run(sockets=[sock])
     finally:
         state.close()

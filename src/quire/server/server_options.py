@@ -27,18 +27,18 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     `allowed_hosts` empty = loopback names on a loopback address (against DNS rebinding), any name elsewhere.
     """
 
-    host: Annotated[str, about("Address to listen on; 0.0.0.0 = all.")] = "127.0.0.1"
-    port: Annotated[int, about("Port to listen on; 0 = a free one.", ge=0, le=65535)] = 8000
+    host: Annotated[str, about("Address to listen on; 0.0.0.0 = all.", common=True)] = "127.0.0.1"
+    port: Annotated[int, about("Port to listen on; 0 = a free one.", ge=0, le=65535, common=True)] = 8000
     uds: Annotated[str | None, about("Listen on a Unix socket at this path, for this user only, not on a port.")] = None
     root_path: Annotated[str, about("Path under which a proxy shows the server.")] = ""
     playground: Annotated[bool, about("Show a page at / to try the model in a browser.")] = True
     allowed_origins: Annotated[
         tuple[str, ...],
-        about("Web origin whose pages may call the server (CORS), * = any; may be given several times."),
+        about("Web origin whose pages may call the server (CORS), * = any; may be given several times.", common=True),
     ] = ()
-    log_level: Annotated[str, about("Lowest level of log messages.", LOG_LEVELS)] = "info"
+    log_level: Annotated[str, about("Lowest level of log messages.", LOG_LEVELS, common=True)] = "info"
     api_key: Annotated[
-        tuple[str, ...], about("Key that clients must send as a bearer token; may be given several times.")
+        tuple[str, ...], about("Key that clients must send as a bearer token; may be given several times.", common=True)
     ] = ()
     protect_metrics: Annotated[
         bool, about("Ask for a key at /health, /ping and /metrics too; /livez and /readyz are always open.")
@@ -103,7 +103,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine_deaths_window: Annotated[float, about("Seconds within which deaths of the engine are counted.", gt=0)] = (
         600.0
     )
-    access_log: Annotated[str, about("Log every request on standard output, as text or JSON.", ACCESS_LOGS)] = "off"
+    access_log: Annotated[
+        str, about("Log every request on standard output, as text or JSON.", ACCESS_LOGS, common=True)
+    ] = "off"
+    log_stats: Annotated[
+        bool, about("Log a line every 10 seconds in which there is work: requests, tokens per second, KV cache.")
+    ] = True
     explain_other_tenants: Annotated[
         bool,
         about("Let a prefix miss be explained by another tenant's prompt: whoever guesses at one learns that it was."),
@@ -126,10 +131,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_call_parser: Annotated[
         str | None,
-        about("Format of the model's tool calls (hermes, mistral, ...); found in its chat template if not given."),
+        about(
+            "Format of the model's tool calls (hermes, mistral, ...); found in its chat template if not given.",
+            common=True,
+        ),
     ] = None
     reasoning_parser: Annotated[
-        str | None, about("Format of the model's reasoning (deepseek_r1, qwen3, ...); found like that of tool calls.")
+        str | None,
+        about("Format of the model's reasoning (deepseek_r1, qwen3, ...); found like that of tool calls.", common=True),
     ] = None
     enable_auto_tool_choice: Annotated[
         bool, about("Refuse to start if quire cannot read the model's tool calls. quire reads them whenever it can.")
@@ -139,7 +148,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         about(
             "TOML file of several models to serve: [models.NAME] with model, pinned and options of the engine; or give "
-            "--model NAME=PATH[,option=value...] several times."
+            "--model NAME=PATH[,option=value...] several times.",
+            common=True,
         ),
     ] = None
     models_memory_gb: Annotated[

@@ -17,7 +17,6 @@ from quire.core.parallel import ParallelConfig
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
-from quire.model.disk.hub import hub_beside
 from quire.model.disk.tokenizer import tokenizer_folder
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import Taps
@@ -32,6 +31,7 @@ from quire.speculate.medusa import load_medusa
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
 from quire.speculate.suffix import SuffixDecoding
+from quire.store.hub import hub_beside
 from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -32,10 +32,10 @@ from quire.core.version import VERSION
 from quire.engine.llm import LLM
 from quire.engine.processes.progress import counting_bar
 from quire.model.describe import ModelFacts, describe
-from quire.model.disk.hub import hub_of
 from quire.model.disk.tokenizer import tokenizer_folder
 from quire.model.net.hidden_taps import Taps
 from quire.speculate.train.target import Target
+from quire.store.hub import hub_of
 from quire.text.tokenizer import Tokenizer
 
 MAX_LOGIT_BYTES = 2 << 30

@@ -19,7 +19,8 @@ class OptionField(NamedTuple):
 
     `type` has the limits that msgspec knows, `plain` has not. `default` is None where the option is `required`.
     `refused` maps values that the option does not take, though like options do, to the reason. `open`: there are more
-    values than `choices` names, which are checked where they are known.
+    values than `choices` names, which are checked where they are known. `common`: help shows it without being asked for
+    all.
     """
 
     name: str
@@ -31,6 +32,7 @@ class OptionField(NamedTuple):
     choices: tuple[str, ...]
     refused: Mapping[str, str]
     open: bool
+    common: bool = False
 
     @property
     def several(self) -> bool:
@@ -52,13 +54,14 @@ def about(
     le: float | None = None,
     refused: Mapping[str, str] | None = None,
     open: bool = False,
+    common: bool = False,
 ) -> Meta:
     """An option's help, the values it may have where they are few, and its range (`ge`: at least, `gt`: more than).
 
-    `refused` and `open`: as of `OptionField`.
+    `refused`, `open` and `common`: as of `OptionField`.
     """
     limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
-    extra = {"choices": tuple(map(str, choices)), "refused": refused or {}, "open": open}
+    extra = {"choices": tuple(map(str, choices)), "refused": refused or {}, "open": open, "common": common}
     return Meta(description=text, extra=extra, **limits)
 
 
@@ -90,6 +93,7 @@ def _option(field: msgspec.structs.FieldInfo) -> OptionField:
         choices=tuple(map(str, choices)),
         refused=extra.get("refused", {}),
         open=extra.get("open", False),
+        common=extra.get("common", False),
     )
 
 

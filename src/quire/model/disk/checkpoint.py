@@ -23,8 +23,9 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.files import why_missing
 from quire.gguf.file import is_gguf
 from quire.model.disk.hf_config import read_json
-from quire.model.disk.hub import NEWEST, Hub, download, is_hub_name
 from quire.ops.arrays import AnyArray, Host
+from quire.store.hub import NEWEST, Hub, download, is_hub_name
+from quire.store.names import stored_path, unknown_name
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
@@ -72,7 +73,8 @@ class TensorSource(Protocol):
 
 
 def resolve(model: str, hub: Hub = NEWEST) -> Path:
-    """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), or a hub name to download."""
+    """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), one that `quire pull` named, or a
+    hub name to download."""
     path = EMBEDDED if model in ("", EMBEDDED.name) else Path(model).expanduser()
     if hub.revision is not None and path.exists():
         raise ConfigError(
@@ -90,9 +92,16 @@ def resolve(model: str, hub: Hub = NEWEST) -> Path:
         raise ModelError(f"{path} is a file, but not GGUF; give the folder that holds config.json and *.safetensors")
     if path.is_symlink():
         raise ModelError(why_missing(path, "is missing"))
-    if not is_hub_name(model):
-        raise ModelError(f"{model!r} is neither a folder nor a hub name like owner/model")
-    return download(model, hub)
+    if is_hub_name(model):
+        return download(model, hub)
+    if (stored := stored_path(model)) is None:
+        raise unknown_name(model)
+    if hub.revision is not None:
+        raise ConfigError(
+            f"--revision {hub.revision}: {model} was pulled; only models named as on the hub have revisions",
+            param="revision",
+        )
+    return stored
 
 
 class Checkpoint:

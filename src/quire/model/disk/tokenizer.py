@@ -23,7 +23,7 @@ def tokenizer_folder(options: ModelConfig, own: str | Path) -> Path:
         return Path(name)
     # A server reads no models beside this one, and most name no tokenizer.
     from quire.model.disk.checkpoint import resolve
-    from quire.model.disk.hub import hub_beside
+    from quire.store.hub import hub_beside
 
     return resolve(name, hub_beside(options))
 

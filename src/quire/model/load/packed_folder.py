@@ -16,6 +16,7 @@ from threading import Thread
 from quire.core.config import ModelConfig
 from quire.core.machine import cache_folder
 from quire.model.disk.checkpoint import read_ahead
+from quire.store.names import local_path
 
 PREFIX, SUFFIX = "packed-", ".safetensors"
 STALE_SECONDS = 600
@@ -51,7 +52,7 @@ def ask_ahead(options: ModelConfig) -> None:
 
     That is the packed file if there is one, or else the model's own.
     """
-    model = Path(options.model).expanduser()
+    model = local_path(options.model)
     files = [model] if model.is_file() else sorted(model.glob("*.safetensors")) if options.model else []
     if not files or options.load_format == "dummy":
         return

@@ -17,7 +17,6 @@ from quire.core.request import Request
 from quire.core.sequence import Sequence
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from quire.model.disk.hub import hub_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import Share
 from quire.model.net.decoder import Decoder
@@ -29,6 +28,7 @@ from quire.run.builder import BatchBuilder
 from quire.run.caches import Caches, kept_by
 from quire.run.executor import local_step
 from quire.run.kv_budget import plan_kv, shape_kv
+from quire.store.hub import hub_of
 
 
 def divergence(said: Tensor, wanted: Tensor) -> Tensor:

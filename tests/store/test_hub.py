@@ -14,8 +14,8 @@ from quire import LLM
 from quire.core.config import ModelConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import EMBEDDED, resolve
-from quire.model.disk.hub import Hub, hub_beside, hub_of
 from quire.model.disk.tokenizer import model_template, tokenizer_folder
+from quire.store.hub import Hub, hub_beside, hub_of
 from quire.text.tokenizer import Tokenizer
 from tiny_model import OPTIONS, write_tiny
 

@@ -1,18 +1,17 @@
-"""`quire generate` and `quire chat`: text from a model on the terminal."""
+"""`quire generate`: continue texts on the terminal; the sampling flags and timings that `quire chat` shares."""
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from quire.cli.flags import ENGINE, option_command, set_model, text_of, to_engine
+from quire.cli.model_names import is_stored, with_default
 from quire.cli.params import Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
 
@@ -42,7 +41,7 @@ def sampling_options() -> tuple[Option, ...]:
         metavar="[MODEL] PROMPT...",
         nargs=-1,
         help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, "
-        "or of a GGUF file, is the model.",
+        "or of a GGUF file, or before others the name of a pulled model, is the model.",
     ),
     *sampling_options(),
     model_argument=False,
@@ -57,12 +56,12 @@ def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> N
         raise ConfigError(
             "--chat-template: texts are continued as they are; quire chat uses one", param="chat_template"
         )
-    config = to_engine(options)
+    config = to_engine(with_default(options))
     if not prompts:
-        source = _stdin()
+        source = standard_input()
         if source.isatty():
             print("reading the text to continue; Ctrl-D ends it", file=sys.stderr)
-        prompts = [_typed(source.read)]
+        prompts = [typed(source.read)]
     if not all(prompts):
         raise BadRequest("prompt: is empty; give a text", param="prompt")
     with open_llm(config) as llm:
@@ -70,22 +69,6 @@ def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> N
         with closing(llm.stream(prompts, params)) as deltas:
             outputs = print_in_order(deltas, prompts)
     print(timings(outputs), file=sys.stderr)
-
-
-@option_command("chat", ENGINE, option("--system", help="A system message."), *sampling_options())
-def chat(options: dict[str, Any], system: str | None, **asked: Any) -> None:
-    """Chat with a model. /clear forgets the conversation, /exit ends it."""
-    with open_llm(to_engine(options)) as llm:
-        params = sampling(llm, **asked)
-        first = [{"role": "system", "content": text_of(system)}] if system else []
-        history = list(first)
-        for line in _lines():
-            if line == "/clear":
-                history = list(first)
-                continue
-            history.append({"role": "user", "content": line})
-            answer = _answer(llm, history, len(first), params)
-            history.append({"role": "assistant", "content": answer})
 
 
 def open_llm(config: EngineConfig) -> LLM:
@@ -147,7 +130,7 @@ def timings(outputs: list[RequestOutput]) -> str:
     )
 
 
-def _stdin() -> TextIO:
+def standard_input() -> TextIO:
     """Standard input; `ConfigError` where the caller has closed it."""
     if sys.stdin is None:
         raise ConfigError("standard input is closed; there is nothing to read from")
@@ -159,71 +142,13 @@ def _is_model(word: str, prompt: str | None = None) -> bool:
     from quire.gguf.file import is_gguf
 
     path = Path(word)
-    named = prompt is not None and path.suffix == ".gguf" and path.is_file()
+    named = prompt is not None and ((path.suffix == ".gguf" and path.is_file()) or is_stored(word))
     return bool(word) and (path.is_dir() or named or is_gguf(path))
 
 
-def _typed(read: Callable[[], str]) -> str:
+def typed(read: Callable[[], str]) -> str:
     """What `read` gives of standard input; `BadRequest` for what is no text."""
     try:
         return read()
     except UnicodeDecodeError as error:
         raise BadRequest(f"standard input is not {error.encoding} text: {error.reason}") from None
-
-
-def _lines() -> Iterator[str]:
-    """What the user types, or the lines of a pipe; ends at /exit or the end of the input."""
-    live = _stdin().isatty()
-    if live:
-        import readline  # noqa: F401  (gives `input` line editing and history)
-    while True:
-        try:
-            line = _typed(lambda: input("> ") if live else input()).strip()
-        except EOFError:
-            return
-        if line in ("/exit", "/quit", "/bye"):
-            return
-        if line:
-            yield line
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C came, where somebody types: it ends the answer, between two steps; a second one the program."""
-    came = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        if came:
-            raise KeyboardInterrupt
-        came = True
-
-    before = signal.signal(signal.SIGINT, note) if _stdin().isatty() else None
-    try:
-        yield lambda: came
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-
-
-def _answer(llm: LLM, history: list[dict[str, str]], keep: int, params: SamplingParams) -> str:
-    """Stream the answer to `history`; its oldest turns after the first `keep` messages go when it is too long."""
-    room = llm.info.max_model_len * 3 // 4
-    prompt = llm.chat_template.encode(history)
-    while len(prompt) > room and len(history) > keep + 1:
-        del history[keep : keep + 2]
-        prompt = llm.chat_template.encode(history)
-        print("[the oldest turn was dropped: the context is full]", file=sys.stderr)
-    text = ""
-    with _interrupts() as interrupted, closing(llm.stream(prompt, params)) as deltas:
-        for delta in deltas:
-            if interrupted():
-                print(flush=True)
-                break
-            text += delta.text
-            print(delta.text, end="", flush=True)
-            if delta.output is not None:
-                print(flush=True)
-                if sys.stderr.isatty():
-                    print(timings([delta.output]), file=sys.stderr)
-    return text

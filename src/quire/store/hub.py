@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: how they are named, and which of their files are downloaded."""
+"""Models on the Hugging Face hub: how they are named, which of their files are downloaded, and why they are not."""
 
 from __future__ import annotations
 
@@ -39,6 +39,21 @@ def is_hub_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and ".." not in name
 
 
+def repository_of(name: str) -> str:
+    """The repository that a hub name is of."""
+    found = NAME.fullmatch(name)
+    assert found is not None, "is_hub_name was asked"
+    return found["repo"]
+
+
+def wanted_files(name: str) -> list[str]:
+    """Patterns of the files that a hub name asks for."""
+    found = NAME.fullmatch(name)
+    assert found is not None, "is_hub_name was asked"
+    kind, file = found["kind"], found["file"]
+    return [file] if file else [f"*{kind.upper()}.gguf", f"*{kind.lower()}.gguf"] if kind else FILES
+
+
 def download(name: str, hub: Hub) -> Path:
     """The folder, or the GGUF file, that a hub name stands for; downloaded unless it is here already."""
     try:
@@ -50,11 +65,13 @@ def download(name: str, hub: Hub) -> Path:
     found = NAME.fullmatch(name)
     assert found is not None, "is_hub_name was asked"
     kind, file = found["kind"], found["file"]
-    wanted = [file] if file else [f"*{kind.upper()}.gguf", f"*{kind.lower()}.gguf"] if kind else FILES
     try:
-        where = snapshot_download(found["repo"], revision=hub.revision, cache_dir=hub.folder, allow_patterns=wanted)
+        where = snapshot_download(
+            found["repo"], revision=hub.revision, cache_dir=hub.folder, allow_patterns=wanted_files(name)
+        )
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {error}") from None
+        reason = _reason(error, found["repo"])
+        raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {reason}") from None
     folder = Path(where)
     if kind or file:
         return _gguf(name, folder, re.compile(rf"(.*[-._])?{kind}\.gguf", re.IGNORECASE) if kind else None, file or "")
@@ -63,6 +80,29 @@ def download(name: str, hub: Hub) -> Path:
             f"{name!r} has no config.json; if GGUF files are there, name one: {name}:Q4_K_M, or {name}/FILE.gguf"
         )
     return folder
+
+
+def _reason(error: Exception, repository: str) -> str:
+    """Why the hub did not give a repository, and what to do."""
+    kinds = {each.__name__ for each in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return (
+            f"it is gated. Accept its terms on https://huggingface.co/{repository}, then log in here: hf auth login, "
+            "or set HF_TOKEN"
+        )
+    if "RepositoryNotFoundError" in kinds:
+        return (
+            f"the hub has no {repository}, or it is private. Check the spelling; for a private one log in: "
+            "hf auth login, or set HF_TOKEN"
+        )
+    if "RevisionNotFoundError" in kinds:
+        return f"{repository} has no such revision; leave out --revision, or name a branch, tag or commit of it"
+    if "LocalEntryNotFoundError" in kinds:
+        return (
+            "the hub cannot be reached, and the model is not in its cache. Check the network, or set HF_ENDPOINT to a "
+            "mirror"
+        )
+    return str(error)
 
 
 def _gguf(name: str, folder: Path, pattern: re.Pattern[str] | None, file: str) -> Path:

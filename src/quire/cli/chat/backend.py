@@ -1,0 +1,36 @@
+"""What answers a conversation: the interface that the model in this process and that of a server share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from quire.cli.chat.conversation import Conversation
+
+Stopped = Callable[[], bool]
+"""Whether the answer is to end early."""
+
+
+class ChatBackend(Protocol):
+    """A model that answers conversations, one at a time."""
+
+    name: str
+
+    @property
+    def facts(self) -> list[str]:
+        """Lines of the banner: memory, backend, context; or the server."""
+
+    @property
+    def timings(self) -> str:
+        """A line about the speed of the last answer; "" where none is known."""
+
+    def check_image(self) -> None:
+        """Raise `BadRequest` where the model is known to take no images."""
+
+    def answer(self, conversation: Conversation, stopped: Stopped) -> Generator[str, None, None]:
+        """Pieces of the answer to the last message, as they come. Raises `BadRequest` for what the model cannot do."""
+
+
+def gigabytes(count: int) -> str:
+    """Bytes as people read them: 93 MB, 1.2 GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,0 +1,62 @@
+"""A chat on the terminal: lines become commands or messages, and messages are answered."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+from quire.cli.chat.backend import ChatBackend
+from quire.cli.chat.commands import Leave, run_command
+from quire.cli.chat.conversation import Conversation
+from quire.cli.chat.screen import Screen
+from quire.core.errors import BadRequest, ConfigError, ModelError, Unavailable
+from quire.core.version import VERSION
+
+
+class Chat:
+    """A conversation between whoever types on `screen` and the model of `backend`."""
+
+    def __init__(self, backend: ChatBackend, conversation: Conversation, screen: Screen) -> None:
+        self.backend, self.conversation, self.screen = backend, conversation, screen
+
+    def run(self) -> None:
+        """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat."""
+        if self.screen.live:
+            self._banner()
+        for line in self.screen.lines():
+            try:
+                if run_command(self, line):
+                    continue
+                self.conversation.ask(line)
+                self.answer()
+            except Leave:
+                return
+            except (BadRequest, ConfigError, ModelError, Unavailable) as error:
+                if not self.screen.live and not line.startswith("/"):
+                    raise
+                self.screen.say(error.message)
+
+    def answer(self) -> None:
+        """Answer the last message; it is taken away where it cannot be answered."""
+        try:
+            with (
+                self.screen.interrupts() as stopped,
+                closing(self.backend.answer(self.conversation, stopped)) as pieces,
+            ):
+                text = self.screen.show(pieces)
+        except BaseException:
+            self.conversation.unask()
+            raise
+        self.conversation.messages.append({"role": "assistant", "content": text})
+        if self.backend.timings and sys.stderr.isatty():
+            self.screen.say(self.backend.timings)
+
+    def _banner(self) -> None:
+        """Which model it is, what it takes, and how to leave."""
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        console.print(f"[bold]{self.backend.name}[/bold]  [dim]quire {VERSION}[/dim]", soft_wrap=True)
+        for line in self.backend.facts:
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+        console.print("/help lists commands, Ctrl-C stops an answer, /exit leaves", style="dim", soft_wrap=True)

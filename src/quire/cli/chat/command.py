@@ -1,0 +1,129 @@
+"""`quire chat` and `quire run`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
+from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
+from quire.cli.generate import open_llm, sampling_options, standard_input, typed
+from quire.cli.model_names import ensure, with_default
+from quire.cli.params import Option, argument, option
+from quire.core.errors import BadRequest, ConfigError
+
+
+def chat_options() -> tuple[Option, ...]:
+    """Flags of a chat beside those of the model."""
+    return (
+        option("--system", "-sys", help="A system message."),
+        option(
+            "--server",
+            metavar="URL",
+            help="Chat with a running server that speaks OpenAI's API, not with a model here.",
+        ),
+        option("--api-key", help="Key of that server."),
+        *sampling_options(),
+        option("--min-p", type=float, help="Choose among tokens at least this probable, the likeliest being 1."),
+        option("--presence-penalty", type=float, help="Lower what the text has already, once."),
+        option("--frequency-penalty", type=float, help="Lower what the text has already, each time."),
+        option("--repetition-penalty", type=float, help="Divide the logits of what the text has already; 1 = off."),
+    )
+
+
+@option_command(
+    "chat",
+    ENGINE,
+    *chat_options(),
+    examples=(
+        ("quire chat model.gguf", "chat with a model in a file"),
+        ('quire chat FOLDER --system "Answer in French." --temperature 0.2', "with a system message"),
+        ("quire chat --server http://127.0.0.1:8000", "with the model of a running server"),
+    ),
+)
+def chat(options: dict[str, Any], **given: Any) -> None:
+    """Chat with a model: one here, or that of a running server (--server URL). /help lists what a line may be."""
+    _talk(options, given, None)
+
+
+@option_command(
+    "run",
+    ENGINE,
+    argument(
+        "model_argument",
+        metavar="MODEL",
+        required=False,
+        help="As of --model; it is pulled if it is not here.",
+        shell_complete=complete_model,
+    ),
+    argument(
+        "words", metavar="PROMPT", nargs=-1, help="Answer this once, and end. Piped standard input is added to it."
+    ),
+    *chat_options(),
+    model_argument=False,
+    examples=(
+        ("quire run smollm2", "chat with a model"),
+        ('quire run smollm2 "Why is the sky blue?"', "answer once"),
+        ('cat notes.txt | quire run smollm2 "Summarize this:"', "answer about a text"),
+    ),
+)
+def run(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
+    """Chat with a model, or answer PROMPT once; a model that is not here is pulled first."""
+    if given["server"] is None and isinstance(options.get("model"), str):
+        options["model"] = ensure(options["model"])
+    prompt = " ".join(text_of(word) for word in words)
+    source = standard_input()
+    if not source.isatty():
+        piped = typed(source.read).strip()
+        prompt = f"{prompt}\n\n{piped}" if prompt and piped else prompt or piped
+        if not prompt:
+            raise BadRequest("prompt: is empty; give a text", param="prompt")
+    _talk(options, given, prompt or None)
+
+
+def _talk(options: dict[str, Any], given: dict[str, Any], prompt: str | None) -> None:
+    """Chat, or answer `prompt`; `given` has the values of `chat_options` and the model's seed."""
+    system, server, key = (given.pop(name) for name in ("system", "server", "api_key"))
+    settings = {name: value for name, value in given.items() if name in SETTINGS and value not in (None, ())}
+    if "stop" in settings:
+        settings["stop"] = [text_of(word) for word in settings["stop"]]
+    check_settings(settings)
+    conversation = Conversation(settings=settings)
+    conversation.system = text_of(system) if system else ""
+    if server is not None:
+        _talk_to_server(server, key, options, conversation, prompt)
+        return
+    if key is not None:
+        raise ConfigError("--api-key: is the key of a server; give --server URL too", param="api_key")
+    config = to_engine(with_default(options))
+    with open_llm(config) as llm:
+        from quire.cli.chat.chat import Chat
+        from quire.cli.chat.local import LocalChat
+        from quire.cli.chat.screen import Screen
+
+        _run(Chat(LocalChat(llm), conversation, Screen()), prompt)
+
+
+def _talk_to_server(
+    url: str, key: str | None, options: dict[str, Any], conversation: Conversation, prompt: str | None
+) -> None:
+    """Chat with a server's model: `options` may name which, and the seed."""
+    from quire.cli.chat.chat import Chat
+    from quire.cli.chat.remote import RemoteChat
+    from quire.cli.chat.screen import Screen
+    from quire.core.options.fields import flag
+
+    if other := [name for name in options if name not in ("model", "seed")]:
+        raise ConfigError(f"{flag(other[0])}: is decided by the server that was started; leave it out", param=other[0])
+    if "seed" in options:
+        conversation.settings["seed"] = options["seed"]
+    _run(Chat(RemoteChat(url, key, options.get("model", "")), conversation, Screen()), prompt)
+
+
+def _run(chat: Any, prompt: str | None) -> None:
+    if prompt is None:
+        chat.run()
+        return
+    chat.screen.drawn = sys.stdout.isatty()
+    chat.conversation.ask(prompt)
+    chat.answer()
