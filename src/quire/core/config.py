@@ -39,7 +39,7 @@ USUAL_SHARES = (0.9, 0.92)
 """Shares of a GPU's memory by default, quire's and vLLM's: given where there is no GPU, they ask for nothing."""
 ENCODER_CACHE = 1 << 14
 """Rows of the largest picture that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
-KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
+KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8", "q8_0": "int8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority", "fair")
 ACTIVATIONS = ("auto", "int8", "int16")
