@@ -66,7 +66,11 @@ def test_the_load_is_logged_while_there_is_work(
                 raise asyncio.CancelledError from None
 
     monkeypatch.setattr(load_log, "Moment", Of)
-    with live() as server, caplog.at_level(logging.INFO, "quire.load"), pytest.raises(asyncio.CancelledError):
+    with (
+        live(log_stats=False) as server,
+        caplog.at_level(logging.INFO, "quire.load"),
+        pytest.raises(asyncio.CancelledError),
+    ):
         asyncio.run(load_log.log_load(server.state))
     assert [record.message.split(";")[0] for record in caplog.records if record.name == "quire.load"] == [
         "1 requests running, 0 waiting"
