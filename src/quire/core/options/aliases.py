@@ -66,10 +66,10 @@ ALIASES = (
     _same(LLAMA_CPP, "-np --parallel", "max_num_seqs"),
     _refused(LLAMA_CPP, "-tb --threads-batch --threads-http",
              "--threads are those of prompts and answers alike; HTTP has its own"),
-    _same(LLAMA_CPP, "--predict --n-predict", "max_tokens", **{"-1": "", "-2": ""}),
+    _same(LLAMA_CPP, "--predict --n-predict", "max_tokens")._replace(values={"-1": "", "-2": ""}),
     _same(LLAMA_CPP, "--temp", "temperature"),
     _same(LLAMA_CPP, "--repeat-penalty", "repetition_penalty"),
-    _same(LLAMA_CPP, "-s", "seed", **{"-1": ""}),
+    _same(LLAMA_CPP, "-s", "seed")._replace(values={"-1": ""}),
     _same(LLAMA_CPP, "--cache-type-k", "ctk"),
     _same(LLAMA_CPP, "--cache-type-v", "ctv"),
     _nothing(LLAMA_CPP, "--mlock --no-mmap --mmap -cb --cont-batching --metrics --slots --props --jinja --no-warmup "
