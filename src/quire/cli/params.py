@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from quire.cli.foreign_flags import Known, in_our_flags
 from quire.core.options.fields import OptionField, Struct
 
 OWN = "Options"
@@ -102,6 +103,18 @@ class Command(click.Command):
         self.rare = sum(getattr(param, "rare", False) for param in self.params)
         if self.rare:
             self.params.append(_help_all())
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read flags, those of llama.cpp and vLLM too."""
+        return super().parse_args(ctx, args if ctx.resilient_parsing else in_our_flags(args, self._known_flags()))
+
+    def _known_flags(self) -> Known:
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        takes = {spelling: not option.is_flag for option in options for spelling in option.opts}
+        takes |= {spelling: False for option in options for spelling in (*option.secondary_opts, "-h", "--help")}
+        names = {str(option.name): option.opts[0] for option in options}
+        names |= {f"no_{option.name}": option.secondary_opts[0] for option in options if option.secondary_opts}
+        return Known(takes, names)
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing: `format_options` writes arguments too, whatever the version of click."""

@@ -65,12 +65,15 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its name for everything, as "Started" too
     from quire.server import run
+    from quire.server.http.address import check_free
 
     # Until the server has its own handler: leave through `finally`, so that the engine process is stopped.
     for sig in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sig) is not signal.SIG_IGN:
             signal.signal(sig, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGUSR1, lambda *_: None)  # an engine that is being loaded is new enough
+    if not options.get("node_rank"):  # other nodes do not listen
+        check_free(server)
     if plan_file is not None:
         raise click.exceptions.Exit(_serve_planned(plan_file, options, server))
     if entries := model_entries(options):

@@ -18,7 +18,7 @@ from quire.core.exclusions.features import Feature, found
 from quire.core.exclusions.table import check_options
 from quire.core.media import MediaConfig
 from quire.core.offload import OffloadConfig, TierConfig
-from quire.core.options.fields import about
+from quire.core.options.fields import about, common
 from quire.core.options.values import check_values, read_options
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import Speculation, parse_speculation
@@ -39,7 +39,7 @@ USUAL_SHARES = (0.9, 0.92)
 """Shares of a GPU's memory by default, quire's and vLLM's: given where there is no GPU, they ask for nothing."""
 ENCODER_CACHE = 1 << 14
 """Rows of the largest image that the processors of the field let through: 16.8 million pixels, 32 x 32 a row."""
-KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
+KV_ALIASES = DTYPE_ALIASES | {"fp8_e4m3": "fp8", "float8_e4m3fn": "fp8", "q8_0": "int8"}
 """How others spell them."""
 POLICIES = ("fcfs", "priority", "fair")
 ACTIVATIONS = ("auto", "int8", "int16")
@@ -60,9 +60,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[
         str,
-        about(
+        common(
             "Model to load: a folder, a GGUF file, or a name on the Hugging Face Hub. Without it, the bundled model.",
-            common=True,
         ),
     ] = ""
     revision: Annotated[str | None, about("Branch, tag or commit of a model on the Hub.")] = None
@@ -71,12 +70,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     tokenizer: Annotated[str | None, about("Folder of a tokenizer to use instead of the model's own.")] = None
     served_model_name: Annotated[
-        tuple[str, ...], about("Name of the model in requests and replies. You can give it several times.", common=True)
+        tuple[str, ...], common("Name of the model in requests and replies. You can give it several times.")
     ] = ()
-    dtype: Annotated[str, about("Number format of unquantized weights.", DTYPES, common=True)] = "auto"
+    dtype: Annotated[str, common("Number format of unquantized weights.", DTYPES)] = "auto"
     quantization: Annotated[
         str | None,
-        about("Quantize 16-bit weights while they load. fp8 needs a GPU.", QUANTIZATIONS, open=True, common=True),
+        common("Quantize 16-bit weights while they load. fp8 needs a GPU.", QUANTIZATIONS, open=True),
     ] = None
     group_size: Annotated[int, about("Number of columns that share one quantization scale.", GROUP_SIZES)] = 32
     activations: Annotated[
@@ -84,9 +83,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     max_model_len: Annotated[
         int,
-        about(
-            "Longest sequence in tokens, prompt and output together; auto = the model's own limit.", ge=0, common=True
-        ),
+        common("Longest sequence in tokens, prompt and output together; auto = the model's own limit.", ge=0),
     ] = 0
     load_format: Annotated[
         str, about("How to load weights; dummy = random weights in the shapes of config.json.", LOAD_FORMATS)
@@ -106,7 +103,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     seed: Annotated[int, about("Seed for requests that have no seed of their own.")] = 0
     chat_template: Annotated[
-        str | None, about("File with a chat template (Jinja) to use instead of the model's own.", common=True)
+        str | None, common("File with a chat template (Jinja) to use instead of the model's own.")
     ] = None
     generation_config: Annotated[
         str, about("Sampling defaults: auto = the model's own, vllm = vLLM's.", GENERATION_CONFIGS)
@@ -119,20 +116,17 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: Annotated[int, about("Tokens in one block of the KV cache: a power of two up to 128.")] = 16
     kv_cache_dtype: Annotated[
         str,
-        about(
+        common(
             "Number format of keys and values; auto = that of the weights; int8, fp8: with scales.",
             KV_DTYPES,
-            common=True,
         ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
-        int, about("Size of the KV cache in bytes; 0 = a share of the free memory.", ge=0, common=True)
+        int, common("Size of the KV cache in bytes; 0 = a share of the free memory.", ge=0)
     ] = 0
     gpu_memory_utilization: Annotated[
         float,
-        about(
-            "Share of the GPU's memory to use. The KV cache gets what the model leaves of it.", gt=0, le=1, common=True
-        ),
+        common("Share of the GPU's memory to use. The KV cache gets what the model leaves of it.", gt=0, le=1),
     ] = 0.9
     num_blocks: Annotated[int, about("Number of blocks in the KV cache; 0 = as many as the memory allows.", ge=0)] = 0
     enable_prefix_caching: Annotated[bool, about("Reuse the KV cache of earlier prompts with the same prefix.")] = True
@@ -141,10 +135,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and of the queue. `async_scheduling`: plan a step while another runs; None = on a GPU."""
 
-    max_num_seqs: Annotated[int, about("Largest number of sequences in one step.", ge=1, common=True)] = 64
-    max_num_batched_tokens: Annotated[int, about("Largest number of tokens in one step.", ge=1, common=True)] = (
-        USUAL_ROWS
-    )
+    max_num_seqs: Annotated[int, common("Largest number of sequences in one step.", ge=1)] = 64
+    max_num_batched_tokens: Annotated[int, common("Largest number of tokens in one step.", ge=1)] = USUAL_ROWS
     enable_chunked_prefill: Annotated[
         bool, about("Split long prompts into chunks, so that other sequences decode in the same steps.")
     ] = True
@@ -204,14 +196,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     device: Annotated[
         str,
-        about(
+        common(
             "cuda = GPU kernels, cpu = native kernels, reference = torch (slow), auto = the first that can run.",
             DEVICES,
-            common=True,
         ),
     ] = "auto"
     threads: Annotated[
-        int, about("CPU threads; 0 = one for each physical core within the CPU quota.", ge=0, le=1024, common=True)
+        int, common("CPU threads; 0 = one for each physical core within the CPU quota.", ge=0, le=1024)
     ] = 0
     isa: Annotated[str, about("Force an instruction set of the native kernels.", ISAS)] = "auto"
     ops: Annotated[
@@ -244,13 +235,12 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Low-rank adapters. `lora_modules`: "name=folder" of those loaded at start; `max_loras`: room for that many."""
 
-    enable_lora: Annotated[bool, about("Make room for LoRA adapters.", common=True)] = False
+    enable_lora: Annotated[bool, common("Make room for LoRA adapters.")] = False
     lora_modules: Annotated[
         tuple[str, ...],
-        about(
+        common(
             "LoRA adapter to load, as name=folder. Requests choose it by its name as their model. You can "
             "give it several times.",
-            common=True,
         ),
     ] = ()
     max_loras: Annotated[
@@ -272,10 +262,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     speculative_config: Annotated[
         str | None,
-        about(
+        common(
             'Guess tokens ahead, as JSON: {"method": "ngram"}, {"method": "self", "quantization": "int4"}, '
             '{"method": "draft_model", "model": FOLDER}, with "num_speculative_tokens": N and "adaptive": false.',
-            common=True,
         ),
     ] = None
     speculative_model: Annotated[str | None, about("Folder of a draft model with the same vocabulary.")] = None

@@ -56,7 +56,7 @@ def registered(server: RunningServer) -> Iterator[None]:
 
 
 def servers() -> list[RunningServer]:
-    """Those that run, the oldest first; files of others are removed. Not to be called by a registered process."""
+    """Servers that run, the oldest first; what others left is removed. A registered process must not call it."""
     found = []
     for path in folder().glob("*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -11,6 +11,7 @@ import msgspec
 
 from quire.core.config import OWNER, EngineConfig, flat_config
 from quire.core.errors import ConfigError
+from quire.core.options.aliases import alias_of, value_here
 from quire.core.options.fields import flag
 from quire.core.options.values import did_you_mean
 
@@ -41,13 +42,31 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
             if name == "trust_remote_code" and value:
                 log.warning("trust_remote_code has no effect: code from a model folder is never run")
         elif name not in KNOWN:
-            names = sorted({*KNOWN, *UNBUILT})
-            raise ConfigError(f"{name}: there is no such option{did_you_mean(name, names, len(names))}", param=name)
+            given |= _foreign(name, value)
         elif value is not None:
             given[name] = _plain(name, value)
     if given.get("max_model_len") == "auto":
         del given["max_model_len"]
     return flat_config(**given)
+
+
+def _foreign(name: str, value: Any) -> dict[str, Any]:
+    """What an option that vLLM has under this name is here; `ConfigError` where it is none, or is refused."""
+    alias = alias_of(flag(name))
+    if alias is None:
+        names = sorted({*KNOWN, *UNBUILT})
+        raise ConfigError(f"{name}: there is no such option{did_you_mean(name, names, len(names))}", param=name)
+    if value is None or (value is False and alias.flag):
+        return {}
+    try:
+        found = value_here(alias, name, None if value is True else str(value))
+    except ConfigError as error:
+        raise ConfigError(error.message, param=name) from None
+    if found is None:
+        return {}
+    if alias.ours.removeprefix("no_") in KNOWN and alias.flag:
+        return {alias.ours.removeprefix("no_"): not alias.ours.startswith("no_")}
+    return {alias.ours: value if found == str(value) else found} if alias.ours in KNOWN else {}
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -76,4 +76,5 @@ def places(state: ModelServer, address: str, paths: frozenset[str]) -> list[tupl
     if address.startswith("unix:"):
         return []
     base = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:") + state.options.root_path
-    return [(name, base + path, told) for name, path, told in PLACES if path in paths or path == "/v1"]
+    shown = paths | {"/v1"} if state.options.playground else (paths | {"/v1"}) - {"/"}
+    return [(name, base + path, told) for name, path, told in PLACES if path in shown]

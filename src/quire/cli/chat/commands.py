@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
+from quire.cli.chat.backend import ChatBackend
+from quire.cli.chat.conversation import SETTINGS, Conversation
+from quire.cli.chat.screen import Screen
 from quire.core.errors import BadRequest
-
-if TYPE_CHECKING:
-    from quire.cli.chat.chat import Chat
 
 COMMAND = re.compile(r"/([A-Za-z?][\w-]*)(?:\s+(.*))?$", re.DOTALL)
 """A line that is one: a word behind a slash, and no path such as /etc/hosts."""
@@ -17,6 +17,16 @@ COMMAND = re.compile(r"/([A-Za-z?][\w-]*)(?:\s+(.*))?$", re.DOTALL)
 
 class Leave(Exception):
     """The user ends the chat."""
+
+
+class Chat(Protocol):
+    """What a command may look at and change (`chat.Chat`)."""
+
+    backend: ChatBackend
+    conversation: Conversation
+    screen: Screen
+
+    def answer(self) -> None: ...
 
 
 class ChatCommand(NamedTuple):
@@ -81,8 +91,6 @@ def _set(chat: Chat, rest: str) -> None:
 
 
 def _settings(chat: Chat) -> str:
-    from quire.cli.chat.conversation import SETTINGS
-
     settings = chat.conversation.settings
     given = ", ".join(f"{name} = {settings[name]}" for name in SETTINGS if name in settings)
     others = ", ".join(name for name in SETTINGS if name not in settings)

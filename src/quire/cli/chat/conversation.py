@@ -72,6 +72,7 @@ class Conversation:
 
     @system.setter
     def system(self, text: str) -> None:
+        """Set the system message; "" takes it away."""
         self.messages[: self._kept] = [{"role": "system", "content": text}] if text else []
 
     @property

@@ -65,6 +65,11 @@ def about(
     return Meta(description=text, extra=extra, **limits)
 
 
+def common(text: str, choices: Sequence[object] = (), **more: Any) -> Meta:
+    """What `about` says, of an option that help shows without being asked for all."""
+    return about(text, choices, common=True, **more)
+
+
 def flag(name: str) -> str:
     """An option's name as the command line spells it."""
     return f"--{name.replace('_', '-')}"

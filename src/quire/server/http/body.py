@@ -6,6 +6,7 @@ Fields that nobody knows are taken out, unless the server is `--strict`, and nam
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import cache
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 ID_BYTES = 4
 """Of text, which a token id takes as long as."""
 MAX_COMPLAINT = 512
+FORM = "application/x-www-form-urlencoded"
+"""What `curl -d` says of JSON unless it is told otherwise."""
 LARGE = 16 << 10  # bytes of text above which parsing and tokenizing leave the event loop: about 1 ms of work
 
 
@@ -125,7 +128,8 @@ def _check_headers(request: Request, limit: int) -> None:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     # Pages of other sites could send JSON as a plain text, unasked: browsers name them in `Origin`.
     untyped = request.state.exchange.dialect.untyped and "origin" not in request.headers
-    if kind != "application/json" and not untyped:
+    form = kind == FORM and "origin" not in request.headers
+    if kind != "application/json" and not untyped and not form:
         raise HttpError(415, "content-type: must be application/json", code="unsupported_media_type")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limit:
@@ -150,6 +154,8 @@ def _too_large(limit: int) -> HttpError:
     return HttpError(413, f"the body exceeds this server's limit of {limit} bytes", code="body_too_large")
 
 
+logger = logging.getLogger("quire.requests")
+MAX_TOLD = 100
 MAX_NAMED = 10
 MAX_NAME = 100
 
@@ -166,6 +172,21 @@ def warning(names: list[str]) -> bytes:
     text = ", ".join(shown) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'299 quire "ignored, without effect here: {quoted}"'.encode("ascii")
+
+
+class IgnoredFields:
+    """Logs fields of requests that mean nothing here, each of them once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def note(self, names: Iterable[str], path: str) -> None:
+        """Log those that were not logged before: of clients' names no more than `MAX_TOLD`, and none that is long."""
+        for name in names:
+            shown = re.sub(r"\[\d+\]", "[]", name[:MAX_NAME]).encode("unicode_escape").decode()
+            if shown not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(shown)
+                logger.warning("%s: the field %s is ignored, as it has no effect here (told once)", path, shown)
 
 
 def _dropped(value: Any, kind: Type, path: str, found: list[str]) -> Any:

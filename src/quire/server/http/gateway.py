@@ -17,7 +17,7 @@ from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
 from quire.engine.frontend.streams import CallQueue
 from quire.server.http.activity import Activity
-from quire.server.http.body import warning
+from quire.server.http.body import IgnoredFields, warning
 from quire.server.http.dialects import Dialect
 from quire.server.http.disconnect import ClientGone
 from quire.server.http.errors import HttpError, error_headers
@@ -96,6 +96,7 @@ class Gateway:
         self._table = table
         self._keyless = {"public"} if server.options.protect_metrics else {"public", "monitoring"}
         self._pages = pages
+        self._ignored = IgnoredFields()
         self._bodies = Bodies(round(server.options.max_bodies_gb * 1e9))
         hosts = server.options.allowed_hosts
         if not hosts and server.options.host in ("localhost", "127.0.0.1", "::1"):
@@ -153,6 +154,8 @@ class Gateway:
         finally:
             self._server.active -= counted
             exchange.end()
+            if ignored and exchange.operation is not None:
+                self._ignored.note(ignored, path)
             self._server.ended(exchange)
             exchange.scope = scope  # that of the application refers to the exchange
 

@@ -1,0 +1,66 @@
+"""Command lines as users of other tools type them, in the flags of ours (`core/options/aliases.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from quire.core.errors import ConfigError
+from quire.core.options.fields import flag
+
+
+class Known(NamedTuple):
+    """The flags of a command: every spelling, with whether it takes a value, and the spelling of each name."""
+
+    takes_value: Mapping[str, bool]
+    by_name: Mapping[str, str]
+
+
+def in_our_flags(words: Sequence[str], known: Known) -> list[str]:
+    """The words of a command line with flags of llama.cpp and vLLM as ours.
+
+    A word that is a flag of the command stays, as does the value behind it, and all behind `--`. `ConfigError` for a
+    flag that has none like it here, with the reason.
+    """
+    made: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            return [*made, word, *left]
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-" or name in known.takes_value:
+            made.append(word)
+            if not equals and known.takes_value.get(name) and left:
+                made.append(left.pop(0))
+            continue
+        made += _translated(name, value if equals else None, left, known, words)
+    return made
+
+
+def _translated(name: str, value: str | None, left: list[str], known: Known, words: Sequence[str]) -> list[str]:
+    """What a flag that the command has not is here; takes its value from those `left`."""
+    from quire.core.options.aliases import alias_of, value_here
+
+    dashed = f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
+    if dashed in known.takes_value:
+        return [dashed if value is None else f"{dashed}={value}"]
+    alias = alias_of(name)
+    ours = known.by_name.get(alias.ours) if alias is not None else None
+    if alias is not None and alias.ours and ours is None and "block_size" in known.by_name:
+        here = flag(alias.ours)
+        raise ConfigError(f"{name}: is {here} here, a flag of other commands or a field of requests to a server")
+    if alias is None or "block_size" not in known.by_name:
+        return [name if value is None else f"{name}={value}"]
+    if value is None and not alias.flag and left and not _is_flag(left[0]):
+        value = left.pop(0)
+    found = value_here(alias, name, value)
+    if found is None or set(alias.beside).intersection(words) or ours is None:
+        return []
+    return [ours] if alias.flag else [ours, found] if value is not None else [ours]
+
+
+def _is_flag(word: str) -> bool:
+    """Whether the word behind a flag is no value of it, which a number below zero is."""
+    number = word.lstrip("-").replace(".", "", 1).isdecimal()
+    return word.startswith("-") and not number
