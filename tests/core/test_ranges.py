@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 from msgspec import Meta
+from quire.server.models.routes import MULTI_MODEL_TABLE
 
 from quire.core.errors import BadRequest
 from quire.core.options.ranges import Range, check_ranges, ranges_of, within
@@ -16,7 +17,6 @@ from quire.core.params import SamplingParams
 from quire.engine.beam import BeamSearchParams
 from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.http.body import shaped
-from quire.server.models.routes import MULTI_MODEL_TABLE
 
 REFUSED: dict[str, tuple[list[Any], str]] = {
     "n": ([0, 129, 10**400], "must lie in [1, 128]"),

@@ -29,7 +29,7 @@ VARY = ("--vary", "max-num-seqs=2,4", "--vary", "max-num-batched-tokens=8,512", 
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model whose steps nobody calibrates, and runs of a moment."""
 
-    def none(*_: object) -> None:
+    def none(*_: object, **__: object) -> None:
         raise ConfigError("not calibrated")
 
     monkeypatch.setattr(session, "machine_of", none)

@@ -16,9 +16,9 @@ import msgspec
 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
+from quire.core.progress import counting_bar
 from quire.core.request import longest_prompt
 from quire.engine.llm import LLM
-from quire.engine.processes.progress import counting_bar
 
 MISSES_SHOWN = 3
 TEXT = Path(__file__).resolve().parents[1] / "assets" / "text"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from quire.cli.flags import option_command
-from quire.cli.params import PATH, argument
+from quire.cli.params import PATH, argument, quiet_option
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
 from quire.core.options.values import read_options, toml_value
@@ -50,12 +50,12 @@ class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
     {"Compression": CompressOptions},
     argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the bundled model."),
     argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on."),
+    quiet_option(),
     model_argument=False,
 )
 def compress(options: dict[str, Any], source: str, out: Path) -> None:
     """Make SOURCE smaller, and write it to OUT."""
     from quire.compress.recipes.parser import read_recipe
-    from quire.compress.tracking.bar import units_bar
 
     given = read_options(CompressOptions, options)
     source = "" if source == "pydoc" else source
@@ -77,11 +77,15 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
         (kind, method), *_ = short.items()
         asked = _of_flags(kind, method, given.set)
     from quire.compress.pipelines.run import compress as run_recipe
+    from quire.core.progress import stage
     from quire.model.describe import open_model
 
     layers = open_model(source).spec.layers
-    with units_bar(len(asked.stages) * layers) as tell:
-        run_recipe(source, out, asked, tell, restart=given.restart, passport=given.passport)
+    with stage("compress", len(asked.stages) * layers) as at:
+        run_recipe(
+            source, out, asked, lambda following: at.advance(note=following), restart=given.restart,
+            passport=given.passport,
+        )  # fmt: skip
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     from quire.compress.evaluation.passport import read_passport
 
@@ -97,7 +101,7 @@ def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
     """Try the recipes of `files`, and draw them."""
     from quire.compress.pipelines.run import sweep
     from quire.compress.recipes.parser import read_recipe
-    from quire.compress.tracking.bar import units_bar
+    from quire.core.progress import stage
     from quire.model.describe import open_model
 
     recipes = {path.stem: read_recipe(path) for path in files}
@@ -105,8 +109,8 @@ def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
         raise ConfigError("--frontier: two files have one name, by which a recipe is drawn", param="frontier")
     layers = open_model(source).spec.layers
     stages = sum(len(recipe.stages) for name, recipe in recipes.items() if not (out / name).exists())
-    with units_bar(layers * stages) as tell:
-        drawn = sweep(source, out, recipes, tell, restart=restart)
+    with stage("compress", layers * stages) as at:
+        drawn = sweep(source, out, recipes, lambda following: at.advance(note=following), restart=restart)
     print("\n".join(map(str, drawn)))
 
 
