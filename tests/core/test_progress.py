@@ -34,7 +34,7 @@ def test_a_log_gets_a_line_now_and_then(piped: tuple[Display, io.StringIO, Calla
     assert log.getvalue().splitlines() == [
         "compress 4 of 10 (40%), layer 5; 0:00:14 so far, about 0:00:42 left",
         "compress 6 of 10 (60%), layer 7; 0:00:28 so far, about 0:00:28 left",
-        "compress: done, 0:00:28",
+        "compress done in 0:00:28",
     ]
 
 
@@ -81,7 +81,7 @@ def test_named_stages_follow_each_other(piped: tuple[Display, io.StringIO, Calla
         wait(12)
         tell("rows of the teacher", 3, 6)
         assert [each.what for each in shown.stages] == ["train", "rows of the teacher"]
-    assert not shown.stages and "texts of the teacher: done, 0:00:12" in log.getvalue()
+    assert not shown.stages and "texts of the teacher done in 0:00:12" in log.getvalue()
 
 
 def test_a_terminal_gets_bars_and_lines_that_stay() -> None:

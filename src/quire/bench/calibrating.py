@@ -44,9 +44,9 @@ def measured(
     kv: str,
     before_part: Callable[[], None],
 ) -> Calibration:
-    """`found` with what it lacks (everything where it is None), measured now, part by part, each kept under `key`.
+    """`found` with what it lacks (everything where it is None), measured now and kept under `key`.
 
-    `before_part` is called before each part.
+    `before_part` is called before each part; what it raises ends this, and formats that were measured stay kept.
     """
     wanted = kv not in (found.attention if found is not None else {})
     with stage("calibrating this machine, once", (found is None) + len(lacking) + wanted) as at:
@@ -58,21 +58,20 @@ def measured(
 
         if found is None:
             begin("memory, calls and steps")
-            found = replace(_basics(ops, key, device), measured=now())
-            keep(found)
-            at.advance()
-        for kind in sorted(lacking):
-            begin(f"products of {kind}")
-            rates = calibrate.kind_rates(ops, kind, far=far_bytes())
-            found = replace(found, kinds={**found.kinds, kind: rates}, measured=now())
-            keep(found)
+            found = _basics(ops, key, device)
             at.advance()
         if wanted:
             begin(f"attention over keys and values in {kv}")
             rates_of_kv = calibrate.attention_rates(ops, KEPT[kv], far=far_bytes())
             found = replace(found, attention={**found.attention, kv: rates_of_kv}, measured=now())
-            keep(found)
             at.advance()
+        for kind in sorted(lacking):
+            begin(f"products of {kind}")
+            rates = calibrate.kind_rates(ops, kind, far=far_bytes())
+            found = replace(found, kinds={**found.kinds, kind: rates}, measured=now())
+            keep(found)  # the next run goes on from here
+            at.advance()
+        keep(found)
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from quire.core.config import DeviceConfig, EngineConfig
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose
-from quire.plan.devices import GpuSheet
+from quire.plan.devices import DeviceSheet
 from quire.plan.memory import choice_of, facts_of, kv_format, rank_needs
 from quire.plan.predict import Machine
 from quire.plan.rates import Calibration, machine_key, recall
@@ -16,7 +16,7 @@ from quire.plan.rates import Calibration, machine_key, recall
 
 def machine_of(
     config: EngineConfig,
-    device: GpuSheet | None,
+    device: DeviceSheet | None,
     fresh: bool = False,
     beside: tuple[str, ...] = (),
     before_part: Callable[[], None] = lambda: None,

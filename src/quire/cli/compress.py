@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,15 +87,31 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
             source, out, asked, lambda following: at.advance(note=following), restart=given.restart,
             passport=given.passport,
         )  # fmt: skip
-    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
-    from quire.compress.evaluation.passport import read_passport
+    _tell(source, out)
 
-    found = read_passport(out)
-    if found is not None and found.calibration:
-        print(f"calibrated on {found.calibration}")
-    if found is not None and found.evaluation.origin:
-        print(f"measured on {found.evaluation.origin}: {found.evaluation.tokens:,} tokens")
+
+def _tell(source: str, out: Path) -> None:
+    """What was won and lost, as far as it was measured, and what to type next."""
+    from quire.cli.show import show_columns, show_next
+    from quire.compress.evaluation.passport import passport_changes, read_passport
+    from quire.compress.pipelines.training import ADAPTER_CONFIG
+
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    found, given, made = read_passport(out), source or "pydoc", shlex.quote(str(out))
+    if found is not None:
+        if found.calibration:
+            print(f"calibrated on {found.calibration}")
+        if found.evaluation.origin:
+            print(f"measured on {found.evaluation.origin}: {found.evaluation.tokens:,} tokens")
+        rows = [change.cells for change in passport_changes(found)]
+        show_columns(("", given, out.name, "change", ""), rows)
     print(f"{out}: {size / 2**20:.1f} MiB")
+    if (out / ADAPTER_CONFIG).exists():
+        adapter = f"quire serve {shlex.quote(given)} --enable-lora --lora-modules {shlex.quote(out.name)}={made}"
+        show_next((adapter, "serve the model with this adapter"))
+        return
+    serve, again = (f"quire serve {made}", "serve it"), f"quire eval {made} --against {shlex.quote(given)}"
+    show_next(serve, (again, "measure it again" if found is not None else "measure what that cost"))
 
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:

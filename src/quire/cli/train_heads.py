@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,10 @@ def train_heads(
     last = run.losses[-20:]
     print(f"{out}: {method} heads, {run.step} steps, loss {sum(last) / len(last):.3f}")
     _measure(config, method, out, held, heads)
+    from quire.cli.show import show_next
+
+    speculation = json.dumps({"method": method, "model": str(out), "num_speculative_tokens": heads})
+    show_next((shlex.join(["quire", "serve", target, "--speculative-config", speculation]), "serve with them"))
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,23 @@ def tune(options: dict[str, Any]) -> None:
         words = asked.load + (f" within {asked.slo} ({asked.slo_at})" if asked.slo else "")
         write_whole(Path(asked.output), config_text(outcome, given, words).encode())
         console.print(f"{asked.output}: for quire serve --config; rows in {session.rows}", markup=False)
+        _tell(session, outcome)
     raise click.exceptions.Exit(_ended(session, outcome, console))
+
+
+def _tell(session: TuneSession, outcome: TuneResult) -> None:
+    """What was won and lost against what runs untuned, and what to type next."""
+    from quire.cli.show import show_columns, show_next
+    from quire.tune.report import won
+
+    rows = won(outcome, lambda candidate: session.guesses.planner(candidate.config).account.fixed)
+    if rows:
+        show_columns(("", "untuned", "tuned", "change", ""), [row.cells for row in rows])
+    model = [session.base.model.model] if session.base.model.model else []
+    show_next(
+        (shlex.join(["quire", "serve", "--config", session.options.output]), "serve as it was found"),
+        (shlex.join(["quire", "plan", *model, "--load", session.options.load]), "what the planner would change first"),
+    )
 
 
 def _latest(trial: CandidateTrial) -> str:

@@ -132,7 +132,7 @@ class Display:
                 self._bars.remove_task(ended.task)
             spent = self.clock() - ended.began
             if self._bars is None and spent >= PERIOD:
-                self.say(f"{ended.what}: done, {_time(spent)}")
+                self.say(f"{ended.what} done in {_time(spent)}")
         if not self.stages:
             self._ended.set()
             if self._bars is not None:

@@ -172,7 +172,8 @@ class TuneSession:
                 {candidate: self.journal.known(candidate) for candidate in self.predicted},
             )  # fmt: skip
             outcome = search.run()
-        self.journal.settle()
+        if self.rows.exists():  # else nothing was measured
+            self.journal.settle()
         return outcome
 
     def needed(self, outcome: TuneResult) -> str:
