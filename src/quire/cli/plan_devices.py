@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.cli.plan_options import PlanOptions, usual_load
 from quire.cli.show import show_columns, show_next
 from quire.core.errors import ConfigError
 from quire.core.files import write_whole
@@ -17,7 +18,6 @@ from quire.plan.devices import ARITHMETIC, BANDWIDTH, devices_named, with_prices
 from quire.plan.planned_load import PlannedLoad, Slo, parse_load, parse_slo
 
 if TYPE_CHECKING:
-    from quire.cli.plan import PlanOptions
     from quire.core.config import EngineConfig
 
 SHOWN_WHY = 72
@@ -28,8 +28,6 @@ DRAWN = 24
 
 def compare(wanted: PlanOptions, engine: EngineConfig, as_json: bool, picture: Path | None) -> None:
     """Compare the devices that are `wanted` and print what was found."""
-    from quire.cli.plan import usual_load
-
     for name in ("memory_gb", "bandwidth_gbs", "tflops"):
         if getattr(wanted, name):
             raise ConfigError("--devices compares devices of the table; an own one is planned alone", param="devices")
