@@ -21,6 +21,7 @@ from mkdocs.structure.files import File, Files
 import bodies
 import commands
 import dashboards
+import devices
 import exclusions
 import formats
 import known_models
@@ -44,6 +45,7 @@ MADE: dict[str, Callable[[], str]] = {
     "families": formats.families,
     "catalog": known_models.every_model,
     "formats of files": formats.of_files,
+    "devices": devices.planned,
     "formats made at load": formats.made_at_load,
     "formats of gguf": formats.of_gguf,
     "formats of keys and values": formats.of_keys_and_values,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from killed_work import KEY, LAYERS, STAGES, pipeline
 from paths import SUPPORT
-from quire.compress.tracking.bar import MEASURING, units_bar
 from quire.compress.tracking.journal import WorkFolder, code_digest, file_digest, work_folder
 from quire.core.errors import ConfigError
 from quire.core.files import becoming, write_whole
@@ -181,33 +177,3 @@ def test_digests(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", b"two")
     assert file_digest(tmp_path / "a") != first and [p.name for p in tmp_path.iterdir()] == ["a"]
     assert code_digest() == code_digest() and len(code_digest()) == 32
-
-
-def test_the_bar_says_how_far_it_is() -> None:
-    shown = io.StringIO()
-    with units_bar(5, 2, Console(file=shown, force_terminal=True, width=100)) as count:
-        count("layer 3")
-        count("layer 4")
-        count(MEASURING)
-        shown_before = shown.getvalue()
-        time.sleep(0.3)
-        assert shown.getvalue() == shown_before, "a bar that has ended draws no more"
-    assert "4/5" in shown.getvalue() and "layer 4" in shown.getvalue() and "left" in shown.getvalue()
-    quiet = io.StringIO()
-    with units_bar(5, console=Console(file=quiet)) as count:
-        count("layer 3")
-    assert not quiet.getvalue(), "a log gets no bar"
-
-
-def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    log = io.StringIO()
-    with units_bar(10, 2, Console(file=log, width=100)) as count:
-        for seconds, following in ((7, "layer 4"), (7, "layer 5"), (2, "layer 6"), (12, "layer 7")):
-            now[0] += seconds
-            count(following)
-    assert log.getvalue().splitlines() == [
-        "4 of 10 done, next: layer 5; 0:00:14 so far, about 0:00:42 left",
-        "6 of 10 done, next: layer 7; 0:00:28 so far, about 0:00:28 left",
-    ]

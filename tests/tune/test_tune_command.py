@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ VARY = ("--vary", "max-num-seqs=2,4", "--vary", "max-num-batched-tokens=8,512", 
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model whose steps nobody calibrates, and runs of a moment."""
 
-    def none(*_: object) -> None:
+    def none(*_: object, **__: object) -> None:
         raise ConfigError("not calibrated")
 
     monkeypatch.setattr(session, "machine_of", none)
@@ -85,6 +86,19 @@ def test_an_interrupt_leaves_the_best_so_far(
     assert code == 130 and "not to the end: interrupted; run again" in out and "Traceback" not in out + err
     assert "The search did not end" in (tmp_path / "tuned.toml").read_text()
     assert len(read_rows(tmp_path / "tuned.jsonl")) == 3
+
+
+def test_the_budget_ends_calibration(run: Run, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = list[int]()
+
+    def endless(*_: object, before_part: Callable[[], None], **__: object) -> None:
+        while len(parts) < 1000:
+            before_part()
+            parts.append(len(parts))
+
+    monkeypatch.setattr(session, "machine_of", endless)
+    code, out, _ = run("tune", *tiny, "--load", LOAD, *VARY, "--budget", "0.00001")
+    assert code == 1 and "the budget of 1e-05 s was spent" in out and len(parts) < 1000
 
 
 def test_targets_that_none_keeps(run: Run, tiny: list[str], tmp_path: Path) -> None:

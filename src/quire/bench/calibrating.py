@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from quire.bench.workload import Item, requests_of
 from quire.core.config import DeviceConfig, flat_config
+from quire.core.progress import stage
 from quire.engine.local import LocalEngine
 from quire.figures.machine import now
 from quire.ops.backend import Ops, open_backend
@@ -41,24 +42,36 @@ def measured(
     found: Calibration | None,
     lacking: Collection[str],
     kv: str,
-    tell: Callable[[str], None],
+    before_part: Callable[[], None],
 ) -> Calibration:
-    """`found` with what it lacks (everything where it is None), measured now and kept under `key`."""
-    tell("calibrating this machine, once: kernels are timed (some 10 s and a format)")
-    ops = open_backend(device)
-    if found is None:
-        tell("calibrating: memory, calls and steps")
-        found = _basics(ops, key, device)
-    kinds = dict(found.kinds)
-    for number, kind in enumerate(sorted(lacking), 1):
-        tell(f"calibrating: products of {kind} ({number} of {len(lacking)})")
-        kinds[kind] = calibrate.kind_rates(ops, kind, far=far_bytes())
-    attention = found.attention
-    if kv not in attention:
-        tell(f"calibrating: attention over keys and values in {kv}")
-        attention = attention | {kv: calibrate.attention_rates(ops, KEPT[kv], far=far_bytes())}
-    found = replace(found, kinds=kinds, attention=attention, measured=now())
-    keep(found)
+    """`found` with what it lacks (everything where it is None), measured now and kept under `key`.
+
+    `before_part` is called before each part; what it raises ends this, and formats that were measured stay kept.
+    """
+    wanted = kv not in (found.attention if found is not None else {})
+    with stage("calibrating this machine, once", (found is None) + len(lacking) + wanted) as at:
+        ops = open_backend(device)
+
+        def begin(what: str) -> None:
+            before_part()
+            at.update(note=what)
+
+        if found is None:
+            begin("memory, calls and steps")
+            found = _basics(ops, key, device)
+            at.advance()
+        if wanted:
+            begin(f"attention over keys and values in {kv}")
+            rates_of_kv = calibrate.attention_rates(ops, KEPT[kv], far=far_bytes())
+            found = replace(found, attention={**found.attention, kv: rates_of_kv}, measured=now())
+            at.advance()
+        for kind in sorted(lacking):
+            begin(f"products of {kind}")
+            rates = calibrate.kind_rates(ops, kind, far=far_bytes())
+            found = replace(found, kinds={**found.kinds, kind: rates}, measured=now())
+            keep(found)  # the next run goes on from here
+            at.advance()
+        keep(found)
     return found
 
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Collection
 
 from quire.core.config import DeviceConfig, EngineConfig
 from quire.core.errors import ConfigError
 from quire.ops.choice import choose
-from quire.plan.devices import GpuSheet
+from quire.plan.devices import DeviceSheet
 from quire.plan.memory import choice_of, facts_of, kv_format, rank_needs
 from quire.plan.predict import Machine
 from quire.plan.rates import Calibration, machine_key, recall
 
 
-def say(text: str) -> None:
-    """A line on standard error: what takes so long."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def machine_of(
-    config: EngineConfig, device: GpuSheet | None, fresh: bool = False, beside: tuple[str, ...] = ()
+    config: EngineConfig,
+    device: DeviceSheet | None,
+    fresh: bool = False,
+    beside: tuple[str, ...] = (),
+    before_part: Callable[[], None] = lambda: None,
 ) -> Machine:
     """Where `config` is to run: a named GPU, or this machine, calibrated for what the config needs, and for the formats
     `beside`, which advice compares.
 
     The first time takes some 10 s and a format, a minute where the largest cache is hundreds of MiB; `fresh` measures
-    again. `ConfigError` where nothing can be calibrated.
+    again. `before_part` is called before each part of that, and ends it by an exception; what was measured is kept.
+    `ConfigError` where nothing can be calibrated.
     """
     if device is not None:
         return Machine(device)
@@ -41,15 +40,19 @@ def machine_of(
         )
     kinds = {part.kind for rank in rank_needs(config, found, choice) for part in rank.parts if part.product}
     kinds |= {kind if kind == "bf16" else f"{kind} g{config.model.group_size}" for kind in beside}
-    return Machine(None, calibration(config.device, kinds, kv_format(config, found, choice).name, fresh))
+    return Machine(None, calibration(config.device, kinds, kv_format(config, found, choice).name, fresh, before_part))
 
 
 def calibration(
-    device: DeviceConfig, kinds: Collection[str], kv: str, fresh: bool = False, tell: Callable[[str], None] = say
+    device: DeviceConfig,
+    kinds: Collection[str],
+    kv: str,
+    fresh: bool = False,
+    before_part: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Calibration of this machine, with rates of at least `kinds` and of attention over keys and values in `kv`.
 
-    Only what is not known yet is measured; `tell` is given a line before each part of that.
+    Only what is not known yet is measured; `before_part` is called before each part of that.
     """
     choice = choose(device)
     key = machine_key(choice.isa, choice.threads)
@@ -60,7 +63,7 @@ def calibration(
         return found
     from quire.bench.calibrating import measured
 
-    return measured(device, key, found, lacking, kv, tell)
+    return measured(device, key, found, lacking, kv, before_part)
 
 
 def measurable(kind: str) -> bool:

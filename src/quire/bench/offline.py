@@ -8,9 +8,9 @@ from quire.bench.drive import drive
 from quire.bench.loads import LatencyLoad, ThroughputLoad
 from quire.bench.records import Record, latencies, rates
 from quire.bench.workload import Length, random_items, requests_of
+from quire.core.progress import counting_bar
 from quire.engine.client import StepReport
 from quire.engine.local import LocalEngine
-from quire.engine.processes.progress import counting_bar
 
 
 def latency(engine: LocalEngine, load: LatencyLoad, seed: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import msgspec
 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
+from quire.core.progress import counting_bar
 from quire.core.request import longest_prompt
 from quire.engine.llm import LLM
-from quire.engine.processes.progress import counting_bar
 
 MISSES_SHOWN = 3
 TEXT = Path(__file__).resolve().parents[1] / "assets" / "text"
@@ -54,12 +54,29 @@ def windows(length: int, size: int) -> Iterator[Window]:
         scored = stop
 
 
+@dataclass
+class TextScore:
+    """How well a text was predicted: its UTF-8 bytes, the tokens that were scored, and their negative log-likelihood
+    in nats."""
+
+    size: int
+    tokens: int = 0
+    nll: float = 0.0
+
+
 def perplexity(llm: LLM, texts: Mapping[str, str]) -> dict[str, float]:
     """Score `texts` with a sliding window of the model's context."""
+    return score_texts(llm, texts)[0]
+
+
+def score_texts(llm: LLM, texts: Mapping[str, str]) -> tuple[dict[str, float], dict[str, TextScore]]:
+    """Score `texts` as `perplexity` does; the figures of all together, and the score of each."""
     tokenizer = llm.get_tokenizer()
     size = longest_prompt(llm.info.max_model_len)
     rows = {name: tokenizer.encode(text, add_special_tokens=False) for name, text in texts.items()}
-    jobs = [(ids[w.start : w.stop], w.scored - w.start) for ids in rows.values() for w in windows(len(ids), size)]
+    cut = [(name, ids, w) for name, ids in rows.items() for w in windows(len(ids), size)]
+    jobs = [(ids[w.start : w.stop], w.scored - w.start) for _, ids, w in cut]
+    each = {name: TextScore(len(text.encode())) for name, text in texts.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, ignore_eos=True)
     total, tokens = 0.0, 0
     with counting_bar(len(jobs), "windows") as count:
@@ -72,17 +89,20 @@ def perplexity(llm: LLM, texts: Mapping[str, str]) -> dict[str, float]:
             scores = [entry[t].logprob for t, entry in zip(ids[first:], entries, strict=True) if entry is not None]
             total -= math.fsum(scores)
             tokens += len(scores)
+            own = each[cut[delta.prompt][0]]
+            own.nll, own.tokens = own.nll - math.fsum(scores), own.tokens + len(scores)
             count()
     if tokens == 0:
         raise ConfigError("there is no text to score: two tokens are needed at least")
-    size_bytes = sum(len(text.encode()) for text in texts.values())
-    return {
+    size_bytes = sum(score.size for score in each.values())
+    figures = {
         "texts": len(texts),
         "tokens": tokens,
         "bytes": size_bytes,
         "perplexity": math.exp(total / tokens),
         "bits_per_byte": total / math.log(2) / size_bytes,
     }
+    return figures, each
 
 
 def read_questions(folder: Path) -> list[Question]:

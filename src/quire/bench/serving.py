@@ -28,7 +28,7 @@ from quire.bench.sending import Sender
 from quire.bench.sessions import Workload, workload_of
 from quire.core.errors import ConfigError
 from quire.core.options.values import check_values
-from quire.engine.processes.progress import counting_bar
+from quire.core.progress import counting_bar
 from quire.figures.machine import now, this_machine
 from quire.figures.metric_definitions import PERCENTILES
 from quire.figures.schema import FigureRow, RowEngine, RowLoad, RowMachine, RowModel

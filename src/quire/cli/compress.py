@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from quire.cli.flags import option_command
-from quire.cli.params import PATH, argument
+from quire.cli.params import PATH, argument, quiet_option
 from quire.core.errors import ConfigError
 from quire.core.options.fields import about
 from quire.core.options.values import read_options, toml_value
@@ -50,12 +51,12 @@ class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
     {"Compression": CompressOptions},
     argument("source", metavar="SOURCE", help="Folder or hub name; pydoc is the bundled model."),
     argument("out", metavar="OUT", type=PATH, help="The folder to write; a run that stopped goes on."),
+    quiet_option(),
     model_argument=False,
 )
 def compress(options: dict[str, Any], source: str, out: Path) -> None:
     """Make SOURCE smaller, and write it to OUT."""
     from quire.compress.recipes.parser import read_recipe
-    from quire.compress.tracking.bar import units_bar
 
     given = read_options(CompressOptions, options)
     source = "" if source == "pydoc" else source
@@ -77,27 +78,47 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
         (kind, method), *_ = short.items()
         asked = _of_flags(kind, method, given.set)
     from quire.compress.pipelines.recipe_runner import compress as run_recipe
+    from quire.core.progress import stage
     from quire.model.describe import open_model
 
     layers = open_model(source).spec.layers
-    with units_bar(len(asked.stages) * layers) as tell:
-        run_recipe(source, out, asked, tell, restart=given.restart, passport=given.passport)
-    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
-    from quire.compress.evaluation.passport import read_passport
+    with stage("compress", len(asked.stages) * layers) as at:
+        run_recipe(
+            source, out, asked, lambda following: at.advance(note=following), restart=given.restart,
+            passport=given.passport,
+        )  # fmt: skip
+    _tell(source, out)
 
-    found = read_passport(out)
-    if found is not None and found.calibration:
-        print(f"calibrated on {found.calibration}")
-    if found is not None and found.evaluation.origin:
-        print(f"measured on {found.evaluation.origin}: {found.evaluation.tokens:,} tokens")
+
+def _tell(source: str, out: Path) -> None:
+    """What was won and lost, as far as it was measured, and what to type next."""
+    from quire.cli.show import show_columns, show_next
+    from quire.compress.evaluation.passport import passport_changes, read_passport
+    from quire.compress.pipelines.training import ADAPTER_CONFIG
+
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    found, given, made = read_passport(out), source or "pydoc", shlex.quote(str(out))
+    if found is not None:
+        if found.calibration:
+            print(f"calibrated on {found.calibration}")
+        if found.evaluation.origin:
+            print(f"measured on {found.evaluation.origin}: {found.evaluation.tokens:,} tokens")
+        rows = [change.cells for change in passport_changes(found)]
+        show_columns(("", given, out.name, "change", ""), rows)
     print(f"{out}: {size / 2**20:.1f} MiB")
+    if (out / ADAPTER_CONFIG).exists():
+        adapter = f"quire serve {shlex.quote(given)} --enable-lora --lora-modules {shlex.quote(out.name)}={made}"
+        show_next((adapter, "serve the model with this adapter"))
+        return
+    serve, again = (f"quire serve {made}", "serve it"), f"quire eval {made} --against {shlex.quote(given)}"
+    show_next(serve, (again, "measure it again" if found is not None else "measure what that cost"))
 
 
 def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
     """Try the recipes of `files`, and draw them."""
     from quire.compress.pipelines.recipe_runner import sweep
     from quire.compress.recipes.parser import read_recipe
-    from quire.compress.tracking.bar import units_bar
+    from quire.core.progress import stage
     from quire.model.describe import open_model
 
     recipes = {path.stem: read_recipe(path) for path in files}
@@ -105,8 +126,8 @@ def _sweep(source: str, out: Path, files: list[Path], restart: bool) -> None:
         raise ConfigError("--frontier: two files have one name, by which a recipe is drawn", param="frontier")
     layers = open_model(source).spec.layers
     stages = sum(len(recipe.stages) for name, recipe in recipes.items() if not (out / name).exists())
-    with units_bar(layers * stages) as tell:
-        drawn = sweep(source, out, recipes, tell, restart=restart)
+    with stage("compress", layers * stages) as at:
+        drawn = sweep(source, out, recipes, lambda following: at.advance(note=following), restart=restart)
     print("\n".join(map(str, drawn)))
 
 

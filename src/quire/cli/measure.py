@@ -12,7 +12,7 @@ import msgspec
 
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
-from quire.cli.params import PATH, Option, option
+from quire.cli.params import PATH, Option, option, quiet_option
 from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def output_option() -> Option:
     return option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
 
 
-@option_command("latency", {"Load": LatencyLoad} | ENGINE, output_option())
+@option_command("latency", {"Load": LatencyLoad} | ENGINE, output_option(), quiet_option())
 def latency(options: dict[str, Any], output: Path | None) -> None:
     """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
     from quire.bench.offline import latency as measure
@@ -38,7 +38,7 @@ def latency(options: dict[str, Any], output: Path | None) -> None:
     _offline("latency", read_options(LatencyLoad, options), measure, options, output)
 
 
-@option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option())
+@option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option(), quiet_option())
 def throughput(options: dict[str, Any], output: Path | None) -> None:
     """Throughput of many requests at once, and how much of the KV cache is wasted."""
     from quire.bench.offline import throughput as measure
@@ -52,6 +52,7 @@ def throughput(options: dict[str, Any], output: Path | None) -> None:
     option(
         "--output", "-o", type=PATH, help="Write the results to this JSON file, or append rows to this .jsonl file."
     ),
+    quiet_option(),
     model_argument=False,
 )
 def serve(options: dict[str, Any], output: Path | None) -> None:
@@ -110,8 +111,8 @@ def _offline(
 ) -> None:
     """Measure an engine that is loaded for it, in this process."""
     from quire.bench.report import report
+    from quire.core.progress import loading_bar
     from quire.engine.local import LocalEngine
-    from quire.engine.processes.progress import loading_bar
 
     config = to_engine(options)
     with loading_bar() as progress:

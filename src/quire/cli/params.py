@@ -166,6 +166,20 @@ def option(*spellings: str, **more: Any) -> Option:
     return Option(spellings, **more)
 
 
+def quiet_option() -> Option:
+    """The flag that silences progress, of commands that take long."""
+    return option(
+        "--quiet", "-q", is_flag=True, expose_value=False, callback=_silence, help="Show no progress, only results."
+    )
+
+
+def _silence(ctx: click.Context, _: click.Parameter, quiet: bool) -> None:
+    if quiet:
+        from quire.core.progress import silenced
+
+        ctx.with_resource(silenced())
+
+
 def argument(name: str, **more: Any) -> Argument:
     """A positional argument with `help`; `more` as `click.Argument` takes it."""
     return Argument([name], **more)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire.cli.flags import ENGINE, option_command, to_engine
-from quire.cli.params import PATH, option
+from quire.cli.params import PATH, option, quiet_option
+from quire.cli.plan_options import PlanOptions, usual_load
 from quire.cli.show import Rows, show
 from quire.cli.show import size as as_bytes
-from quire.core.options.fields import about
+from quire.core.errors import ConfigError
 from quire.core.options.values import read_options
-from quire.plan.devices import DEVICES, THIS
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.figures.schema import FigureRow
     from quire.plan.advice import OptionChange
+    from quire.plan.devices import DeviceSheet
     from quire.plan.plan_file import Plan
     from quire.plan.planned_load import PlannedLoad
     from quire.plan.predict import Planner
@@ -31,30 +32,16 @@ ADVISED = ("bf16", "int8", "int4")
 """Formats that advice compares, beside the one asked for."""
 
 
-class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is planned for. `price`: of one device for an hour, in any currency; 0: no cost is said."""
-
-    device: Annotated[str, about(f"Where it is to run: {THIS} machine, or a named GPU: {', '.join(DEVICES)}.")] = THIS
-    load: Annotated[
-        str,
-        about(
-            "What is asked of it: rate=2,input=512,output=128 (requests a second), or batch=8,...; one request if not "
-            "given."
-        ),
-    ] = ""
-    slo: Annotated[str, about("Targets in milliseconds, as means: ttft=200,itl=50.")] = ""
-    price: Annotated[float, about("Price of one device for an hour; without it no cost is said.")] = 0.0
-    calibrate: Annotated[bool, about("Measure this machine anew (some 30 s) instead of recalling it.")] = False
-
-
 @option_command(
     "plan",
     {"Plan": PlanOptions, **ENGINE},
     option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
     option("--output", "-o", type=PATH, help="Write the plan, for quire serve --plan."),
     option("--rows", type=PATH, help="Append what is predicted to a .jsonl file of figures."),
+    option("--picture", type=PATH, help="With --devices: draw the comparison into this SVG file."),
+    quiet_option(),
 )
-def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None) -> None:
+def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None, picture: Path | None) -> None:
     """Memory, latency, throughput, devices and cost of a model under a load, and what to change first."""
     wanted = read_options(PlanOptions, options)
     from quire.figures.files import Appending
@@ -63,9 +50,18 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
     from quire.plan.planned_load import Slo, parse_load, parse_slo
     from quire.plan.sizing import cost_of, fitted, size
 
-    place, config = _place(wanted.device, options)
+    if wanted.devices:
+        from quire.cli.plan_devices import compare
+
+        if output is not None or rows is not None:
+            raise ConfigError("--output and --rows are of one device; leave --devices out", param="devices")
+        compare(wanted, to_engine(_engine_options(options)), as_json, picture)
+        return
+    if picture is not None or wanted.prices:
+        raise ConfigError("--picture and --prices are of a comparison: give --devices all", param="devices")
+    place, config = _place(wanted, options)
     engine = to_engine(config)
-    load = parse_load(wanted.load) if wanted.load else _usual_load(engine)
+    load = parse_load(wanted.load) if wanted.load else usual_load(engine)
     slo = parse_slo(wanted.slo) if wanted.slo else Slo()
     from quire.bench.calibration import machine_of
 
@@ -83,25 +79,41 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
         print(msgspec.json.format(msgspec.json.encode(told)).decode())
         return
     _show(planner, made, sizing, cost, changes)
+    _next(wanted, engine, output, place is not None)
 
 
-def _usual_load(engine: EngineConfig) -> PlannedLoad:
-    """One request, short enough for the model."""
-    from quire.plan.memory import facts_of
-    from quire.plan.planned_load import PlannedLoad
+def _next(wanted: PlanOptions, engine: EngineConfig, output: Path | None, sheet: bool) -> None:
+    """What to type next; `sheet`: it was planned by a data sheet."""
+    from quire.cli.show import show_next
 
-    longest = engine.model.max_model_len or facts_of(engine)[0].spec.max_position
-    return PlannedLoad(input=max(1, min(512, longest // 2)), output=max(1, min(128, longest // 4)))
+    model = [engine.model.model] if engine.model.model else []
+    load = ["--load", wanted.load] if wanted.load else []
+    if sheet:
+        everywhere = shlex.join(["quire", "plan", *model, "--devices", "all", *load])
+        show_next((everywhere, "beside all other devices"))
+        return
+    kept = str(output) if output is not None else "plan.json"
+    serve = (shlex.join(["quire", "serve", *model, "--plan", kept]), "serve as it was planned")
+    write = (shlex.join(["quire", "plan", *sys.argv[2:], "-o", kept]), "keep this plan")
+    tune = (shlex.join(["quire", "tune", *model, *load]), "measure configurations and take the best")
+    show_next(*([] if output is not None else [write]), serve, tune)
 
 
-def _place(name: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The named device (None: this machine), and the engine's options; a backend of the engine is one here."""
-    from quire.plan.devices import device_of
+def _place(wanted: PlanOptions, options: dict[str, Any]) -> tuple[DeviceSheet | None, dict[str, Any]]:
+    """The named or own device (None: this machine), and the engine's options; a backend of the engine is one here."""
+    from quire.plan.devices import device_of, own_device
 
-    given = {key: value for key, value in options.items() if key not in PlanOptions.__struct_fields__}
-    if name in BACKENDS:
-        return None, given | {"device": name}
-    return device_of(name), given
+    given, figures = _engine_options(options), (wanted.memory_gb, wanted.bandwidth_gbs, wanted.tflops)
+    if wanted.device in BACKENDS:
+        if any(figures):
+            raise ConfigError(f"--device {wanted.device} is measured here; leave its figures out", param="device")
+        return None, given | {"device": wanted.device}
+    found = device_of(wanted.device)
+    return (own_device(found, *figures) if any(figures) else found), given
+
+
+def _engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in PlanOptions.__struct_fields__}
 
 
 def _show(planner: Planner, made: Plan, sizing: Sizing, cost: Cost | None, changes: list[OptionChange]) -> None:

@@ -40,8 +40,8 @@ def replay(options: dict[str, Any], folder: Path, output: Path | None) -> None:
     _describe(run)
     from quire.bench.replay import Replay, doubts, options_of
     from quire.bench.report import report
+    from quire.core.progress import loading_bar
     from quire.engine.local import LocalEngine
-    from quire.engine.processes.progress import loading_bar
 
     given = {name: value for name, value in options.items() if name not in ReplayLoad.__struct_fields__}
     recorded = {k: v for k, v in options_of(run).items() if not (k in KV_FLAGS and KV_FLAGS & set(given))}

@@ -13,7 +13,7 @@ import click
 
 from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.model_names import with_default
-from quire.cli.params import PATH, option
+from quire.cli.params import PATH, option, quiet_option
 from quire.core.errors import ConfigError
 
 
@@ -24,6 +24,7 @@ from quire.core.errors import ConfigError
     option(
         "--output-file", "-o", type=PATH, required=True, help="File of answers; those that it has are not asked again."
     ),
+    quiet_option(),
 )
 def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> None:
     """Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error."""
@@ -34,7 +35,7 @@ def run_batch(options: dict[str, Any], input_file: Path, output_file: Path) -> N
         raise ConfigError(f"--output-file {output_file}: there is no folder {output_file.parent}", param="output_file")
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from quire.cli.serve import start_engines
-    from quire.engine.processes.progress import counting_bar
+    from quire.core.progress import counting_bar
     from quire.server.app import create_app
     from quire.server.batch import answered, lines_of, run
     from quire.server.http.metrics import HttpMetrics

@@ -64,7 +64,7 @@ def simulate(options: dict[str, Any], trace: str, output: Path | None) -> None:
 
 def _run(made: TimedDesign, asked: RequestStream, cluster: ClusterOptions, replicas: int = 0) -> SimulationResult:
     from quire.bench.serving import targets_of
-    from quire.engine.processes.progress import counting_bar
+    from quire.core.progress import counting_bar
     from quire.simulate.outcome import simulate
 
     if made.cells > 1:  # processes are forked, which threads of a bar would not survive

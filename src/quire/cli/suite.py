@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quire.cli.params import PATH, Option, argument, command, option
+from quire.cli.params import PATH, Option, argument, command, option, quiet_option
 from quire.core.errors import ConfigError
 
 
@@ -23,6 +23,7 @@ def rows_option() -> Option:
     option("--retry", is_flag=True, help="Measure rows again that failed."),
     option("--make-peers", is_flag=True, help="Make the environments of other engines that are missing (minutes)."),
     option("--work", type=PATH, help="Folder of other engines' environments and model files; among the user's caches."),
+    quiet_option(),
 )
 def suite(file: Path, output: Path, only: str, retry: bool, make_peers: bool, work: Path | None) -> None:
     """Measure models, formats, techniques, loads and engines in turns; run again, it goes on where it was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, option_command, set_model, to_engine
-from quire.cli.params import PATH, argument, option
+from quire.cli.params import PATH, argument, option, quiet_option
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ METHODS = ("eagle3", "medusa")
     option("--steps", type=click.IntRange(min=1), default=1000, help="Steps of training, of four rows each."),
     option("--length", type=click.IntRange(min=16), default=256, help="Tokens of a row."),
     option("--heads", type=click.IntRange(1, 16), default=4, help="Tokens to guess ahead."),
+    quiet_option(),
     model_argument=False,
 )
 def train_heads(
@@ -66,6 +68,10 @@ def train_heads(
     last = run.losses[-20:]
     print(f"{out}: {method} heads, {run.step} steps, loss {sum(last) / len(last):.3f}")
     _measure(config, method, out, held, heads)
+    from quire.cli.show import show_next
+
+    speculation = json.dumps({"method": method, "model": str(out), "num_speculative_tokens": heads})
+    show_next((shlex.join(["quire", "serve", target, "--speculative-config", speculation]), "serve with them"))
 
 
 def _run(
@@ -101,17 +107,10 @@ def _run(
 
 
 def _go(run: HeadTrainingRun) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from quire.core.progress import stage
 
-    from quire.engine.processes.progress import LongProgress
-
-    columns = (
-        TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with LongProgress(*columns) as bar:
-        task = bar.add_task("steps", total=run.plan.steps, completed=run.step, loss=0.0)
-        run.go(lambda step, loss: bar.update(task, completed=step, loss=loss))
+    with stage("training heads", run.plan.steps, done=run.step) as at:
+        run.go(lambda step, loss: at.update(step, note=f"loss {loss:.3f}"))
 
 
 def _measure(config: EngineConfig, method: str, out: Path, held: list[list[int]], heads: int) -> None:
@@ -120,17 +119,21 @@ def _measure(config: EngineConfig, method: str, out: Path, held: list[list[int]]
 
     from quire.core.config import SpeculationConfig
     from quire.core.params import SamplingParams
+    from quire.core.progress import stage
     from quire.core.request import Request
     from quire.engine.start import start_engine
 
     asked = {"method": method, "model": str(out), "num_speculative_tokens": heads, "adaptive": False}
     speculation = SpeculationConfig(speculative_config=json.dumps(asked))
     engine = start_engine(replace(config, speculation=speculation))
-    for i, row in enumerate(held[:64]):
+    held = held[:64]
+    for i, row in enumerate(held):
         params = SamplingParams(max_tokens=MORE, temperature=0.0, ignore_eos=True)
         engine.submit(Request(id=str(i), prompt=tuple(row[:PROMPT]), params=params, seed=0, arrival=0.0))
-    while engine.has_work:
-        engine.step()
+    with stage("measuring heads on held-out rows", len(held)) as at:
+        while engine.has_work:
+            ended = sum(output.finish_reason is not None for output in engine.step())
+            at.advance(ended)
     assert engine.speculator is not None
     totals = engine.speculator.totals
     drafts = max(1, totals.drafts)

@@ -219,7 +219,7 @@ class PoolingCalls:
         return embedding(pooling, row, params)
 
     def _pool(self, requests: list[Request], use_tqdm: bool) -> list[tuple[Request, Output]]:
-        from quire.engine.processes.progress import counting_bar
+        from quire.core.progress import counting_bar
 
         live, found = {request.id: request for request in requests}, dict[int, Output]()
         with counting_bar(len(requests), "prompts", use_tqdm) as count, closing(self.engine.run(live)) as outputs:

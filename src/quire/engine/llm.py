@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quire.core.config import EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.params import SamplingParams
+from quire.core.progress import counting_bar, loading_bar
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
@@ -21,7 +22,6 @@ from quire.engine.engine_options import engine_config
 from quire.engine.image_sources import ImageSource, images_of, without_images
 from quire.engine.local import LocalEngine
 from quire.engine.outputs import RequestBuilder, RequestOutput
-from quire.engine.processes.progress import counting_bar, loading_bar
 from quire.engine.requests import (
     EncodedPrompt,
     Message,

@@ -107,7 +107,7 @@ def _candidates(planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:
     for tokens in (limits.max_num_batched_tokens * 2, limits.max_num_batched_tokens // 2):
         if tokens >= limits.max_num_seqs:
             yield {"max_num_batched_tokens": tokens}, ""
-    if planner.machine.device is not None:
+    if planner.machine.device is not None and planner.machine.device.links:
         ranks = config.parallel.tensor_parallel_size * 2
         yield {"tensor_parallel_size": ranks}, f"; {ranks} devices instead of {ranks // 2}"
 

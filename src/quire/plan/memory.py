@@ -22,7 +22,7 @@ from quire.model.mixers.layer_mixers import format_of, layouts_of
 from quire.model.offload.budget import allowed
 from quire.model.vision.account import scratch_bytes
 from quire.ops.choice import Choice, choose, choose_ops
-from quire.plan.devices import GpuSheet
+from quire.plan.devices import DeviceSheet
 from quire.plan.needs import drafting_model, drafting_weights, kv_shape, rank_share
 from quire.plan.weights import WeightPart, weight_parts
 from quire.run.activations import activations, feature_bytes
@@ -107,11 +107,11 @@ def facts_of(config: EngineConfig) -> tuple[ModelFacts, bool]:
     return (replace(found, vision=None) if options.language_model_only else found), bare
 
 
-def choice_of(config: EngineConfig, device: GpuSheet | None) -> Choice:
-    """What would run: here, or on a named GPU that need not be here."""
+def choice_of(config: EngineConfig, device: DeviceSheet | None) -> Choice:
+    """What would run: here, or on a named device that need not be here."""
     if device is None:
         return choose(config.device)
-    return Choice("triton", device.name, 1, choose_ops("triton", config.device.ops))
+    return Choice(device.backend, device.name, 1, choose_ops(device.backend, config.device.ops))
 
 
 def rank_needs(config: EngineConfig, found: ModelFacts, choice: Choice) -> tuple[RankNeeds, ...]:
@@ -130,7 +130,11 @@ def kv_format(config: EngineConfig, found: ModelFacts, choice: Choice) -> Dtype:
 
 
 def account(
-    config: EngineConfig, device: GpuSheet | None, ranks: tuple[RankNeeds, ...], choice: Choice, process: int = PROCESS
+    config: EngineConfig,
+    device: DeviceSheet | None,
+    ranks: tuple[RankNeeds, ...],
+    choice: Choice,
+    process: int = PROCESS,
 ) -> tuple[MemoryAccount, KVPlan]:
     """The memory of the rank that needs most, and its KV cache, planned as the engine does.
 
@@ -154,15 +158,15 @@ def account(
         tables=_tables(config, shape),
         activations=_activations(config, most, choice, shape.max_model_len),
         images=_image_bytes(config, found, shape.max_model_len),
-        graphs=_graphs(config, most, device is not None),
-        process=process if device is None else CONTEXT,
+        graphs=_graphs(config, most, choice.backend == "triton"),
+        process=CONTEXT if choice.backend == "triton" and device is not None else process,
         there=there // (config.wholes if device is None else 1),
     )
     kv = plan_kv(config, shape, _left(config, bare, shape, device))
     return replace(bare, kv=kv.blocks // kv.sizes.holders * kv.block_bytes), kv
 
 
-def _left(config: EngineConfig, bare: MemoryAccount, shape: KVPlan, device: GpuSheet | None) -> int:
+def _left(config: EngineConfig, bare: MemoryAccount, shape: KVPlan, device: DeviceSheet | None) -> int:
     """Bytes for KV blocks: what a GPU's share leaves, and of a host's memory half of that, as the engine does."""
     left = bare.there - bare.fixed
     if left <= 0:

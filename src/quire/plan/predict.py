@@ -18,7 +18,7 @@ from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
-from quire.plan.devices import GpuSheet
+from quire.plan.devices import DeviceSheet
 from quire.plan.latency import Flow, StepBounds, batch_flow, stream_flow
 from quire.plan.memory import PROCESS, MemoryAccount, account, choice_of, facts_of, kv_format, rank_needs
 from quire.plan.planned_load import PlannedLoad, Slo
@@ -60,7 +60,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 class Machine:
     """Where an engine is to run: a named GPU, or (`device` None) this machine by its calibration."""
 
-    device: GpuSheet | None = None
+    device: DeviceSheet | None = None
     calibration: Calibration | None = None
 
     def rates(self, kv: str) -> Rates:

@@ -15,7 +15,7 @@ import msgspec
 
 from quire.core.machine import cache_folder, foreign, largest_cache, processor
 from quire.core.version import VERSION
-from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, GpuSheet
+from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, DeviceSheet
 
 
 class PlannedChunk(NamedTuple):
@@ -119,11 +119,11 @@ class DatasheetRates:
 
     kind = "datasheet"
 
-    def __init__(self, device: GpuSheet) -> None:
+    def __init__(self, device: DeviceSheet) -> None:
         self._device = device
         self.note = (
             f"{device.source}; assumed: {BANDWIDTH:.0%} of its bandwidth, {ARITHMETIC:.0%} of its dense rates, "
-            f"{HOST_SECONDS * 1e3:g} ms a step beside kernels"
+            f"{HOST_SECONDS * 1e3:g} ms a step beside kernels" + (f"; {device.note}" if device.note else "")
         )
 
     def product(self, product: PlannedProduct) -> float:

@@ -55,7 +55,7 @@ def fitted(config: EngineConfig, machine: Machine, load: PlannedLoad) -> Planner
     two, as that takes on a named device, unless `config` says how many. The error of the first where none has.
     """
     sizes = [config.parallel.tensor_parallel_size]
-    if machine.device is not None and config.parallel.ranks == 1:
+    if machine.device is not None and machine.device.links and config.parallel.ranks == 1:
         sizes = [1 << i for i in range(MOST_RANKS.bit_length())]
     first: QuireError | None = None
     for ranks in sizes:

@@ -12,6 +12,7 @@ from quire.bench.drive import drive
 from quire.bench.records import Record, goodput, latencies, rates
 from quire.bench.workload import Item, Length, random_items, requests_of
 from quire.core.errors import ConfigError
+from quire.core.progress import stage
 from quire.core.request import Request
 from quire.engine.client import EngineClient
 from quire.figures.metric_definitions import PERCENTILES
@@ -20,6 +21,7 @@ from quire.plan.planned_load import PlannedLoad
 from quire.text.tokenizer import Tokenizer
 from quire.tune.engines import EnginePool
 from quire.tune.objective import Objective
+from quire.tune.report import difference
 from quire.tune.space import Candidate
 
 SECONDS = 0.5
@@ -47,7 +49,13 @@ class CandidateRunner:
 
     def run(self, candidate: Candidate, round_: int) -> dict[str, float]:
         """Figures of one run. `ConfigError` where the engine refuses the candidate, or a request does not fit in it."""
-        engine, fresh = self.engines.of(candidate.config)
+        with stage(f"{difference(candidate)}, run {round_ + 1}") as at:
+            at.update(note="starting the engine")
+            engine, fresh = self.engines.of(candidate.config)
+            at.update(note="measuring")
+            return self._run(engine, fresh, round_)
+
+    def _run(self, engine: EngineClient, fresh: bool, round_: int) -> dict[str, float]:
         began = time.perf_counter()
         try:
             if fresh or not self._times:
@@ -68,7 +76,12 @@ class CandidateRunner:
             while len(due) < count:
                 due.append(due[-1] + rng.expovariate(self.load.rate))
             return [drive(engine, self._requests(engine, count, round_), due=due)]
-        return [self._batch(engine, round_ * 1000 + turn) for turn in range(self._times)]
+        found = []
+        with stage("batches", self._times) as at:
+            for turn in range(self._times):
+                found.append(self._batch(engine, round_ * 1000 + turn))
+                at.advance()
+        return found
 
     def _batch(self, engine: EngineClient, number: int) -> tuple[list[Record], float]:
         count = self.load.batch if not self.load.rate else LEAST

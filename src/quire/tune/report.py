@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from quire.core.errors import ConfigError
+from quire.figures.changes import Change, changed, with_text
 from quire.tune.journal import shown
 from quire.tune.objective import Objective
-from quire.tune.search import CandidateTrial, TuneResult
+from quire.tune.search import GAIN, CandidateTrial, TuneResult
 from quire.tune.space import QUALITY, Candidate, Value, usual
 
 MARK = "# Written by quire tune"
@@ -58,6 +59,28 @@ def print_outcome(outcome: TuneResult, console: Console) -> None:
     console.print(account(outcome))
     for reason, count in outcome.space.refused.most_common():
         console.print(f"  {count:,} refused: {reason}", markup=False)
+
+
+def won(outcome: TuneResult, bytes_of: Callable[[Candidate], int]) -> list[Change]:
+    """Compare the best with what runs untuned, the candidate that changes least; [] where they are one.
+
+    `bytes_of`: memory that a candidate takes beside the KV cache, as predicted.
+    """
+    best, objective = outcome.best, outcome.objective
+    usual_one = min(outcome.trials, key=lambda trial: trial.candidate.changes, default=None)
+    if best is None or usual_one is None or best is usual_one:
+        return []
+    names = dict.fromkeys((*_columns(objective), "output_tokens_per_s"))
+    found = [
+        changed(
+            _plain(name), usual_one.found[name], best.found[name], ",.1f", rises=name.endswith("_per_s"), least=GAIN
+        )
+        for name in names
+        if name in usual_one.found and name in best.found
+    ]
+    before, after = (bytes_of(trial.candidate) for trial in (usual_one, best))
+    memory = changed("memory beside the KV cache", before, after)
+    return [*found, with_text(memory, f"{before / 2**20:,.1f} MiB", f"{after / 2**20:,.1f} MiB")]
 
 
 def account(outcome: TuneResult) -> str:

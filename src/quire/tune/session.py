@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from quire.bench.calibration import machine_of
 from quire.core.config import CacheConfig, EngineConfig, SpeculationConfig
 from quire.core.errors import ConfigError, QuireError
+from quire.core.progress import stage
 from quire.engine.components.memory_plan import check_limits
 from quire.figures.schema import RowModel
 from quire.plan.advice import advice
@@ -25,7 +26,7 @@ from quire.tune.engines import EnginePool
 from quire.tune.journal import Journal
 from quire.tune.learned import expected
 from quire.tune.objective import Objective
-from quire.tune.search import CandidateTrial, Search, SearchBudget, TuneResult
+from quire.tune.search import CandidateTrial, OutOfTime, Search, SearchBudget, TuneResult
 from quire.tune.space import (
     Axes,
     Candidate,
@@ -49,8 +50,10 @@ LESS = 24
 class Guesses:
     """The planner's word on candidates of one base configuration, and whether an engine would take them."""
 
-    def __init__(self, base: EngineConfig, load: PlannedLoad, objective: Objective) -> None:
+    def __init__(self, base: EngineConfig, load: PlannedLoad, objective: Objective, budget: float = 0.0) -> None:
+        """`budget`: seconds from now in which calibration may begin another part; 0 = no bound."""
         self._base, self._load, self._objective = base, load, objective
+        self._budget, self._began = budget, time.monotonic()
         self._machines: dict[object, Machine | None] = {}
         self._planners: dict[EngineConfig, Planner] = {}
 
@@ -78,11 +81,18 @@ class Guesses:
             cache, parallel = CacheConfig(kv_cache_dtype=kept), self._base.parallel
             plain = replace(self._base, model=model, cache=cache, parallel=parallel, device=config.device)
             try:
-                self._machines[key] = machine_of(plain, None)
+                self._machines[key] = machine_of(plain, None, before_part=self._check_budget)
             except ConfigError as error:
                 log.warning("nothing is pruned by prediction: %s", error.message)
                 self._machines[key] = None
+            except OutOfTime:
+                log.warning("nothing is pruned by prediction: calibration did not end within the budget")
+                self._machines[key] = None
         return self._machines[key]
+
+    def _check_budget(self) -> None:
+        if self._budget and time.monotonic() - self._began > self._budget:
+            raise OutOfTime
 
     def of(self, candidate: Candidate, load: PlannedLoad | None = None) -> dict[str, float]:
         """What is expected of it. `ConfigError` as `planner` says."""
@@ -94,11 +104,13 @@ class Guesses:
     def all(self, space: Space) -> dict[Candidate, dict[str, float]]:
         """Guesses of every candidate that is not refused; those that are leave the space."""
         found = {}
-        for candidate in list(space.candidates):
-            try:
-                found[candidate] = self.of(candidate)
-            except QuireError as error:
-                space.refused[error.message] += 1
+        with stage("predicting configurations", len(space.candidates)) as at:
+            for candidate in list(space.candidates):
+                try:
+                    found[candidate] = self.of(candidate)
+                except QuireError as error:
+                    space.refused[error.message] += 1
+                at.advance()
         space.candidates = list(found)
         if not found:
             [(reason, _)] = space.refused.most_common(1) or [("the space is empty", 0)]
@@ -136,7 +148,7 @@ class TuneSession:
         if options.aim == "itl" and self.load.output < 2:
             raise ConfigError("--objective itl: one output token has no time to the next; give output=2 or more")
         self.space = make_space(base, axes_of(base, given, options))
-        self.guesses = Guesses(base, self.load, self.objective)
+        self.guesses = Guesses(base, self.load, self.objective, options.budget)
         self.predicted = self.guesses.all(self.space)
         self.prepared = time.monotonic() - began  # calibration above all
         self.given = given
@@ -160,7 +172,8 @@ class TuneSession:
                 {candidate: self.journal.known(candidate) for candidate in self.predicted},
             )  # fmt: skip
             outcome = search.run()
-        self.journal.settle()
+        if self.rows.exists():  # else nothing was measured
+            self.journal.settle()
         return outcome
 
     def needed(self, outcome: TuneResult) -> str:

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from quire.bench.suite.cases import Match, matches
 from quire.bench.suite.compared import beside
@@ -23,6 +11,7 @@ from quire.bench.suite.suite_file import Suite
 from quire.bench.suite.suite_models import source_of
 from quire.bench.suite.suite_runner import Bench
 from quire.core.errors import ConfigError
+from quire.core.progress import stage
 from quire.figures.files import Appending, read_rows, write_rows
 from quire.figures.schema import FigureRow
 
@@ -54,15 +43,15 @@ def run_suite(
     left = [match for match in every if not rows.have.issuperset(keys[id(match)])]
     loads = sum(len(match.variants) * suite.rounds for match in left)
     try:
-        with _bar(loads) as (say, done):
+        with stage("suite", loads) as at:
             for number, match in enumerate(left, 1):
-                say(f"{number} of {len(left)}: {told(match)}", "")
-                found = bench.measure(match, done)
+                at.update(note=f"{number} of {len(left)}: {told(match)}")
+                found = bench.measure(match, at.advance)
                 for row in found:
                     if row.key not in rows.have:
                         rows.add(row)
-                    say("", line_of(row))
-                say("", beside(found))
+                    at.say(line_of(row))
+                at.say(beside(found))
         bench.close()
     finally:
         bench.kill()
@@ -87,21 +76,3 @@ def line_of(row: FigureRow) -> str:
     parts = [f"{found['output_tokens_per_s']:.1f} tokens/s"] if "output_tokens_per_s" in found else []
     parts += [f"{name} {found[f'{name}_ms_p50']:.1f} ms" for name in ("ttft", "tpot") if f"{name}_ms_p50" in found]
     return head + ", ".join(parts)
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[tuple[Callable[[str, str], None], Callable[[], None]]]:
-    """(what is measured now, a line that stays) -> shown, and a callback that counts a load. A bar needs a terminal."""
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def say(now: str, line: str) -> None:
-            if now:
-                bar.update(task, description=now)
-            if line:
-                bar.console.print(line, markup=False, soft_wrap=True)
-
-        yield say, lambda: bar.advance(task)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.compress.checkpoint.net import Net
+from quire.core.progress import stage
 from quire.model.net.decoder import Layer
 from quire.training.loop import unnamed
 
@@ -44,9 +45,10 @@ class HiddenStates:
         shape = count, length, net.spec.hidden
         self._x = torch.zeros(shape) if folder is None else _FileBackedRows(folder / "stream", shape)
         self.layer = 0
-        with torch.no_grad():
+        with torch.no_grad(), stage("calibration text: embeddings", count) as done:
             first = net.before_layers()
             for at in self._parts:
+                done.update(at.stop)
                 self._x[at] = net.enter(torch.tensor(rows[at]), first)
 
     @property
@@ -69,8 +71,9 @@ class HiddenStates:
             if not missing:
                 raise _AllObserved
 
-        with torch.no_grad(), self._net.observe(see):
+        with torch.no_grad(), self._net.observe(see), stage("calibration text: observing", len(self._parts)) as done:
             for at in self._parts:
+                done.advance()
                 missing.update(roles)
                 with suppress(_AllObserved):
                     self._run(at, layer)
@@ -80,8 +83,9 @@ class HiddenStates:
 
         `passed(before, after)`: called with the states [rows, L, h] of each part.
         """
-        with torch.no_grad():
+        with torch.no_grad(), stage("calibration text: next layer", len(self._parts)) as done:
             for at in self._parts:
+                done.advance()
                 after = self._run(at, layer)
                 if passed is not None:
                     passed(self._x[at], after)

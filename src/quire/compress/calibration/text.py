@@ -22,6 +22,7 @@ from quire.bench.quality import shipped
 from quire.compress.recipes.parser import Calibration
 from quire.core.errors import BadRequest, ConfigError, ModelError
 from quire.core.files import read_bounded
+from quire.core.progress import stage
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -79,12 +80,14 @@ def calibration_rows(asked: Calibration, tokenizer: Tokenizer, template: ChatTem
     opening = _special_prefix(tokenizer)
     streams = [_token_stream(documents, asked, tokenizer, template, opening) for documents in groups]
     tokens: list[tuple[int, ...]] = []
-    while streams and len(tokens) < asked.samples:
-        stream = streams.pop(0)
-        row = _next_tokens(stream, asked.length - len(opening))
-        if row is not None:
-            tokens.append((*opening, *row))
-            streams.append(stream)
+    with stage("calibration text: tokens", asked.samples) as at:
+        while streams and len(tokens) < asked.samples:
+            stream = streams.pop(0)
+            row = _next_tokens(stream, asked.length - len(opening))
+            if row is not None:
+                tokens.append((*opening, *row))
+                streams.append(stream)
+            at.update(len(tokens))
     origin = ", ".join(asked.files) or SHIPPED[asked.text]
     if len(tokens) < asked.samples:
         raise ConfigError(

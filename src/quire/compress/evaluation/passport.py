@@ -12,9 +12,12 @@ import msgspec
 
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import read_bounded, write_whole
+from quire.figures.changes import Change, changed, with_text
 
 FILE = "quire.json"
 MAX_BYTES = 4 << 20
+RATES = {"batch_1": "one stream", "batch_16": "sixteen streams", "prefill": "prompt"}
+"""Rates of a passport -> what they are of, for people."""
 BEGIN, END = "<!-- quire: measured -->", "<!-- quire: end -->"
 
 
@@ -169,6 +172,38 @@ def passport_rows(passport: Passport) -> list[tuple[str, str]]:
     told = f"{of.texts} texts" + (f" ({of.origin}, digest {of.digest[:8]})" if of.origin else "")
     rows.append(("measured", f"{passport.date} on {where}, {of.format}, {of.tokens:,} tokens of {told}"))
     return rows
+
+
+def passport_changes(passport: Passport) -> list[Change]:
+    """Compare the model with its source, figure by figure: size, quality, memory and speed as far as measured.
+
+    Rates are won or lost from 3 % on: less is within what rounds on a busy machine differ by.
+    """
+    source = passport.of_source
+    found = [
+        _bytes("weights on disk", source.size_bytes, passport.size_bytes),
+        changed("perplexity", source.perplexity, passport.perplexity, ",.3f"),
+        changed("bits per byte", source.bits_per_byte, passport.bits_per_byte, ".4f"),
+        Change("KL to the source, nats a token", ("0", f"{passport.kl:.5f}"), "", "lost" if passport.kl > 1e-5 else ""),
+        Change(
+            "same likeliest token", ("100 %", f"{100 * passport.top1:.2f} %"), "", "lost" if passport.top1 < 1 else ""
+        ),
+    ]
+    if passport.exact_answers is not None and source.exact_answers is not None:
+        right = changed("exact answers", source.exact_answers.right, passport.exact_answers.right, rises=True)
+        found.append(with_text(right, _answers(source.exact_answers), _answers(passport.exact_answers)))
+    for speed in passport.speed:
+        form = f" ({speed.format.split(', ')[1]})" if len(passport.speed) > 1 else ""
+        found.append(_bytes(f"weights in memory{form}", speed.source_weight_bytes, speed.weight_bytes))
+        for name, words in RATES.items():
+            before, after = getattr(speed.source_tokens_per_second, name), getattr(speed.tokens_per_second, name)
+            pair = changed(f"tokens/s, {words}{form}", before, after, ",.1f", rises=True, least=0.03)
+            found.append(pair._replace(change=f"{getattr(speed.ratio, name) - 1:+.1%}"))
+    return found
+
+
+def _bytes(name: str, before: int, after: int) -> Change:
+    return with_text(changed(name, before, after), f"{before / 2**20:,.1f} MiB", f"{after / 2**20:,.1f} MiB")
 
 
 def _answers(of: Answers) -> str:

@@ -28,9 +28,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import sampled_digest
 from quire.core.machine import cache_folder, processor
+from quire.core.progress import counting_bar
 from quire.core.version import VERSION
 from quire.engine.llm import LLM
-from quire.engine.processes.progress import counting_bar
 from quire.model.describe import ModelFacts, describe
 from quire.model.disk.tokenizer import tokenizer_folder
 from quire.model.net.hidden_taps import Taps

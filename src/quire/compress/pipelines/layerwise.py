@@ -22,6 +22,7 @@ from quire.compress.checkpoint.net import Net
 from quire.compress.quantize.kv_cache import KvCachePeaks
 from quire.compress.recipes.stages import Stage
 from quire.compress.tracking.journal import WorkFolder
+from quire.core.progress import stage
 from quire.ops.weights import ARRAYS, Weight
 
 InputKey = tuple[str, int | None]
@@ -188,13 +189,15 @@ def _modify_layer(
         matrix.check(net)
     in_turn = change.sequential and bool(change.statistics)
     turns = [list(group) for _, group in groupby(found, key=lambda m: m.position)] if in_turn else [list(found)]
-    for turn in turns:
-        observed = observe_inputs(net, layer, turn, change, states)
-        own, others = change.modify(net, layer, turn, observed)
-        for matrix in turn:
-            matrix.assign(net, own[matrix.base].dequantize())
-        made |= own
-        tensors |= others
+    with stage(f"layer {layer + 1}: matrices", len(found)) as at:
+        for turn in turns:
+            observed = observe_inputs(net, layer, turn, change, states)
+            own, others = change.modify(net, layer, turn, observed)
+            for matrix in turn:
+                matrix.assign(net, own[matrix.base].dequantize())
+            made |= own
+            tensors |= others
+            at.advance(len(turn))
     return made, tensors
 
 

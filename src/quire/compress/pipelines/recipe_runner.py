@@ -28,8 +28,8 @@ from quire.compress.pipelines.structured_pruning import check_structured
 from quire.compress.pipelines.training import ADAPTER_CONFIG
 from quire.compress.recipes.parser import Recipe
 from quire.compress.recipes.stages import Distil, Stage, Structured
-from quire.compress.tracking.bar import MEASURING
 from quire.compress.tracking.journal import WorkFolder, code_digest
+from quire.core import progress
 from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import ConfigError
 from quire.core.files import sampled_digest
@@ -83,8 +83,8 @@ def compress(
                 run_stage(context, stage)
                 model = str(target)
             if passport and not (Path(model) / ADAPTER_CONFIG).exists():
-                report(MEASURING)
-                measure_passport(source, Path(model), out.name, recipe, text)
+                with progress.stage("measuring what was made"):
+                    measure_passport(source, Path(model), out.name, recipe, text)
         work.finish(lambda made: _link_folder(Path(model), made))
 
 

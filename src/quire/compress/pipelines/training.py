@@ -12,7 +12,9 @@ from quire.compress.pipelines.stage_io import StageContext
 from quire.compress.recipes.stages import DistilLogits, DistilText, Lora, Merge, Qat, Qlora, Student, Training
 from quire.compress.train.job import prepare, write_merged
 from quire.compress.train.options import PLAIN, TrainOptions
+from quire.core import progress
 from quire.core.errors import ConfigError, ModelError
+from quire.core.progress import named_stages
 from quire.model.disk.checkpoint import resolve
 
 TEXT_BYTES = 4 << 20
@@ -27,15 +29,18 @@ def run_training(context: StageContext, stage: Training) -> None:
     options = train_options(context, stage)
     options.validate()
     layers, told = Net.open(context.teacher).spec.layers, 0
-    job = prepare(context.model, context.target, options, lambda what, done, of: None)
+    with named_stages() as tell:
+        job = prepare(context.model, context.target, options, tell)
 
     def report(step: int, loss: float) -> None:
         nonlocal told
         while told < step * layers // options.steps:
             told += 1
-            context.report(f"step {step} of {options.steps}, loss {loss:.3f}")
+            context.report(stage.method)
+        at.update(step, note=f"loss {loss:.3f}")
 
-    job.run.go(report)
+    with progress.stage("training", options.steps, done=job.run.step) as at:
+        job.run.go(report)
     job.write()
     if stage.kind == "recover" and job.adapter is not None:
         adapter = context.target.rename(context.target.with_name(f"{context.target.name}-adapter"))

@@ -17,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.files import LoadProgress
 from quire.core.machine import memory_file
+from quire.core.progress import loading_bar
 from quire.engine.client import EngineInfo
 from quire.engine.hosts.nodes import JoinedNodes
 from quire.engine.hosts.ray_nodes import RayNodes
@@ -65,12 +66,8 @@ def check_same(first: EngineInfo, other: EngineInfo, replica: int) -> None:
 
 
 def _progress() -> AbstractContextManager[LoadProgress | None]:
-    """A bar on a terminal; nothing elsewhere, as for a server that has none."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext()
-    from quire.engine.processes.progress import loading_bar  # and rich, of which a start waits for 30 ms
-
-    return loading_bar()
+    """How far it is, where there is a standard error."""
+    return nullcontext() if sys.stderr is None else loading_bar()
 
 
 class Placing:
