@@ -129,7 +129,7 @@ export class Answer {
     const source = JSON.stringify([calls, this.live, this.answered]);
     if (this.called === source) return;
     this.called = source;
-    this.calls.replaceChildren(...calls.map((call) => el("section", { class: "call", "aria-label": `Call of ${call.name}` },
+    this.calls.replaceChildren(...calls.map((call) => el("div", { class: "call", role: "group", "aria-label": `Call of ${call.name}` },
       el("h3", {}, "Calls ", el("code", {}, call.name)), codeBlock(pretty(call.arguments), "json"))));
     if (calls.length && !this.live && !this.answered) this.calls.append(this.resultForm(calls));
   }
@@ -138,7 +138,7 @@ export class Answer {
   resultForm(calls) {
     const areas = calls.map((call) => el("textarea", { rows: 2, spellcheck: "false", name: "result", required: true }));
     const fields = calls.map((call, i) => el("label", { class: "field" }, el("span", {}, `Result of ${call.name}`), areas[i]));
-    const form = el("form", { class: "results", "aria-label": "Results of the calls" }, ...fields,
+    const form = el("form", { class: "results" }, ...fields,
       el("button", { type: "submit" }, calls.length > 1 ? "Send results" : "Send result"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -26,7 +26,7 @@ export class Lane {
     this.log = el("div", { class: "log", role: "log", tabindex: "0", "aria-live": "polite", "aria-label": `Conversation ${name}` });
     this.welcome = new Welcome(view.suggest);
     this.root = el("section", { class: "lane", "aria-label": `Answer ${name}` },
-      el("header", {}, el("span", { class: "letter" }, name), this.model), this.welcome.root, this.log);
+      el("header", {}, el("h2", { class: "unseen" }, `Conversation ${name}`), el("span", { class: "letter", "aria-hidden": "true" }, name), this.model), this.welcome.root, this.log);
     this.acts = {
       again: (node) => view.checked(() => this.regenerate(node)),
       edit: (node, text) => view.checked(() => this.edit(node, text)),

@@ -27,7 +27,7 @@ export class Question {
     const area = el("textarea", { class: "anew", "aria-label": "Edit your message" });
     area.value = this.node.text;
     const cancel = el("button", { type: "button", click: () => this.close() }, "Cancel");
-    const form = el("form", { class: "editing", "aria-label": "Edit your message" }, area,
+    const form = el("form", { class: "editing" }, area,
       el("span", { class: "buttons" }, cancel, el("button", { type: "submit", class: "main" }, "Send")));
     form.addEventListener("submit", (event) => {
       event.preventDefault();

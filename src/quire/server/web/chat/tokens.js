@@ -45,7 +45,10 @@ export class TokenView {
       const hidden = MARKER.test(text) && !answer.includes(text.trim());
       if (hidden) facts.class += " hidden-token";
       const node = el("span", facts, hidden ? "" : text);
-      if (hidden) node.setAttribute("aria-label", `special token ${text}`);
+      if (hidden) {
+        node.setAttribute("role", "img");
+        node.setAttribute("aria-label", `special token ${text}`);
+      }
       node.entry = entry;
       this.root.append(node);
     }

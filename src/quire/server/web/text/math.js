@@ -5,6 +5,7 @@ import { ACCENTS, ALPHABETS, BELOW, BLANKS, FENCES, FUNCTIONS, INTEGRALS, LARGE,
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const DEPTH = 40;
+const LONGEST = 4000; // characters
 const TOKEN = /\\[A-Za-z]+\*?|\\[\s\S]|\s+|[\s\S]/gu;
 const MATRICES = { matrix: "", pmatrix: "()", bmatrix: "[]", Bmatrix: "{}", vmatrix: "||", Vmatrix: "‖‖", smallmatrix: "", array: "", cases: "{" };
 const ALIGNED = new Set(["aligned", "align", "align*", "split", "gathered", "gather", "gather*", "equation", "equation*", "alignat", "eqnarray"]);
@@ -35,6 +36,7 @@ const alone = (nodes) => (nodes.length === 1 ? nodes[0] : m("mrow", {}, ...nodes
 
 class Reader {
   constructor(source, display) {
+    if (source.length > LONGEST) throw new Unreadable("the formula is too long");
     this.tokens = source.match(TOKEN) ?? [];
     this.at = 0;
     this.display = display;
@@ -116,6 +118,7 @@ class Reader {
       this.at -= 1;
       return m("mrow");
     }
+    if (token === "$") throw new Unreadable("$ stands in the formula");
     if (token === "'") return m("mo", {}, "′");
     if (/\d/.test(token)) return m("mn", {}, token);
     if (/\p{L}/u.test(token)) return m("mi", {}, token);
