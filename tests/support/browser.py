@@ -27,8 +27,8 @@ FLAGS = (
     "--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars",
 )  # fmt: skip
 KEYS = {
-    "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40, "Tab": 9, " ": 32, "?": 191,
-    ",": 188, "/": 191,
+    "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40, "Tab": 9,
+    " ": 32, "?": 191, ",": 188, "/": 191,
 }  # fmt: skip
 CODES = {" ": "Space", "?": "Slash", "/": "Slash", ",": "Comma"}
 WRITTEN = {"Enter": "\r", " ": " ", "?": "?", "/": "/", ",": ","}

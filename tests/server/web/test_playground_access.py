@@ -6,14 +6,27 @@ import json
 
 import pytest
 
-from accessibility import violations
+from accessibility import violations, with_axe
 from browser import Browser, Page
 from live_server import LiveServer, live
 from playground_page import DONE, ask, chatting, in_chromium
 from playground_page import browser as browser
 from playground_page import server as server
 
-ANSWER = "# Title\n\ntext `code` $x^2$ and [a link](https://a.b/c)\n\n|a|b|\n|-|-:|\n|1|2|\n\n```python\nx = 'a'  # b\n```\n\n- a\n- b"
+ANSWER = """# Title
+
+text `code` $x^2$ and [a link](https://a.b/c)
+
+|a|b|
+|-|-:|
+|1|2|
+
+```python
+x = 'a'  # b
+```
+
+- a
+- b"""
 DEMO = """(async () => {
     const { Conversation } = await import("./playground/chat/conversation.js");
     const { Store } = await import("./playground/storage/store.js");
@@ -26,7 +39,8 @@ DEMO = """(async () => {
     const call = {id: "c", name: "f", arguments: "{}"};
     talk.add(talk.path.at(-1), {role: "assistant", text: "", calls: [call], error: "It failed."});
     const lane = {model: "stub", settings: {}, tree: talk.state};
-    await new Store().put("chats", {id: "x", title: "Demo", named: true, updated: Date.now(), compare: true, lanes: [lane, lane]});
+    const facts = {id: "x", title: "Demo", named: true, updated: Date.now(), compare: true};
+    await new Store().put("chats", {...facts, lanes: [lane, lane]});
     location.hash = "chat=x";
 })()""".replace("ANSWER", json.dumps(ANSWER))
 SMALL = """[...document.querySelectorAll("button, input, select, textarea, summary, a[href]")].filter((node) => {
@@ -46,6 +60,7 @@ def scheme(page: Page, name: str) -> None:
 
 
 @in_chromium
+@with_axe
 @pytest.mark.parametrize(("name", "width"), [("light", 1280), ("dark", 1280), ("light", 320)])
 def test_axe_finds_nothing(browser: Browser, name: str, width: int) -> None:
     with live() as server, chatting(browser, server, width, 800) as page:
@@ -71,6 +86,7 @@ def test_axe_finds_nothing(browser: Browser, name: str, width: int) -> None:
 
 
 @in_chromium
+@with_axe
 def test_axe_finds_nothing_where_a_key_is_wanted(browser: Browser) -> None:
     with live(api_key=("k",)) as server:
         page = browser.page(f"{server.url}/")

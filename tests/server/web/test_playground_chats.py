@@ -123,10 +123,12 @@ def test_files_of_chats_are_read_again(browser: Browser, server: LiveServer) -> 
             const { Store } = await import("./playground/storage/store.js");
             const records = await new Store().all("chats");
             const again = fromJson(asJson(records));
-            const evil = {id: 1, parent: 1, role: "user", text: {}, images: ["https://a.b/c.png", "data:image/png;base64,AA"]};
+            const images = ["https://a.b/c.png", "data:image/png;base64,AA"];
+            const evil = {id: 1, parent: 1, role: "user", text: {}, images};
             const odd = fromJson(JSON.stringify({format: "quire-chats", chats: [{title: 5, lanes: [{tree: {
                 nodes: [evil, {...evil, id: 2, parent: null}, {id: 3, role: "system"}], chosen: {root: 2, 2: 9}}}]}]}));
-            const plain = fromJson('{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]}');
+            const said = [["system", "S"], ["user", "Q"]].map(([role, content]) => ({role, content}));
+            const plain = fromJson(JSON.stringify({messages: said}));
             const wrong = ["{", "[]", '{"format": "quire-chats", "chats": [{}]}'].map((text) => {
                 try { return fromJson(text); } catch (error) { return error.message; }
             });
@@ -146,9 +148,12 @@ def test_presets_and_the_models_own_defaults(browser: Browser, server: LiveServe
     with chatting(browser, server) as page:
         page.wait("document.querySelector('[name=max_tokens]').placeholder === '128'")
         assert page.run("document.querySelector('[name=temperature]').placeholder") == "0"
+        own = "[...document.querySelectorAll('[name=max_tokens]')].every((node) => node.placeholder === '128')"
+        page.wait(own)
         page.fill("#preset", "Creative")
         assert page.run("document.querySelector('[name=temperature]').value") == "1.1"
         page.fill("[name=system]", "Answer as a poem.")
+        assert page.run("document.querySelector('#preset').selectedOptions[0].textContent") == "Changed by hand"
         page.click("#preset-save")
         page.type("Poet")
         page.key("Enter")
@@ -195,9 +200,11 @@ def test_calls_of_tools_are_shown_and_answered(browser: Browser) -> None:
             window.fetch = (url, init) => {{
                 if (!String(url).endsWith("/chat/completions")) return real(url, init);
                 bodies.push(JSON.parse(init.body));
-                const deltas = bodies.length > 1 ? [{{content: "It is sunny."}}]
-                    : [{{reasoning_content: "Hm."}}, {{tool_calls: [{json.dumps(call)}]}}, {{tool_calls: [{json.dumps(rest)}]}}];
-                const text = deltas.map((delta) => `data: ${{JSON.stringify({{choices: [{{delta}}]}})}}\\n\\n`).join("");
+                const calls = {json.dumps([call, rest])}.map((each) => ({{tool_calls: [each]}}));
+                const first = [{{reasoning_content: "Hm."}}, ...calls];
+                const deltas = bodies.length > 1 ? [{{content: "It is sunny."}}] : first;
+                const chunks = deltas.map((delta) => JSON.stringify({{choices: [{{delta}}]}}));
+                const text = chunks.map((chunk) => `data: ${{chunk}}\\n\\n`).join("");
                 return Promise.resolve(new Response(`${{text}}data: [DONE]\\n\\n`));
             }};
         }})()""")

@@ -21,7 +21,7 @@ import { themeButton } from "./theme.js";
 const view = { probabilities: false, compare: false, checked, refused, changed, said, suggest };
 const lanes = ["A", "B"].map((name) => new Lane(name, view));
 const store = new Store();
-const session = new Session(lanes, store, { compare, listed: () => chats.refresh(session.id), told: toast });
+const session = new Session(lanes, store, { compare, listed, told: toast });
 const chats = new History(store, {
   open: (id) => session.open(id).then(written),
   renamed: (record) => session.renamed(record),
@@ -34,6 +34,11 @@ const presets = new Presets(store, () => lanes[chosen].settings, toast);
 const composer = new Composer({ send, stop, editLast, told: notice });
 const code = new CodeDialog(bodies);
 let chosen = 0;
+
+function listed() {
+  presets.match();
+  return chats.refresh(session.id);
+}
 
 const shown = () => (view.compare ? lanes : lanes.slice(0, 1));
 const busy = () => lanes.some((lane) => lane.busy);
@@ -62,6 +67,7 @@ function choose(index) {
   lanes.forEach((lane, i) => { lane.settings.root.hidden = i !== index; });
   press("which-a", index === 0);
   press("which-b", index === 1);
+  presets.match();
 }
 
 function changed() {
@@ -208,6 +214,9 @@ async function start() {
   byId("probability-legend").append(...legend());
   for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", act);
   themeButton(byId("theme"));
+  for (const kind of ["input", "change"]) {
+    byId("forms").addEventListener(kind, ({ target }) => presets.root.contains(target) || presets.match());
+  }
   byId("key").value = getKey();
   byId("key").addEventListener("change", () => useKey(byId("key").value.trim()));
   byId("unlock").addEventListener("submit", (event) => {

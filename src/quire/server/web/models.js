@@ -21,14 +21,16 @@ export class Model {
 
   /** Ask what it can do, and for its own sampling defaults. A model that is not loaded is not asked: that would load it. */
   async learn() {
-    if (this.learned || this.status !== "loaded") return;
-    this.learned = true;
+    if (this.status === "loaded") await (this.learning ??= this.ask());
+  }
+
+  async ask() {
     try {
       const found = await (await ask("api/show", { model: this.id })).json();
       this.abilities = found.capabilities;
       this.defaults = Object.fromEntries(found.parameters.split("\n").filter(Boolean).map(parameter));
     } catch {
-      this.learned = false; // the card alone is shown
+      this.learning = null; // the card alone is shown
     }
   }
 }

@@ -86,8 +86,8 @@ export class Composer {
       if (pictures.add(event.clipboardData.files)) event.preventDefault();
     });
     chat.addEventListener("dragover", (event) => {
-      if (!pictures.able || !event.dataTransfer.types.includes("Files")) return;
-      event.preventDefault();
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault(); // or the browser would leave the page for the file
       chat.classList.add("dropping");
     });
     chat.addEventListener("dragleave", (event) => {
@@ -95,7 +95,9 @@ export class Composer {
     });
     chat.addEventListener("drop", (event) => {
       chat.classList.remove("dropping");
-      if (pictures.add(event.dataTransfer.files)) event.preventDefault();
+      if (!event.dataTransfer.files.length) return;
+      event.preventDefault();
+      if (!pictures.add(event.dataTransfer.files)) this.acts.told(pictures.able ? "Only pictures can be added." : "This model reads no pictures.");
     });
   }
 }

@@ -35,6 +35,7 @@ export class History {
   }
 
   draw() {
+    if (this.list.querySelector(".renaming")) return; // a title is being written there
     const words = this.search.value.trim().toLowerCase();
     const found = words ? this.records.filter((record) => contentOf(record).includes(words)) : this.records;
     let group = "";
@@ -83,6 +84,7 @@ export class History {
     const finish = async (keep) => {
       if (done) return;
       done = true;
+      input.classList.remove("renaming");
       const title = input.value.trim();
       if (keep && title && title !== record.title) await this.keep({ ...record, title, named: true });
       await this.refresh();

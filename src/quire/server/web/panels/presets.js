@@ -10,6 +10,8 @@ const GIVEN = {
   Creative: { temperature: "1.1", min_p: "0.05" },
 };
 
+const written = (values) => JSON.stringify(Object.entries(values).sort());
+
 export class Presets {
   /** `store`: what keeps them. `settings()`: the form that is shown. `told(text)`: called with what went wrong. */
   constructor(store, settings, told) {
@@ -47,10 +49,18 @@ export class Presets {
   list(chosen = OWN) {
     const options = (names) => names.map((name) => el("option", { value: name }, name));
     const own = [...this.saved.keys()].sort();
-    this.choice.replaceChildren(...options(Object.keys(GIVEN)),
+    this.choice.replaceChildren(el("option", { value: "", hidden: true }, "Changed by hand"), ...options(Object.keys(GIVEN)),
       ...(own.length ? [el("optgroup", { label: "Yours" }, ...options(own))] : []));
     this.choice.value = chosen;
     this.removeButton.hidden = !this.saved.has(chosen);
+  }
+
+  /** Name the preset that the form is like. */
+  match() {
+    const all = [...this.saved, ...Object.entries(GIVEN)];
+    const now = written(this.settings().values);
+    this.choice.value = all.find(([, values]) => written(values) === now)?.[0] ?? "";
+    this.removeButton.hidden = !this.saved.has(this.choice.value);
   }
 
   apply() {
@@ -82,6 +92,7 @@ export class Presets {
     const name = this.choice.value;
     this.saved.delete(name);
     this.list();
+    this.match();
     this.choice.focus();
     await this.store.remove("presets", name).catch((error) => this.told(error.message));
   }
