@@ -53,6 +53,8 @@ WIDE = """[...document.querySelectorAll("body *")].filter((node) => {
     return box.width > 1 && (box.left < -1 || box.right > innerWidth + 1) && !node.closest(".code pre, .table, math");
 }).map((node) => node.outerHTML.slice(0, 99))"""
 
+SLOW_DARK, SLOW_PHONE = (pytest.param(*each, marks=pytest.mark.slow) for each in (("dark", 1280), ("light", 320)))
+
 
 def scheme(page: Page, name: str) -> None:
     """Have the system prefer light or dark."""
@@ -61,7 +63,7 @@ def scheme(page: Page, name: str) -> None:
 
 @in_chromium
 @with_axe
-@pytest.mark.parametrize(("name", "width"), [("light", 1280), ("dark", 1280), ("light", 320)])
+@pytest.mark.parametrize(("name", "width"), [("light", 1280), SLOW_DARK, SLOW_PHONE])
 def test_axe_finds_nothing(browser: Browser, name: str, width: int) -> None:
     with live() as server, chatting(browser, server, width, 800) as page:
         scheme(page, name)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from browser import Browser, Page
 from live_server import LiveServer, live
 from playground_page import DONE, ask, chatting, in_chromium
@@ -169,6 +171,7 @@ def test_presets_and_the_models_own_defaults(browser: Browser, server: LiveServe
 
 
 @in_chromium
+@pytest.mark.slow
 def test_the_request_as_code_runs(browser: Browser, server: LiveServer) -> None:
     with chatting(browser, server) as page:
         page.fill("[name=max_tokens]", "9")
