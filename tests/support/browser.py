@@ -26,7 +26,12 @@ FLAGS = (
     "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
     "--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars",
 )  # fmt: skip
-KEYS = {"Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37}
+KEYS = {
+    "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40, "Tab": 9,
+    " ": 32, "?": 191, ",": 188, "/": 191,
+}  # fmt: skip
+CODES = {" ": "Space", "?": "Slash", "/": "Slash", ",": "Comma"}
+WRITTEN = {"Enter": "\r", " ": " ", "?": "?", "/": "/", ",": ","}
 ANSWER_SECONDS = 60.0
 
 
@@ -164,10 +169,13 @@ class Page:
         """Into what has the focus."""
         self.call("Input.insertText", text=text)
 
-    def key(self, name: str, shift: bool = False) -> None:
-        """Press a key."""
-        facts = {"key": name, "code": name, "windowsVirtualKeyCode": KEYS[name], "modifiers": 8 if shift else 0}
-        text = {"text": "\r"} if name == "Enter" else {}
+    def key(self, name: str, shift: bool = False, ctrl: bool = False) -> None:
+        """Press a key: one of `KEYS`, or a letter."""
+        letter = len(name) == 1 and name.isalpha()
+        code = f"Key{name.upper()}" if letter else CODES.get(name, name)
+        number = ord(name.upper()) if letter else KEYS[name]
+        facts = {"key": name, "code": code, "windowsVirtualKeyCode": number, "modifiers": 8 * shift + 2 * ctrl}
+        text = {"text": WRITTEN[name]} if name in WRITTEN and not ctrl else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **facts, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
 

@@ -52,6 +52,7 @@ def opened(browser: Browser, server: LiveServer, width: int = 1280, height: int 
 def chat_and_figures(browser: Browser, server: LiveServer, folder: Path) -> None:
     """The page in use, in daylight and in the dark."""
     page, stopped = opened(browser, server), threading.Event()
+    page.click("#toggle-figures")
     thread = threading.Thread(target=traffic, args=(server, stopped))
     thread.start()
     for question in QUESTIONS[:3]:
@@ -68,7 +69,6 @@ def chat_and_figures(browser: Browser, server: LiveServer, folder: Path) -> None
 def two_answers(browser: Browser, server: LiveServer, folder: Path) -> None:
     """Two settings, the same question."""
     page = opened(browser, server)
-    page.click("#toggle-figures")
     page.click("#toggle-compare")
     second = "form[aria-label='Settings of answer B'] "
     page.fill(f"{second}[name=temperature]", "1.2")
@@ -83,7 +83,6 @@ def two_answers(browser: Browser, server: LiveServer, folder: Path) -> None:
 def likely_tokens(browser: Browser, server: LiveServer, folder: Path) -> None:
     """What else was likely."""
     page = opened(browser, server)
-    page.click("#toggle-figures")
     page.click("#toggle-probabilities")
     page.fill("[name=temperature]", "0.9")
     page.fill("[name=seed]", "5")
@@ -97,7 +96,6 @@ def likely_tokens(browser: Browser, server: LiveServer, folder: Path) -> None:
 def shaped(browser: Browser, server: LiveServer, folder: Path) -> None:
     """An answer of a schema."""
     page = opened(browser, server)
-    page.click("#toggle-figures")
     page.fill("[name=shape]", "json_schema")
     page.fill("[name=text]", SCHEMA)
     page.fill("[name=max_tokens]", "60")
@@ -105,6 +103,18 @@ def shaped(browser: Browser, server: LiveServer, folder: Path) -> None:
     ask(page, "Describe math.gcd.")
     page.run("document.querySelector('#settings').scrollTop = 1e6")
     page.picture(folder / "structured.png")
+    page.close()
+
+
+def first_look(browser: Browser, server: LiveServer, folder: Path) -> None:
+    """What is seen before the first question, and the chat as code."""
+    page = opened(browser, server)
+    page.wait("document.querySelector('.abilities')")
+    page.picture(folder / "start.png")
+    page.click("#toggle-settings")
+    ask(page, QUESTIONS[0])
+    page.click("#show-code")
+    page.picture(folder / "code.png")
     page.close()
 
 
@@ -121,7 +131,7 @@ def main(folder: Path) -> None:
     """All of them."""
     folder.mkdir(parents=True, exist_ok=True)
     with real() as server, Browser() as browser:
-        for picture in (two_answers, likely_tokens, shaped, phone, chat_and_figures):
+        for picture in (first_look, two_answers, likely_tokens, shaped, phone, chat_and_figures):
             picture(browser, server, folder)
 
 

@@ -33,12 +33,13 @@ HEADERS = {
 
 
 def pages() -> list[PageRoute]:
-    """A route for each file: index.html is `/`, the others lie under `/playground/`.
+    """A route for each file: index.html is `/`, the others lie under `/playground/` as they do here.
 
     Links in them are relative, so that they hold under any path a proxy shows the server at.
     """
-    files = (path for path in sorted(FOLDER.iterdir()) if path.suffix in KINDS)
-    return [page_route(path, "/" if path.name == "index.html" else f"/playground/{path.name}") for path in files]
+    files = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in KINDS)
+    names = {path: path.relative_to(FOLDER).as_posix() for path in files}
+    return [page_route(path, "/" if name == "index.html" else f"/playground/{name}") for path, name in names.items()]
 
 
 def page_route(path: Path, where: str) -> PageRoute:

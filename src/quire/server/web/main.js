@@ -1,39 +1,51 @@
-// The page: two lanes, the composer below them, the settings and figures beside.
+// The page: two lanes, the composer below them, chats, settings and figures beside.
 
-import { ask, getKey, setKey } from "./api.js";
+import { getKey, setKey } from "./api.js";
+import { Composer } from "./chat/composer.js";
+import { Conversation } from "./chat/conversation.js";
+import { Lane } from "./chat/lane.js";
+import { Session } from "./chat/session.js";
+import { legend } from "./chat/tokens.js";
 import { byId } from "./dom.js";
-import { Figures } from "./figures.js";
-import { Lane } from "./lane.js";
-import { Images } from "./images.js";
-import { Mistake } from "./settings.js";
+import { loadModels } from "./models.js";
+import { CodeDialog } from "./panels/code.js";
+import { Figures } from "./panels/figures.js";
+import { History } from "./panels/history.js";
+import { Panels, announce, notice, press, toast } from "./panels/layout.js";
+import { Presets } from "./panels/presets.js";
+import { Mistake } from "./panels/settings.js";
+import { Shortcuts } from "./panels/shortcuts.js";
+import { Store } from "./storage/store.js";
+import { themeButton } from "./theme.js";
 
-const NARROW = matchMedia("(max-width: 60rem)");
-
-const view = { probabilities: false, compare: false, regenerate, refused };
-const lanes = ["A", "B"].map((name) => new Lane(name, view, changed));
+const view = { probabilities: false, compare: false, checked, refused, changed, said, suggest };
+const lanes = ["A", "B"].map((name) => new Lane(name, view));
+const store = new Store();
+const session = new Session(lanes, store, { compare, listed, told: toast });
+const chats = new History(store, {
+  open: (id) => session.open(id).then(written),
+  renamed: (record) => session.renamed(record),
+  removed: (id) => session.removed(id),
+  restored: (record) => session.open(record.id),
+}, toast);
 const figures = new Figures(byId("figures"));
-const images = new Images(byId("images"), notice);
+const panels = new Panels((name, open) => name === "figures" && figures.show(open));
+const presets = new Presets(store, () => lanes[chosen].settings, toast);
+const composer = new Composer({ send, stop, editLast, told: notice });
+const code = new CodeDialog(bodies);
+let chosen = 0;
+
+function listed() {
+  presets.match();
+  return chats.refresh(session.id);
+}
+
 const shown = () => (view.compare ? lanes : lanes.slice(0, 1));
-
-function notice(text) {
-  byId("notice").textContent = text;
-  byId("notice").hidden = !text;
-}
-
-function pressed(id, on) {
-  byId(id).setAttribute("aria-pressed", String(on));
-}
-
-function panel(name, open) {
-  byId(name).hidden = !open;
-  byId(`toggle-${name}`).setAttribute("aria-expanded", String(open));
-  if (open && NARROW.matches) panel(name === "figures" ? "settings" : "figures", false);
-  if (name === "figures") figures.show(open);
-}
+const busy = () => lanes.some((lane) => lane.busy);
 
 function compare(on) {
   view.compare = on;
-  pressed("toggle-compare", on);
+  press("toggle-compare", on);
   byId("lanes").classList.toggle("two", on);
   lanes[1].root.hidden = !on;
   byId("which").hidden = !on;
@@ -41,20 +53,36 @@ function compare(on) {
   choose(0);
 }
 
+/** Have the second answer go on from where the first is. */
+function toggleCompare() {
+  compare(!view.compare);
+  if (view.compare && lanes[1].conversation.empty) {
+    lanes[1].load(new Conversation(structuredClone(lanes[0].conversation.state)), lanes[1].model.value);
+  }
+  if (session.record) session.said(true);
+}
+
 function choose(index) {
+  chosen = index;
   lanes.forEach((lane, i) => { lane.settings.root.hidden = i !== index; });
-  pressed("which-a", index === 0);
-  pressed("which-b", index === 1);
+  press("which-a", index === 0);
+  press("which-b", index === 1);
+  presets.match();
 }
 
 function changed() {
-  const busy = lanes.some((lane) => lane.busy);
-  byId("send").hidden = busy;
-  byId("stop").hidden = !busy;
+  composer.busy(busy());
+}
+
+/** Messages came; `answer`: the one that has ended, or nothing while it comes. */
+function said(lane, answer = null) {
+  session.said(Boolean(answer));
+  if (answer) announce(`Answer${view.compare ? ` ${lane.name}` : ""} ended: ${answer.node.measured}`);
 }
 
 function refused() {
-  panel("settings", true);
+  notice(getKey() ? "The server does not know this key." : "This server wants a key.");
+  byId("unlock").hidden = false;
   byId("key").focus();
 }
 
@@ -67,121 +95,138 @@ function checked(doing) {
     if (!(error instanceof Mistake)) throw error;
     const wrong = lanes.findIndex((lane) => lane.settings.root.contains(error.input));
     choose(wrong);
-    panel("settings", true);
+    panels.set("settings", true);
     error.input.focus();
     notice(view.compare ? `Answer ${"AB"[wrong]}: ${error.message}` : error.message);
     return null;
   }
 }
 
-function regenerate(lane) {
-  checked(() => lane.regenerate());
-}
-
 function send() {
-  const text = byId("message").value.trim();
-  if (!(text || images.urls.length) || lanes.some((lane) => lane.busy)) return;
+  if (composer.empty || busy()) return;
   checked(() => {
     const fields = shown().map((lane) => lane.settings.fields());
-    byId("message").value = "";
-    resize();
-    const urls = images.take();
-    shown().forEach((lane, i) => lane.send(text, urls, fields[i]));
+    const { text, images } = composer.take();
+    shown().forEach((lane, i) => lane.send(text, images, fields[i]));
   });
+}
+
+/** An example was chosen. What is about a picture waits for one. */
+function suggest(text, picture) {
+  composer.write(text);
+  composer.focus();
+  if (picture && !composer.pictures.urls.length) byId("files").click();
+  else send();
 }
 
 function stop() {
   for (const lane of lanes) lane.stop();
 }
 
-function resize() {
-  const area = byId("message");
-  area.style.height = "auto";
-  area.style.height = `${Math.min(area.scrollHeight + 2, innerHeight / 3)}px`;
+/** Edit the last question; whether there is one. */
+function editLast() {
+  const edits = lanes[0].log.querySelectorAll(".edit");
+  edits[edits.length - 1]?.click();
+  return edits.length > 0;
 }
 
-async function loadModels() {
+/** The requests that would be sent now. */
+function bodies() {
+  return checked(() => shown().map((lane) => {
+    const draft = { role: "user", text: composer.text || "Hello!", images: composer.pictures.urls };
+    return { name: `Answer ${lane.name}`, body: lane.body([...lane.conversation.path, draft], lane.settings.fields()) };
+  }));
+}
+
+function fresh() {
+  session.clear();
+  panels.uncover();
+  chats.refresh(null);
+  composer.focus();
+}
+
+function written() {
+  panels.uncover();
+  composer.focus();
+}
+
+async function readModels() {
   notice("");
   try {
-    const { data } = await (await ask("v1/models")).json();
-    for (const lane of lanes) lane.offer(data);
-    images.able = data.some((model) => model.input_modalities?.includes("image"));
-    byId("attach").hidden = !images.able;
+    const models = await loadModels();
+    for (const lane of lanes) lane.offer(models);
+    composer.allowPictures(models.some((model) => model.images));
+    byId("unlock").hidden = true;
+    byId("key-used").hidden = !getKey();
   } catch (error) {
-    if (error.status === 401) {
-      notice(getKey() ? "The server does not know this key." : "This server wants a key: enter it in the settings.");
-      refused();
-    } else {
-      notice(`No models: ${error.message}`);
-    }
+    if (error.status === 401) refused();
+    else notice(`No models: ${error.message}`);
   }
 }
 
-function keys(event) {
-  if (event.key === "Escape") {
-    if (lanes.some((lane) => lane.busy)) stop();
-    else if (NARROW.matches) ["settings", "figures"].forEach((name) => panel(name, false));
-  }
+function useKey(key) {
+  if (key === getKey()) return;
+  setKey(key);
+  readModels();
+  figures.show(figures.shown);
 }
 
-/** Images come by the button, by pasting and by dropping. */
-function attach() {
-  const files = byId("files");
-  byId("attach").addEventListener("click", () => files.click());
-  files.addEventListener("change", () => {
-    images.add(files.files);
-    files.value = "";
-  });
-  byId("message").addEventListener("paste", (event) => {
-    if (images.add(event.clipboardData.files)) event.preventDefault();
-  });
-  byId("chat").addEventListener("dragover", (event) => {
-    if (images.able) event.preventDefault();
-  });
-  byId("chat").addEventListener("drop", (event) => {
-    if (images.add(event.dataTransfer.files)) event.preventDefault();
-  });
+function escape() {
+  if (busy()) stop();
+  else panels.uncover();
 }
 
-function start() {
-  byId("lanes").append(...lanes.map((lane) => lane.root));
-  byId("forms").append(...lanes.map((lane) => lane.settings.root));
-  for (const name of ["settings", "figures"]) {
-    byId(`toggle-${name}`).addEventListener("click", () => panel(name, byId(name).hidden));
-  }
-  byId("toggle-compare").addEventListener("click", () => compare(!view.compare));
-  byId("toggle-probabilities").addEventListener("click", () => {
+function search() {
+  panels.set("history", true);
+  byId("search").focus();
+}
+
+const clicks = {
+  "toggle-compare": toggleCompare,
+  "toggle-probabilities": () => {
     view.probabilities = !view.probabilities;
-    pressed("toggle-probabilities", view.probabilities);
+    press("toggle-probabilities", view.probabilities);
+    byId("probability-legend").hidden = !view.probabilities;
     for (const lane of lanes) lane.showTokens(view.probabilities);
-  });
-  byId("new-chat").addEventListener("click", () => {
-    for (const lane of lanes) lane.clear();
-    byId("message").focus();
-  });
-  byId("which-a").addEventListener("click", () => choose(0));
-  byId("which-b").addEventListener("click", () => choose(1));
-  byId("stop").addEventListener("click", stop);
-  byId("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-  byId("message").addEventListener("input", resize);
-  byId("message").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    send();
-  });
-  attach();
-  document.addEventListener("keydown", keys);
+  },
+  "show-code": () => code.open(),
+  "show-shortcuts": () => shortcuts.acts.list(),
+  "new-chat": fresh,
+  "which-a": () => choose(0),
+  "which-b": () => choose(1),
+  forget: () => {
+    byId("key").value = "";
+    useKey("");
+    byId("key-used").hidden = true;
+  },
+};
+
+const shortcuts = new Shortcuts({
+  escape, fresh, search,
+  history: () => panels.toggle("history"),
+  settings: () => panels.toggle("settings"),
+  write: () => composer.focus(),
+});
+
+async function start() {
+  byId("lanes").append(...lanes.map((lane) => lane.root));
+  byId("forms").append(presets.root, ...lanes.map((lane) => lane.settings.root));
+  byId("probability-legend").append(...legend());
+  for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", act);
+  themeButton(byId("theme"));
+  for (const kind of ["input", "change"]) {
+    byId("forms").addEventListener(kind, ({ target }) => presets.root.contains(target) || presets.match());
+  }
   byId("key").value = getKey();
-  byId("key").addEventListener("change", () => {
-    setKey(byId("key").value.trim());
-    loadModels();
-    figures.show(figures.shown);
+  byId("key").addEventListener("change", () => useKey(byId("key").value.trim()));
+  byId("unlock").addEventListener("submit", (event) => {
+    event.preventDefault();
+    useKey(byId("key").value.trim());
   });
   compare(false);
-  panel("settings", !NARROW.matches);
-  panel("figures", !NARROW.matches);
-  loadModels();
-  byId("message").focus();
+  composer.focus();
+  await Promise.all([readModels(), session.follow(), presets.read()]);
+  chats.refresh(session.id);
 }
 
 start();

@@ -1,14 +1,18 @@
 // Markdown as models write it, to elements and text nodes. Nothing is loaded: an image is shown as its link.
 // Every search that failed is not tried again, and depth is bounded, so the time grows with the length of the text.
 
-import { copyButton, el } from "./dom.js";
+import { copyButton, el } from "../dom.js";
+import { highlighted } from "./highlight.js";
+import { DEPTH, inline } from "./inline.js";
+import { formula } from "./math.js";
 
-const DEPTH = 8;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])[ \t]+/;
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
+const MOST_FORMULA = 60; // lines
 const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 
 /** Shows a text that grows: blocks that did not change keep their elements. */
@@ -16,6 +20,7 @@ export class MarkdownView {
   constructor(root) {
     this.root = root;
     this.shown = [];
+    this.nodes = [...root.children];
   }
 
   show(text) {
@@ -25,11 +30,12 @@ export class MarkdownView {
       if (this.shown[i] === source) return;
       this.shown[i] = source;
       const node = build(block, 0);
-      if (this.root.children[i]) this.root.children[i].replaceWith(node);
+      if (i < this.nodes.length) this.nodes[i].replaceWith(node);
       else this.root.append(node);
+      this.nodes[i] = node;
     });
-    this.shown.length = blocks.length;
-    while (this.root.children.length > blocks.length) this.root.lastElementChild.remove();
+    this.shown.length = Math.min(this.shown.length, blocks.length);
+    for (const node of this.nodes.splice(blocks.length)) node.remove();
   }
 }
 
@@ -56,7 +62,21 @@ function kindOf(lines, at) {
   if (RULE.test(line)) return "rule";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "list";
+  if (FORMULA.test(line) && formulaEnd(lines, at) > at) return "formula";
   return line.includes("|") && DELIMITERS.test(lines[at + 1] ?? "") ? "table" : "text";
+}
+
+/** The line behind a formula that begins at `at` and ends with its line; 0 where none does. */
+function formulaEnd(lines, at) {
+  const close = FORMULA.exec(lines[at])[1] === "$$" ? "$$" : "\\]";
+  const most = Math.min(lines.length, at + MOST_FORMULA);
+  for (let i = at; i < most; i += 1) {
+    const line = lines[i].trim();
+    const own = i === at ? line.slice(2) : line;
+    if (own.endsWith(close)) return i + 1;
+    if (own.includes(close)) return 0;
+  }
+  return 0;
 }
 
 function afterWhile(lines, at, goesOn) {
@@ -78,6 +98,7 @@ const ENDS = {
     const end = afterWhile(lines, at, (line, i) => belongs(line) || (!line.trim() && belongs(lines[i + 1] ?? "")));
     return Math.max(end, at + 1);
   },
+  formula: formulaEnd,
   table: (lines, at) => afterWhile(lines, at + 2, (line) => line.includes("|")),
   text: (lines, at) => afterWhile(lines, at + 1, (line, i) => line.trim() && kindOf(lines, i) === "text"),
 };
@@ -101,6 +122,7 @@ const BUILDERS = {
   rule: () => el("hr"),
   quote: (lines, depth) => el("blockquote", {}, ...within(lines.map((line) => line.replace(QUOTE, "")), depth)),
   list: buildList,
+  formula: (lines) => el("p", {}, formula(lines.join("\n").trim().slice(2, -2), true)),
   table: buildTable,
   text: (lines) => el("p", {}, ...inline(lines.map((line) => line.trimStart()).join("\n"))),
 };
@@ -108,7 +130,7 @@ const BUILDERS = {
 /** Code with its language and a button that copies it. */
 export function codeBlock(text, language = "") {
   const head = el("div", { class: "code-head" }, el("span", {}, language || "code"), copyButton(() => text));
-  return el("div", { class: "code" }, head, el("pre", { tabindex: "0" }, el("code", {}, text)));
+  return el("div", { class: "code" }, head, el("pre", { tabindex: "0" }, el("code", {}, ...highlighted(text, language))));
 }
 
 function buildList(lines, depth) {
@@ -132,104 +154,8 @@ function itemNodes(item, depth) {
 
 function buildTable(lines) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
-  const row = (line, tag) => el("tr", {}, ...cells(line).map((cell) => el(tag, {}, ...inline(cell))));
+  const sides = cells(lines[1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "middle" : "right") : null));
+  const row = (line, tag) => el("tr", {}, ...cells(line).map((cell, i) => el(tag, { class: sides[i] }, ...inline(cell))));
   const body = el("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")));
   return el("div", { class: "table", tabindex: "0" }, el("table", {}, el("thead", {}, row(lines[0], "th")), body));
-}
-
-const SPECIAL = /[`*_~[!\\h\n]/g;
-const PAIRS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
-
-/** Nodes of a piece of text: code, emphasis, links, line breaks. */
-export function inline(text, depth = 0) {
-  const nodes = [];
-  const missing = new Set();
-  let plain = 0;
-  let at = 0;
-  const flush = (end) => end > plain && nodes.push(text.slice(plain, end));
-  while (at < text.length) {
-    SPECIAL.lastIndex = at;
-    const next = SPECIAL.exec(text);
-    if (!next) break;
-    at = next.index;
-    const found = span(text, at, depth, missing);
-    if (!found) {
-      at += 1;
-      continue;
-    }
-    flush(at);
-    nodes.push(...found.nodes);
-    plain = at = found.end;
-  }
-  flush(text.length);
-  return nodes;
-}
-
-function span(text, at, depth, missing) {
-  const mark = text[at];
-  if (mark === "\n") return { nodes: [el("br")], end: at + 1 };
-  if (mark === "\\") {
-    return /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "") ? { nodes: [text[at + 1]], end: at + 2 } : null;
-  }
-  if (mark === "`") return codeSpan(text, at, missing);
-  if (mark === "h") return bareLink(text, at);
-  if (mark === "[" || mark === "!") return linkSpan(text, at, depth, missing);
-  return depth < DEPTH ? emphasis(text, at, depth, missing) : null;
-}
-
-function find(text, what, from, missing) {
-  if (missing.has(what)) return -1;
-  const found = text.indexOf(what, from);
-  if (found < 0) missing.add(what);
-  return found;
-}
-
-function codeSpan(text, at, missing) {
-  let end = at;
-  while (text[end] === "`") end += 1;
-  const marks = text.slice(at, end);
-  const close = find(text, marks, end, missing);
-  if (close < 0) return { nodes: [marks], end };
-  return { nodes: [el("code", {}, text.slice(end, close).trim())], end: close + marks.length };
-}
-
-function emphasis(text, at, depth, missing) {
-  const pair = PAIRS.find(([mark]) => text.startsWith(mark, at));
-  if (!pair) return null;
-  const [mark, tag] = pair;
-  const from = at + mark.length;
-  const word = mark[0] === "_" && /\w/.test(text[at - 1] ?? "");
-  if (word || !/\S/.test(text[from] ?? "")) return { nodes: [mark], end: from };
-  const close = find(text, mark, from + 1, missing);
-  const ends = close > 0 && /\S/.test(text[close - 1]) && !(mark[0] === "_" && /\w/.test(text[close + mark.length] ?? ""));
-  // Answers are about code: __next__ is a name there, and stays as it is written.
-  const name = mark === "__" && /^\w+$/.test(text.slice(from, close));
-  if (!ends || name) return { nodes: [mark], end: from };
-  return { nodes: [el(tag, {}, ...inline(text.slice(from, close), depth + 1))], end: close + mark.length };
-}
-
-const MOST_LINK = 2000;
-
-function linkSpan(text, at, depth, missing) {
-  const from = at + (text[at] === "!" ? 2 : 1);
-  if (text[from - 1] !== "[") return null;
-  const middle = find(text, "](", from, missing);
-  const end = middle < 0 || middle - from > MOST_LINK ? -1 : find(text, ")", middle, missing);
-  if (end < 0 || end - middle > MOST_LINK) return null;
-  const label = depth < DEPTH ? inline(text.slice(from, middle), depth + 1) : [text.slice(from, middle)];
-  const node = anchor(text.slice(middle + 2, end).trim().split(/\s/)[0], label);
-  return node && { nodes: [node], end: end + 1 };
-}
-
-function bareLink(text, at) {
-  if (/\w/.test(text[at - 1] ?? "") || !/^https?:\/\//.test(text.slice(at, at + 8))) return null;
-  const url = /^[^\s<>"'`]+/.exec(text.slice(at, at + MOST_LINK))[0].replace(/[.,;:!?)\]]+$/, "");
-  const node = anchor(url, [url]);
-  return node && { nodes: [node], end: at + url.length };
-}
-
-/** A link that leaves nothing behind; null for anything but the web's addresses. */
-function anchor(url, children) {
-  if (!/^(https?:\/\/|mailto:)/i.test(url)) return null;
-  return el("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, ...children);
 }

@@ -1,6 +1,6 @@
 // An answer as its tokens, coloured by probability; hover, focus or a tap shows what else was likely.
 
-import { byId, el } from "./dom.js";
+import { byId, el } from "../dom.js";
 
 const BOUNDS = [0.9, 0.6, 0.3, 0.1];
 const MARKER = /^\s*(<.+>|\[[^\]]+\])\s*$/; // as special tokens are written: <|end|>, </s>, [EOS]
@@ -12,6 +12,13 @@ const percent = (logprob) => {
 
 /** A token as it can be read: spaces and line ends shown. */
 const visible = (token) => (token ? token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") : "(end)");
+
+const LEVELS = ["over 90 %", "60 to 90 %", "30 to 60 %", "10 to 30 %", "under 10 %"];
+
+/** What the colours mean. */
+export const legend = () => [el("span", {}, "Probability of a token:"),
+  ...LEVELS.map((name, level) => el("span", { class: `token p${level}` }, name)),
+  el("span", { class: "note" }, "Point at a token to see what else was likely.")];
 
 export class TokenView {
   constructor(root) {
@@ -38,7 +45,10 @@ export class TokenView {
       const hidden = MARKER.test(text) && !answer.includes(text.trim());
       if (hidden) facts.class += " hidden-token";
       const node = el("span", facts, hidden ? "" : text);
-      if (hidden) node.setAttribute("aria-label", `special token ${text}`);
+      if (hidden) {
+        node.setAttribute("role", "img");
+        node.setAttribute("aria-label", `special token ${text}`);
+      }
       node.entry = entry;
       this.root.append(node);
     }

@@ -1,6 +1,6 @@
 // The form of one answer's settings, and the fields of a request that it stands for. What is empty is not sent.
 
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 const NUMBERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
@@ -72,13 +72,27 @@ export class Mistake extends Error {
   }
 }
 
+/** What a field stands at where neither the form nor the model says anything. */
+const USUAL = { temperature: "1", top_p: "1", top_k: "off", min_p: "off", max_tokens: "to the end", seed: "random",
+  presence_penalty: "0", frequency_penalty: "0", repetition_penalty: "1" };
+
+const TOOLS = `[{"type": "function", "function": {
+  "name": "get_weather",
+  "description": "The weather of a city.",
+  "parameters": {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"]
+  }
+}}]`;
+
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
-function parsed(text) {
+function parsed(text, name = "the schema is") {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`the schema is not JSON: ${error.message}`);
+    throw new Error(`${name} not JSON: ${error.message}`);
   }
 }
 
@@ -88,11 +102,12 @@ export class Settings {
     this.name = name;
     this.inputs = {};
     this.root = el("form", { class: "settings", "aria-label": `Settings of answer ${name}` },
-      this.area("system", "System prompt", 2),
+      this.area("system", "System prompt", 3),
       el("fieldset", {}, el("legend", {}, "Sampling"),
         el("div", { class: "numbers" }, ...NUMBERS.map(([field, label, limits]) => this.number(field, label, limits))),
         this.area("stop", "Stop texts, one a line", 1)),
-      el("fieldset", {}, el("legend", {}, "Structured output"), ...this.shapes()));
+      el("fieldset", {}, el("legend", {}, "Structured output"), ...this.shapes()),
+      el("fieldset", {}, el("legend", {}, "Tools"), ...this.tools()));
     this.root.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -108,7 +123,7 @@ export class Settings {
 
   number(field, label, { min, max, step }) {
     // A step would have the browser refuse 0.15.
-    const input = el("input", { type: "number", min, max, step: step < 1 ? "any" : step, placeholder: "default" });
+    const input = el("input", { type: "number", min, max, step: step < 1 ? "any" : step, placeholder: USUAL[field] });
     return this.labelled(field, label, input);
   }
 
@@ -122,6 +137,16 @@ export class Settings {
     return [kind, this.text, this.compact];
   }
 
+  tools() {
+    const area = this.area("tools", "Functions that it may call, as JSON", 3);
+    const example = el("button", { type: "button", class: "small", click: () => {
+      this.inputs.tools.value = TOOLS;
+      this.inputs.tools.rows = 11;
+      this.inputs.tools.focus();
+    } }, "Write an example");
+    return [area, example];
+  }
+
   reshape() {
     const shape = SHAPES[this.inputs.shape.value];
     const written = this.inputs.text.value;
@@ -130,6 +155,32 @@ export class Settings {
     this.compact.hidden = !this.json;
     this.text.firstChild.textContent = shape.label ?? "";
     if (untouched) this.inputs.text.value = shape.example ?? "";
+  }
+
+  /** Show the model's own defaults where the form says nothing: field -> text. */
+  showDefaults(defaults) {
+    for (const [field] of NUMBERS) {
+      const own = defaults[field];
+      this.inputs[field].placeholder = own === undefined ? USUAL[field] : String(Number(own));
+      this.inputs[field].title = own === undefined ? "" : "The model's own default";
+    }
+  }
+
+  /** What the form holds, of fields that hold anything: to be kept, and given to `fill`. */
+  get values() {
+    const read = (input) => (input.type === "checkbox" ? input.checked : input.value);
+    const found = Object.entries(this.inputs).map(([field, input]) => [field, read(input)]).filter(([, value]) => value);
+    return Object.fromEntries(found.filter(([field, value]) => !(field === "shape" && value === "none")));
+  }
+
+  /** Fill the form with `values`, and empty what they lack. */
+  fill(values = {}) {
+    for (const [field, input] of Object.entries(this.inputs)) {
+      if (input.type === "checkbox") input.checked = values[field] === true;
+      else input.value = values[field] ?? "";
+    }
+    if (!(this.inputs.shape.value in SHAPES)) this.inputs.shape.value = "none";
+    this.reshape();
   }
 
   /** Whether the answer is to be JSON. */
@@ -152,9 +203,15 @@ export class Settings {
     const stop = lines(this.inputs.stop.value);
     if (stop.length) found.stop = stop;
     try {
-      return { ...found, ...SHAPES[this.inputs.shape.value].fields?.(this.inputs.text.value, this.inputs.compact.checked) };
+      Object.assign(found, SHAPES[this.inputs.shape.value].fields?.(this.inputs.text.value, this.inputs.compact.checked));
     } catch (error) {
       throw new Mistake(error.message, this.inputs.text);
+    }
+    const tools = this.inputs.tools.value.trim();
+    try {
+      return tools ? { ...found, tools: parsed(tools, "the tools are") } : found;
+    } catch (error) {
+      throw new Mistake(error.message, this.inputs.tools);
     }
   }
 }

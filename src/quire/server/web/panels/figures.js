@@ -1,8 +1,8 @@
 // Live figures from /metrics, read while they are shown: gauges as they are, rates and quantiles between two readings.
 
-import { ask } from "./api.js";
-import { el, svg } from "./dom.js";
-import { histogram, largest, parse, quantile, total } from "./metrics.js";
+import { ask } from "../api.js";
+import { el, svg } from "../dom.js";
+import { histogram, largest, parse, quantile, total } from "../metrics.js";
 
 const EVERY = 2000; // ms
 const KEPT = 60; // readings: two minutes
@@ -38,7 +38,7 @@ export class Figures {
     this.tiles = TILES.map(([, label]) => el("div", { class: "tile" }, el("b", {}, "–"), el("span", {}, label)));
     this.charts = CHARTS.map(([title, show, series]) => new Chart(title, show, series));
     this.note = el("p", { class: "note" }, "Read every 2 s while shown; times are of the last 20 s.");
-    root.append(el("h2", {}, "Live figures"), el("div", { class: "tiles" }, ...this.tiles),
+    root.append(el("div", { class: "tiles" }, ...this.tiles),
       ...this.charts.map((chart) => chart.root), this.note);
     document.addEventListener("visibilitychange", () => this.show(this.shown));
   }

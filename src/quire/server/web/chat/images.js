@@ -1,6 +1,6 @@
 // Images that go with the next message: chosen, pasted or dropped, and shown small until they are sent.
 
-import { el } from "./dom.js";
+import { el } from "../dom.js";
 
 export class Images {
   /** `root`: where they are shown. `told(text)`: called with what could not be added. */
