@@ -62,12 +62,12 @@ class Samples:
 
     def mean(self, name: str, older: float, newer: float = 0.0) -> float:
         """The mean of a gauge over that time; 0 where there are no samples."""
-        values = [getattr(each, name) for each in self.between(older, newer)]
+        values: list[float] = [getattr(each, name) for each in self.between(older, newer)]
         return sum(values) / len(values) if values else 0.0
 
     def grown(self, name: str, older: float, newer: float = 0.0) -> float:
         """By how much a counter has grown over that time; a model that was loaded anew counts from 0."""
-        values = [getattr(each, name) for each in self.between(older, newer)]
+        values: list[float] = [getattr(each, name) for each in self.between(older, newer)]
         return sum(max(0.0, after - before) for before, after in pairwise(values))
 
     def since(self, holds: Callable[[Sample], bool]) -> float:
