@@ -207,24 +207,6 @@ def test_every_view_shows_what_there_is(browser: Browser, written: Path) -> None
 
 
 @in_chromium
-def test_it_opens_on_what_the_rows_say(browser: Browser, written: Path, tmp_path: Path) -> None:
-    with opened(browser, written) as found:
-        assert found.run("document.querySelector('#tab-summary').getAttribute('aria-selected')") == "true"
-        lead = found.text(".lead")
-        assert lead.startswith("prefix-cache gives most: 2 times the output tokens (tokens/s) ("), lead
-        assert "int8 instead of bfloat16" in found.text(".bars") and "1.8\u00d7" in found.text(".bars")
-        assert "two.jsonl instead of one.jsonl" in found.text(".bars") and "1.2\u00d7" in found.text(".bars")
-        found.click(".bars button")
-        found.wait("document.querySelector('#details').open")
-    with opened(browser, written, "", 390, True) as found:
-        assert found.run(STICKS_OUT) == []
-    alone = tmp_path / "page.html"
-    alone.write_bytes(page([File("a.jsonl", [synthetic(10.0), synthetic(30.0, batch=8)])]))
-    with opened(browser, alone) as found:
-        assert "Fastest of 2 rows: 30 tokens/s" in found.text(".lead") and "Slowest: 10 tokens/s" in found.text(".lead")
-
-
-@in_chromium
 def test_the_keyboard_goes_from_point_to_point_and_opens_a_row(browser: Browser, written: Path) -> None:
     with opened(browser, written, "view=explore") as found:
         found.wait("document.querySelector('.field canvas')")
