@@ -38,7 +38,7 @@ STICKS_OUT = """[...document.querySelectorAll("body *")].filter((node) => {
     const hidden = node.closest(".scroll, #views, .unseen, .tip");
     return box.width && (box.left < -1 || box.right > innerWidth + 1) && !hidden;
 }).map((node) => node.outerHTML.slice(0, 99))"""
-VIEWS = ("explore", "curves", "best", "techniques", "compare", "roofline", "pareto", "cost", "rows")
+VIEWS = ("summary", "explore", "curves", "best", "techniques", "compare", "roofline", "pareto", "cost", "rows")
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +201,14 @@ def test_every_view_shows_what_there_is(browser: Browser, written: Path) -> None
             assert found.run(f"document.querySelector('#tab-{view}').getAttribute('aria-selected')") == "true"
             assert found.run(f"new URLSearchParams(location.hash.slice(1)).get('view') === '{view}'")
             assert found.run(STICKS_OUT) == [], view
-            if view not in ("cost", "best", "rows", "compare", "techniques"):
+            if view not in ("summary", "cost", "best", "rows", "compare", "techniques"):
                 found.wait("document.querySelector('#result canvas')")
         assert all(url.startswith(("file:", "data:")) for url in found.loaded)
 
 
 @in_chromium
 def test_the_keyboard_goes_from_point_to_point_and_opens_a_row(browser: Browser, written: Path) -> None:
-    with opened(browser, written) as found:
+    with opened(browser, written, "view=explore") as found:
         found.wait("document.querySelector('.field canvas')")
         found.run("document.querySelector('.field').focus()")
         found.key("ArrowRight")

@@ -195,7 +195,7 @@ SERVER_LAYERS = (
     {"apis"},
     {"apis.openai"},
     {"apis.anthropic", "apis.llama_cpp", "apis.ollama", "apis.tgi"},
-    {"monitoring", "pages", "announce", "load_log"},
+    {"dashboard", "monitoring", "pages", "announce", "load_log"},
     {"routes"},
     {"openapi", "batch"},
     {"app"},

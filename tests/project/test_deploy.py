@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,20 @@ def test_the_container_copies_what_is_there() -> None:
     extras = re.findall(r"'\.\[(.+?)\]'", text)[0].split(",")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras) <= set(project["optional-dependencies"])
+
+
+def test_the_compose_file() -> None:
+    found = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    service = found["services"]["quire"]
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).resolve() == DEPLOY / "Containerfile"
+    parse(service["command"])
+    given = dict(pairwise(service["command"]))
+    port = given["--port"]
+    assert given["--host"] == "0.0.0.0" and service["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert int(service["stop_grace_period"].removesuffix("s")) > int(given["--shutdown-timeout"])
+    address = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", service["healthcheck"]["test"][-1])
+    assert address == [(port, "/readyz")] and "/readyz" in PATHS
+    mounts = [volume.rsplit(":ro")[0].rsplit(":", 1)[-1] for volume in service["volumes"]]
+    assert service["command"][1].startswith(mounts[0] + "/") and mounts[1] == "/cache"
+    assert f"XDG_CACHE_HOME={mounts[1]}" in (DEPLOY / "Containerfile").read_text()
+    assert {volume.split(":")[0] for volume in service["volumes"][1:]} == set(found["volumes"])

@@ -31,7 +31,8 @@ MODULES = (
         WEB / f"{name}.js"
         for name in (
             *("words", "rows", "statistics", "derive", "state", "details", "points", "chart", "table", "controls"),
-            *("explore", "curves", "best", "techniques", "compare", "roofline", "pareto", "cost", "listing", "main"),
+            *("explore", "curves", "best", "techniques", "compare", "roofline", "pareto", "cost", "listing"),
+            *("summary", "main"),
         )
     ),
 )

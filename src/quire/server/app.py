@@ -24,7 +24,7 @@ from quire.server.load_log import log_load
 from quire.server.models.dispatch import ReleaseAfterResponse, caller
 from quire.server.models.state import ModelServer
 from quire.server.openapi import openapi_endpoint
-from quire.server.pages import live_pages, pages
+from quire.server.pages import live_pages, pages, reference_pages
 from quire.server.routes import TABLE
 from quire.server.service import VERSION
 
@@ -37,7 +37,7 @@ def create_app(server: ModelServer) -> Starlette:
     options = server.options
     app = Starlette(lifespan=partial(_lifespan, server))
     app.state.server, app.state.responses = server, Responses()
-    shown = [*live_pages(), *(pages() if options.playground else [])]
+    shown = [*live_pages(), *reference_pages(), *(pages() if options.playground else [])]
     app.add_middleware(Gateway, server=server, table=TABLE, pages=frozenset(page.path for page in shown))
     if options.allowed_origins:
         app.add_middleware(
@@ -62,7 +62,7 @@ async def _lifespan(server: ModelServer, app: Starlette) -> AsyncIterator[None]:
     with server.activity.captured_logs():
         tasks = [
             asyncio.create_task(server.start()),
-            asyncio.create_task(server.history.keep(lambda: server.registries)),
+            asyncio.create_task(server.history.keep(lambda: server.registries, server.activity.tokens)),
         ]
         if server.options.log_stats:
             tasks.append(asyncio.create_task(log_load(server)))

@@ -70,10 +70,10 @@ def _json(value: msgspec.Struct, status: int = 200) -> Response:
 
 _NO_ENGINE = "No engine answers now"
 ROUTES = (
-    Route("GET", "/health", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
-    Route("GET", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
-    Route("POST", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False),
-    Route("GET", "/livez", livez, access="public", per_model=False),
+    Route("GET", "/health", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
+    Route("GET", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
+    Route("POST", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
+    Route("GET", "/livez", livez, access="public", per_model=False, group="Monitoring"),
     Route(
         "GET",
         "/readyz",
@@ -82,8 +82,9 @@ ROUTES = (
         access="public",
         unavailable="Not ready, and why",
         per_model=False,
+        group="Monitoring",
     ),
-    Route("GET", "/load", load, reply=(Load,), per_model=False),
-    Route("GET", "/version", version, reply=(Version,), per_model=False),
-    Route("GET", "/metrics", metrics, text=True, access="monitoring", per_model=False),
+    Route("GET", "/load", load, reply=(Load,), per_model=False, group="Monitoring"),
+    Route("GET", "/version", version, reply=(Version,), per_model=False, group="Monitoring"),
+    Route("GET", "/metrics", metrics, text=True, access="monitoring", per_model=False, group="Monitoring"),
 )

@@ -23,8 +23,7 @@ _REFS = "#/components/schemas/{name}"
 
 
 def openapi_endpoint(version: str, routes: Sequence[Route], strict: bool) -> Endpoint:
-    """The endpoint of the document that describes `routes`, which is made when first asked for. There are no pages that
-    show it: those that exist load scripts from elsewhere."""
+    """The endpoint of the document that describes `routes`, which is made when first asked for. `/docs` shows it."""
     made = cache(lambda: document(version, routes, strict))
 
     async def openapi(request: Request) -> Response:
@@ -41,7 +40,9 @@ def document(version: str, routes: Sequence[Route], strict: bool) -> dict[str, A
     for route in routes:
         path, verb = route.shown_path, route.method.lower()
         name = f"{verb}{re.sub('[{}]', '', path).replace('/', '_')}"
-        paths.setdefault(path, {})[verb] = {"summary": route.summary, "operationId": name} | _operation(route)
+        paths.setdefault(path, {})[verb] = {
+            "tags": [route.heading], "summary": route.summary, "operationId": name,
+        } | _operation(route)  # fmt: skip
     return {
         "openapi": "3.1.0",
         "info": {"title": "quire", "version": version},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.server import monitoring, pages
+from quire.server import dashboard, monitoring
 from quire.server.apis.anthropic import messages
 from quire.server.apis.llama_cpp import completion
 from quire.server.apis.ollama import chat as ollama_chat
@@ -22,7 +22,7 @@ TABLE = RouteTable(
         *adapters.ROUTES,
         *tokenize.ROUTES,
         *monitoring.ROUTES,
-        *pages.ROUTES,
+        *dashboard.ROUTES,
         *messages.ROUTES,
         *ollama_chat.ROUTES,
         *ollama_embed.ROUTES,

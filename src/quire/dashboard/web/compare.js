@@ -82,7 +82,8 @@ export const comparison = {
   },
 };
 
-function pairs(rows, side, a, b) {
+/** [row of a, row of b] of all that are alike but for the field `side`, of which `a` and `b` are values as texts. */
+export function pairs(rows, side, a, b) {
   // The side's own field, and what it entails, is no part of what must be alike.
   const key = (row) =>
     JSON.stringify([

@@ -14,10 +14,11 @@ import { pareto } from "./pareto.js";
 import { roofline } from "./roofline.js";
 import { load } from "./rows.js";
 import { State } from "./state.js";
+import { summary } from "./summary.js";
 import { techniques } from "./techniques.js";
 import { plural } from "./words.js";
 
-const VIEWS = [explore, curves, best, techniques, comparison, roofline, pareto, cost, listing];
+const VIEWS = [summary, explore, curves, best, techniques, comparison, roofline, pareto, cost, listing];
 const NARROW = matchMedia("(max-width: 50rem)");
 const WATCH = 1000; // ms
 

@@ -75,6 +75,10 @@ class Activity:
             counts.prompt_tokens += usage.prompt_tokens
             counts.output_tokens += usage.completion_tokens
 
+    def tokens(self) -> dict[str, int]:
+        """Tokens of prompts and outputs of each tenant since the start."""
+        return {name: counts.prompt_tokens + counts.output_tokens for name, counts in self.tenants.items()}
+
     def close(self) -> None:
         """Finish nothing: there is nothing to finish."""
 

@@ -20,7 +20,8 @@ class Dialect:
     """`error`: the body of a response that is one, a `shape`. In a stream it stands between `lead` and `trail`.
 
     `ping`: what clients skip in a stream. `done`: ends one that went well. `untyped`: clients leave out, or get wrong,
-    that bodies are JSON. `prefix`: paths below it are answered in the dialect although no route has them.
+    that bodies are JSON. `prefix`: paths below it are answered in the dialect although no route has them. `api`:
+    its name in documents.
     """
 
     error: Callable[[QuireError], bytes]
@@ -32,6 +33,7 @@ class Dialect:
     trail: bytes = b"\n\n"
     untyped: bool = False
     prefix: str = ""
+    api: str = "OpenAI"
 
     def event(self, error: QuireError) -> bytes:
         """The end of a stream that failed."""
@@ -99,10 +101,10 @@ def _tgi(error: QuireError) -> bytes:
 
 OPENAI = Dialect(openai_error_body, ErrorReply, done=b"data: [DONE]\n\n")
 RESPONSES = Dialect(openai_error_body, ErrorReply)
-ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n')
+ANTHROPIC = Dialect(_anthropic, AnthropicError, ping=b'event: ping\ndata: {"type": "ping"}\n\n', api="Anthropic")
 # A space before a line is no part of its JSON; clients take an empty line for broken JSON.
 OLLAMA = Dialect(_ollama, OllamaError, b"application/x-ndjson", ping=b" ", lead=b"", trail=b"\n", untyped=True,
-                 prefix="/api/")  # fmt: skip
-LLAMA_CPP = Dialect(_llama_cpp, LlamaCppError, lead=b"data: ")
-TGI = Dialect(_tgi, TgiError, lead=b"data: ")
+                 prefix="/api/", api="Ollama")  # fmt: skip
+LLAMA_CPP = Dialect(_llama_cpp, LlamaCppError, lead=b"data: ", api="llama.cpp")
+TGI = Dialect(_tgi, TgiError, lead=b"data: ", api="TGI")
 DIALECTS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, LLAMA_CPP, TGI)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from quire.text.structured.grammar_reader import READER
 
 BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 30.0),
@@ -27,6 +29,9 @@ class HttpMetrics:
 
         text = "Answers that are not all that their JSON schema asks for, of which a grammar could not hold some."
         self._invalid = Counter("quire:answers_with_schema_errors", text, registry=registry)
+
+        text = "Grammars and JSON schemas that requests wait for: they are read, or are to be."
+        Gauge("quire:grammars_waiting", text, registry=registry).set_function(lambda: READER.waiting)
 
     def checked(self, invalid: int) -> None:
         """Answers were checked, of which so many are invalid."""

@@ -38,6 +38,8 @@ class Route:
     reply: Kinds = ()
     """Structs of which a good reply is one; () = it has no JSON."""
     reply_is_list: bool = False
+    group: str = ""
+    """Heading in /openapi.json and /docs; "" = the name of its dialect's API."""
     text: bool = False
     """A good reply is a plain text."""
     stream: str = ""
@@ -66,6 +68,11 @@ class Route:
     def summary(self) -> str:
         """Summary of what the route does, in one line."""
         return (self.handler.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def heading(self) -> str:
+        """Group of routes that it is listed in."""
+        return "Administration" if self.access == "admin" else self.group or self.dialect.api
 
     @property
     def shown_path(self) -> str:

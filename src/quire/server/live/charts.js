@@ -37,7 +37,7 @@ export class Lines {
 
   make(width) {
     const axis = { stroke: style("--soft"), font: "11px system-ui", grid: { stroke: style("--grid"), width: 1 }, ticks: { show: false } };
-    const ago = (at) => (at === 0 ? "now" : `${Math.round(-at)} s`);
+    const ago = (at) => (at === 0 ? "now" : at % 60 === 0 ? `${-at / 60} min` : `${Math.round(-at)} s`);
     this.plot = new uPlot(
       {
         width,
@@ -46,7 +46,7 @@ export class Lines {
         cursor: { y: false, points: { size: 6 }, drag: { x: false } },
         scales: { x: { time: false, range: () => [-this.span, 0] }, y: { range: (_, __, most) => [0, most > 0 ? 1.1 * most : 1] } },
         axes: [
-          { ...axis, size: 24, values: (_, splits) => splits.map(ago) },
+          { ...axis, size: 24, incrs: [15, 30, 60, 180, 300], values: (_, splits) => splits.map(ago) },
           { ...axis, size: 62, values: (_, splits) => splits.map((value) => this.show(value)) },
         ],
         series: [

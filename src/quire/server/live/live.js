@@ -1,4 +1,4 @@
-// The page: asks /dashboard/history once, then /metrics and /dashboard/state every second while it is seen, and shows what they say.
+// The page: asks /dashboard/history once, then /metrics and /dashboard/state every second while it is seen, and what is wrong every few.
 
 import { ask, getKey, setKey } from "./api.js";
 import { Lines } from "./charts.js";
@@ -6,8 +6,10 @@ import { byId, el } from "./dom.js";
 import { parse } from "./metrics.js";
 import { Readings, momentOf, ofModel } from "./readings.js";
 import { incidents, models, ranks, replicas, tenants } from "./tables.js";
+import { verdict } from "./verdict.js";
 
 const EVERY = 1000; // ms
+const DIAGNOSE_EVERY = 5; // readings: as often as the server keeps a moment
 const PATIENCE = 5000; // ms: a server that stalls is one that does not answer
 
 const whole = (value) => Math.round(value).toLocaleString("en");
@@ -85,7 +87,7 @@ const CHARTS = [
   ],
 ];
 
-const page = { readings: new Readings(), model: "", paused: false, state: null, busy: false };
+const page = { readings: new Readings(), model: "", paused: false, state: null, busy: false, turn: 0 };
 
 function tiles() {
   const made = TILES.map(([name, label]) => [name, el("b", {}, "–"), label]);
@@ -126,6 +128,7 @@ async function read() {
     page.readings.add(own, at);
     draw(own);
     notice(refused);
+    if (page.turn++ % DIAGNOSE_EVERY === 0) verdict(await (await patiently("dashboard/diagnosis")).json());
     const up = (metrics.get("quire:engine_healthy") ?? []).every(({ value }) => value === 1);
     health(
       up ? (page.state?.draining ? "warn" : "good") : "bad",
@@ -136,6 +139,8 @@ async function read() {
     if (error.status === 401) wantKey();
     else notice(`The server does not answer (${error.message}); it is asked again every second.`);
     health("bad", error.status === 401 ? "no key" : "no answer");
+    byId("verdict").hidden = true; // what was said last may be true no more
+    page.turn = 0;
   } finally {
     page.busy = false;
   }
@@ -193,8 +198,9 @@ function draw(metrics) {
     page.tiles.get(name).textContent = value === null ? "–" : show(value);
   }
   lines();
-  const made = [tenants(page.state), replicas(metrics), ranks(metrics), models(metrics, page.state), incidents(page.state)].filter(Boolean);
-  const text = made.map((node) => node.textContent).join("\n");
+  const made = [models(metrics, page.state), tenants(page.state), incidents(page.state), replicas(metrics), ranks(metrics)].filter(Boolean);
+  const rates = [...(page.state?.models ?? []), ...(page.state?.tenants ?? [])].map((one) => one.token_rates);
+  const text = made.map((node) => node.textContent).join("\n") + JSON.stringify(rates);
   if (text === page.said) return; // a table that is scrolled or read stays as it is
   page.said = text;
   byId("tables").replaceChildren(...made);

@@ -1,19 +1,20 @@
 // What is better said in lines: models, replicas, ranks, tenants, and what went wrong.
 
 import { el } from "./dom.js";
+import { spark } from "./spark.js";
 
 const count = (value) => Number(value).toLocaleString("en");
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const bytes = (value) => `${(value / 1e9).toFixed(2)} GB`;
 
 /** A table; null where there is nothing to say. */
-function table(title, heads, lines, note = null) {
+function table(title, heads, lines, note = null, kind = null) {
   if (!lines.length) return null;
   const head = el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)));
   const body = lines.map((cells) => el("tr", {}, ...cells.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row" }, cell))));
   return el(
     "section",
-    {},
+    { class: kind },
     el("h2", {}, title),
     note && el("p", { class: "soft" }, note),
     el(
@@ -37,6 +38,9 @@ function lines(metrics, names, wanted) {
   return [...found.values()];
 }
 
+/** What a gauge says of a model; null: nothing. */
+const value = (metrics, metric, name) => (metrics.get(metric) ?? []).find(({ labels }) => labels.model_name === name)?.value ?? null;
+
 export function models(metrics, state) {
   const known = new Map((state?.models ?? []).map((model) => [model.name, model]));
   const states = (metrics.get("quire:model_state") ?? []).filter(({ value }) => value === 1);
@@ -49,14 +53,23 @@ export function models(metrics, state) {
       value,
     ]),
   );
+  const idle = (name) => value(metrics, "quire:requests_in_flight", name) === 0; // gauges are of the last step
+  const now = (metric, name, show) => {
+    const found = idle(name) ? 0 : value(metrics, metric, name);
+    return known.has(name) && found !== null ? show(found) : "–";
+  };
   return table(
     "Models",
-    ["Model", "State", "Memory", "Weights", "KV cache", "Context", "Runs on"],
+    ["Model", "State", "Output, 15 min", "Running", "Waiting", "KV used", "Memory", "Weights", "KV cache", "Context", "Runs on"],
     names.map(([name, said]) => {
       const model = known.get(name);
       return [
         name,
         said,
+        model ? spark(model.token_rates, name) : "–",
+        now("vllm:num_requests_running", name, count),
+        now("vllm:num_requests_waiting", name, count),
+        now("vllm:kv_cache_usage_perc", name, percent),
         needed.has(name) ? bytes(needed.get(name)) : "–",
         model?.quantization ?? "–",
         model ? `${model.kv_cache_dtype}, ${count(model.num_blocks)} × ${model.block_size}` : "–",
@@ -64,6 +77,8 @@ export function models(metrics, state) {
         model ? `${model.backend} ${model.isa}, ${model.threads} threads` : "–",
       ];
     }),
+    null,
+    "wide",
   );
 }
 
@@ -109,9 +124,10 @@ export function tenants(state) {
   const note = state?.whole === false ? "Your key shows its own tenant alone." : null;
   return table(
     "Tenants",
-    ["Tenant", "In flight", "Requests", "Refused", "Failed", "Prompt tokens", "Output tokens"],
+    ["Tenant", "Tokens, 15 min", "In flight", "Requests", "Refused", "Failed", "Prompt tokens", "Output tokens"],
     (state?.tenants ?? []).map((one) => [
       one.name || "everybody",
+      spark(one.token_rates, one.name || "everybody"),
       ...[one.in_flight, one.requests, one.refused, one.failed, one.prompt_tokens, one.output_tokens].map(count),
     ]),
     note,

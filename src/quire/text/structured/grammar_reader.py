@@ -116,6 +116,12 @@ class GrammarReader:
             self._call_reader()
         return found
 
+    @property
+    def waiting(self) -> int:
+        """Grammars that somebody waits for."""
+        with self._change:
+            return sum(job.wanted for job in self._jobs.values())
+
     def _known(self, key: tuple[bytes, int]) -> CompiledGrammar | BadRequest | None:
         """What was found before, so that whoever asks for nonsense again costs nobody anything."""
         if key in self._kept:
