@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 from msgspec import Meta
-from quire.server.models.routes import MULTI_MODEL_TABLE
 
 from quire.core.errors import BadRequest
 from quire.core.options.ranges import Range, check_ranges, ranges_of, within

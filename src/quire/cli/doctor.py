@@ -21,7 +21,7 @@ from quire.core.version import VERSION
 if TYPE_CHECKING:
     from quire.cli.slow_machine import Slow
     from quire.ops.backend import Ops
-    from quire.ops.cpu.measure import ThreadRate
+    from quire.ops.cpu.thread_probe import ThreadRate
 
 
 KNOWN_MODELS = (("SmolLM2-135M Q4_1", 84e6), ("a 1.5B model at 4 bits", 0.87e9), ("an 8B model at 4 bits", 4.6e9))
@@ -81,7 +81,7 @@ def _rates(ops: Ops) -> list[ThreadRate]:
     """What 1 .. n threads do here; [] for backends that are not measured."""
     if not ops.timed:
         return []
-    from quire.ops.cpu.measure import thread_rates
+    from quire.ops.cpu.thread_probe import thread_rates
 
     return thread_rates(ops.isa, ops.threads)
 

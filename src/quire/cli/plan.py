@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from quire.plan.advice import OptionChange
     from quire.plan.devices import DeviceSheet
     from quire.plan.plan_file import Plan
-    from quire.plan.planned_load import PlannedLoad
     from quire.plan.predict import Planner
     from quire.plan.sizing import Cost, Sizing
 
