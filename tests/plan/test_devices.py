@@ -75,13 +75,13 @@ def test_what_is_no_gpu_is_planned_as_the_processor_that_it_is(tmp_path: Path) -
 
 
 def test_the_command_compares_and_draws(run: Run, tmp_path: Path) -> None:
-    model, picture = written(tmp_path / "m", LLAMA_7B), tmp_path / "devices.svg"
+    model, chart = written(tmp_path / "m", LLAMA_7B), tmp_path / "devices.svg"
     words = ("plan", model, "--devices", "consumer,l4", "--load", "rate=1,input=256,output=64", "--slo", "itl=60")
-    code, out, err = run(*words, "--picture", str(picture))
+    code, out, err = run(*words, "--chart", str(chart))
     assert code == 0, err
     for said in ("USD an hour", "rtx-4090", "launch price", "next:", "--device "):
         assert said in out
-    assert "rtx" in picture.read_text() and ET.fromstring(picture.read_text()).tag.endswith("svg")
+    assert "rtx" in chart.read_text() and ET.fromstring(chart.read_text()).tag.endswith("svg")
     code, out, _ = run(*words, "--json", "-q")
     offers = json.loads(out)["offers"]
     assert code == 0 and offers[0]["cost"]["hour"] > 0 and offers[0]["device"]["name"] in DEVICES
@@ -96,7 +96,7 @@ def test_the_command_plans_an_own_device(run: Run, tmp_path: Path) -> None:
         (("--memory-gb", "48"), "--bandwidth-gbs is needed"),
         (("--devices", "all", "--tflops", "1"), "an own one is planned alone"),
         (("--device", "cpu", *figures), "is measured here"),
-        (("--picture", "x.svg"), "give --devices all"),
+        (("--chart", "x.svg"), "give --devices all"),
         (("--devices", "all", "-o", "x"), "leave --devices out"),
         (("--devices", "quantum"), "--devices quantum"),
     ):

@@ -37,10 +37,10 @@ ADVISED = ("bf16", "int8", "int4")
     option("--json", "as_json", is_flag=True, help="Print the plan as JSON."),
     option("--output", "-o", type=PATH, help="Write the plan, for quire serve --plan."),
     option("--rows", type=PATH, help="Append what is predicted to a .jsonl file of figures."),
-    option("--picture", type=PATH, help="With --devices: draw the comparison into this SVG file."),
+    option("--chart", type=PATH, help="With --devices: draw the comparison into this SVG file."),
     quiet_option(),
 )
-def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None, picture: Path | None) -> None:
+def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path | None, chart: Path | None) -> None:
     """Memory, latency, throughput, devices and cost of a model under a load, and what to change first."""
     wanted = read_options(PlanOptions, options)
     from quire.figures.files import Appending
@@ -54,10 +54,10 @@ def plan(options: dict[str, Any], as_json: bool, output: Path | None, rows: Path
 
         if output is not None or rows is not None:
             raise ConfigError("--output and --rows are of one device; leave --devices out", param="devices")
-        compare(wanted, to_engine(_engine_options(options)), as_json, picture)
+        compare(wanted, to_engine(_engine_options(options)), as_json, chart)
         return
-    if picture is not None or wanted.prices:
-        raise ConfigError("--picture and --prices are of a comparison: give --devices all", param="devices")
+    if chart is not None or wanted.prices:
+        raise ConfigError("--chart and --prices are of a comparison: give --devices all", param="devices")
     place, config = _place(wanted, options)
     engine = to_engine(config)
     load = parse_load(wanted.load) if wanted.load else usual_load(engine)

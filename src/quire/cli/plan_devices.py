@@ -1,4 +1,4 @@
-"""`quire plan --devices`: a load on several devices, the cheapest first, as a table and a picture."""
+"""`quire plan --devices`: a load on several devices, the cheapest first, as a table and a chart."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 SHOWN_WHY = 72
 """Characters of the reason why a device does not serve the load."""
 DRAWN = 24
-"""Devices of the picture."""
+"""Devices of the chart."""
 
 
-def compare(wanted: PlanOptions, engine: EngineConfig, as_json: bool, picture: Path | None) -> None:
+def compare(wanted: PlanOptions, engine: EngineConfig, as_json: bool, chart: Path | None) -> None:
     """Compare the devices that are `wanted` and print what was found."""
     for name in ("memory_gb", "bandwidth_gbs", "tflops"):
         if getattr(wanted, name):
@@ -37,16 +37,16 @@ def compare(wanted: PlanOptions, engine: EngineConfig, as_json: bool, picture: P
     with stage("planning", len(devices)) as at:
         offers = compare_devices(engine, devices, load, slo, lambda name: at.advance(note=name))
     title = f"{engine.model.model or 'pydoc'}: {_words(load, slo)}"
-    if picture is not None:
+    if chart is not None:
         try:
-            write_whole(picture, drawn(title, offers).encode())
+            write_whole(chart, drawn(title, offers).encode())
         except OSError as error:
-            raise ConfigError(f"--picture {picture}: {error.strerror}", param="picture") from None
+            raise ConfigError(f"--chart {chart}: {error.strerror}", param="chart") from None
     if as_json:
         print(msgspec.json.format(msgspec.json.encode({"load": load, "slo": slo, "offers": offers})).decode())
         return
     _print(title, offers)
-    _next(wanted, engine, offers, picture)
+    _next(wanted, engine, offers, chart)
 
 
 def _words(load: PlannedLoad, slo: Slo) -> str:
@@ -85,15 +85,15 @@ def _print(title: str, offers: list[DeviceOffer]) -> None:
         print(f"note: {names}: {note}")
 
 
-def _next(wanted: PlanOptions, engine: EngineConfig, offers: list[DeviceOffer], picture: Path | None) -> None:
+def _next(wanted: PlanOptions, engine: EngineConfig, offers: list[DeviceOffer], chart: Path | None) -> None:
     model = [engine.model.model] if engine.model.model else []
     asked = [*(["--load", wanted.load] if wanted.load else []), *(["--slo", wanted.slo] if wanted.slo else [])]
     best = offers[0]
     words = ["quire", "plan", *model, "--device", best.device.name, *asked]
     told = [(shlex.join(words), "memory, latencies and what to change first there")] if best.count else []
-    if picture is None:
-        again = ["quire", "plan", *model, "--devices", wanted.devices, *asked, "--picture", "devices.svg"]
-        told.append((shlex.join(again), "the same as a picture"))
+    if chart is None:
+        again = ["quire", "plan", *model, "--devices", wanted.devices, *asked, "--chart", "devices.svg"]
+        told.append((shlex.join(again), "the same as a chart"))
     if told:
         show_next(*told)
 
@@ -120,5 +120,5 @@ def drawn(title: str, offers: list[DeviceOffer]) -> str:
         if offer.prediction is not None
     ]  # fmt: skip
     if not bars:
-        raise ConfigError("--picture: no device serves the load within its targets", param="picture")
+        raise ConfigError("--chart: no device serves the load within its targets", param="chart")
     return chart(title, "the cheapest first; predicted by data sheets (quire plan --devices)", bars)

@@ -20,7 +20,7 @@ class CachedModel(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """Its files, each a link to a blob."""
+        """Files of the snapshot, each a link to a blob."""
         return [self.path] if self.path.is_file() else [p for p in self.path.rglob("*") if not p.is_dir()]
 
     @property

@@ -213,7 +213,7 @@ OF_SERVER = frozenset({"grammars-slow"})
 
 
 def tenant_takes_most(history: History, waiting: float, named: bool) -> Finding | None:
-    """One of several tenants gets most of the work while others wait. `named`: whoever asks may read its name."""
+    """Find the tenant that gets most of the work while others wait. `named`: whoever asks may read its name."""
     if waiting < 1 or not history.tenants:
         return None
     now, last = history.tenants[-1]

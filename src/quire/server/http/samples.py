@@ -66,7 +66,7 @@ class Samples:
         return sum(values) / len(values) if values else 0.0
 
     def grown(self, name: str, older: float, newer: float = 0.0) -> float:
-        """By how much a counter has grown over that time; a model that was loaded anew counts from 0."""
+        """Growth of a counter between two ages in seconds; a model that was loaded anew counts from 0."""
         values: list[float] = [getattr(each, name) for each in self.between(older, newer)]
         return sum(max(0.0, after - before) for before, after in pairwise(values))
 

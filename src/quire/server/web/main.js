@@ -111,11 +111,11 @@ function send() {
   });
 }
 
-/** An example was chosen. What is about a picture waits for one. */
-function suggest(text, picture) {
+/** An example was chosen. What is about a image waits for one. */
+function suggest(text, image) {
   composer.write(text);
   composer.focus();
-  if (picture && !composer.pictures.urls.length) byId("files").click();
+  if (image && !composer.images.urls.length) byId("files").click();
   else send();
 }
 
@@ -133,7 +133,7 @@ function editLast() {
 /** The requests that would be sent now. */
 function bodies() {
   return checked(() => shown().map((lane) => {
-    const draft = { role: "user", text: composer.text || "Hello!", images: composer.pictures.urls };
+    const draft = { role: "user", text: composer.text || "Hello!", images: composer.images.urls };
     return { name: `Answer ${lane.name}`, body: lane.body([...lane.conversation.path, draft], lane.settings.fields()) };
   }));
 }
@@ -155,7 +155,7 @@ async function readModels() {
   try {
     const models = await loadModels();
     for (const lane of lanes) lane.offer(models);
-    composer.allowPictures(models.some((model) => model.images));
+    composer.allowImages(models.some((model) => model.images));
     byId("unlock").hidden = true;
     byId("key-used").hidden = !getKey();
   } catch (error) {

@@ -1,4 +1,4 @@
-// Where a message is written: its text, its pictures, and the keys that send it.
+// Where a message is written: its text, its images, and the keys that send it.
 
 import { byId } from "../dom.js";
 import { Images } from "./images.js";
@@ -8,7 +8,7 @@ export class Composer {
   constructor(acts) {
     this.acts = acts;
     this.area = byId("message");
-    this.pictures = new Images(byId("pictures"), acts.told);
+    this.images = new Images(byId("images"), acts.told);
     byId("stop").addEventListener("click", acts.stop);
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -24,7 +24,7 @@ export class Composer {
   }
 
   get empty() {
-    return !this.text && !this.pictures.urls.length;
+    return !this.text && !this.images.urls.length;
   }
 
   pressed(event) {
@@ -37,9 +37,9 @@ export class Composer {
     }
   }
 
-  /** The text and the pictures, which then are there no more. */
+  /** The text and the images, which then are there no more. */
   take() {
-    const found = { text: this.text, images: this.pictures.take() };
+    const found = { text: this.text, images: this.images.take() };
     this.write("");
     return found;
   }
@@ -61,9 +61,9 @@ export class Composer {
     if (held) byId(on ? "stop" : "send").focus();
   }
 
-  /** Whether some model reads pictures. */
-  allowPictures(able) {
-    this.pictures.able = able;
+  /** Whether some model reads images. */
+  allowImages(able) {
+    this.images.able = able;
     byId("attach").hidden = !able;
   }
 
@@ -72,18 +72,18 @@ export class Composer {
     this.area.style.height = `${Math.min(this.area.scrollHeight, innerHeight / 3)}px`;
   }
 
-  /** Pictures come by the button, by pasting and by dropping. */
+  /** Images come by the button, by pasting and by dropping. */
   attach() {
-    const { pictures } = this;
+    const { images } = this;
     const files = byId("files");
     const chat = byId("chat");
     byId("attach").addEventListener("click", () => files.click());
     files.addEventListener("change", () => {
-      pictures.add(files.files);
+      images.add(files.files);
       files.value = "";
     });
     this.area.addEventListener("paste", (event) => {
-      if (pictures.add(event.clipboardData.files)) event.preventDefault();
+      if (images.add(event.clipboardData.files)) event.preventDefault();
     });
     chat.addEventListener("dragover", (event) => {
       if (!event.dataTransfer.types.includes("Files")) return;
@@ -97,7 +97,7 @@ export class Composer {
       chat.classList.remove("dropping");
       if (!event.dataTransfer.files.length) return;
       event.preventDefault();
-      if (!pictures.add(event.dataTransfer.files)) this.acts.told(pictures.able ? "Only pictures can be added." : "This model reads no pictures.");
+      if (!images.add(event.dataTransfer.files)) this.acts.told(images.able ? "Only images can be added." : "This model reads no images.");
     });
   }
 }

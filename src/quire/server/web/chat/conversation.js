@@ -100,5 +100,5 @@ export function titleOf(conversation) {
   const first = conversation.path.find((node) => node.role === "user");
   if (!first) return "New chat";
   const line = first.text.trim().split("\n")[0];
-  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line || "Pictures";
+  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line || "Images";
 }

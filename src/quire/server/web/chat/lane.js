@@ -14,7 +14,7 @@ export class Lane {
   /**
    * `view`: what all lanes share: `probabilities` (whether they are asked for), `checked(doing)` (runs what reads the
    * forms), `refused()` (the server wants a key), `changed()` (a request begins or ends), `said(lane)` (messages came),
-   * `suggest(text, picture)` (an example was chosen).
+   * `suggest(text, image)` (an example was chosen).
    */
   constructor(name, view) {
     this.name = name;
@@ -96,7 +96,7 @@ export class Lane {
     return this.views.get(node.id);
   }
 
-  /** Ask. `images`: addresses of pictures; `fields`: those of the settings, checked. */
+  /** Ask. `images`: addresses of images; `fields`: those of the settings, checked. */
   send(text, images, fields) {
     const last = this.conversation.path.at(-1) ?? null;
     const question = { role: "user", text, ...(images.length ? { images } : {}) };

@@ -1,4 +1,4 @@
-// What a person said, or a tool gave: the text, its pictures, and a form to write it anew.
+// What a person said, or a tool gave: the text, its images, and a form to write it anew.
 
 import { copyButton, el } from "../dom.js";
 import { BranchArrows } from "./branches.js";

@@ -17,7 +17,7 @@ const ABILITIES = {
 
 const QUESTIONS = {
   embedded: ["What does json.dumps do?", "Describe os.path.join.", "What does shutil.copytree do?", "What is math.gcd?"],
-  images: ["What is in this picture?", "Read the text in this picture.", "Describe this picture for somebody who cannot see it.",
+  images: ["What is in this image?", "Read the text in this image.", "Describe this image for somebody who cannot see it.",
     "Explain how a rainbow forms, in three sentences."],
   code: ["Write a Python function that finds the longest word of a text.", "Explain what a mutex is, with an example in C.",
     "Write a regular expression for dates such as 2024-02-29.", "Write SQL that lists the ten best customers by revenue."],
@@ -32,7 +32,7 @@ const LINKS = [
 ];
 
 export class Welcome {
-  /** `suggest(text, picture)`: a question was chosen, which may be about a picture. */
+  /** `suggest(text, image)`: a question was chosen, which may be about a image. */
   constructor(suggest) {
     this.suggest = suggest;
     this.root = el("div", { class: "welcome" });
@@ -66,7 +66,7 @@ export class Welcome {
     return el("section", { class: "examples", "aria-label": "Examples" },
       note && el("p", { class: "note" }, note),
       ...QUESTIONS[kind].map((text) => el("button", { type: "button", class: "example",
-        click: () => this.suggest(text, /picture/.test(text)) }, text)));
+        click: () => this.suggest(text, /image/.test(text)) }, text)));
   }
 }
 

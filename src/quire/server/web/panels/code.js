@@ -50,7 +50,7 @@ function python(value, indent) {
   return `${open}\n${parts.map((part) => `${within}${part},\n`).join("")}${indent}${close}`;
 }
 
-/** Pictures are long: their beginning stands for them, and the dialog says so. */
+/** Images are long: their beginning stands for them, and the dialog says so. */
 function shortened(body) {
   return JSON.parse(JSON.stringify(body, (name, value) => (
     name === "url" && typeof value === "string" && value.startsWith("data:") ? `${value.slice(0, 40)}…` : value)));
@@ -90,11 +90,11 @@ export class CodeDialog {
 
   draw() {
     const [, language, write] = FORMS[this.form];
-    const pictures = JSON.stringify(this.shown.map(({ body }) => body)).includes('"data:image/');
+    const images = JSON.stringify(this.shown.map(({ body }) => body)).includes('"data:image/');
     const notes = [
       this.form === "python" ? "Install the client: pip install openai." : "",
       getKey() ? "Your key is read from the variable QUIRE_API_KEY." : "",
-      pictures ? "Of pictures only the beginning is shown." : "",
+      images ? "Of images only the beginning is shown." : "",
     ].filter(Boolean);
     this.note.textContent = notes.join(" ");
     this.note.hidden = !notes.length;

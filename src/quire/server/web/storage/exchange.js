@@ -22,7 +22,7 @@ export function asMarkdown(record) {
 
 function section(node) {
   const name = { user: "You", assistant: node.model || "Answer", tool: `Result of ${node.name}` }[node.role];
-  const images = (node.images ?? []).map((url) => `![Picture](${url})`);
+  const images = (node.images ?? []).map((url) => `![Image](${url})`);
   const thought = node.reasoning ? [`<details><summary>Reasoning</summary>\n\n${node.reasoning}\n\n</details>`] : [];
   const calls = (node.calls ?? []).map((call) => `Calls \`${call.name}\`:\n\n\`\`\`json\n${call.arguments}\n\`\`\``);
   return [`**${name}**`, ...images, ...thought, node.text, ...calls].filter(Boolean).join("\n\n");
