@@ -57,7 +57,8 @@ COMMANDS = {
     ),
     "doctor": Listed(
         "quire.cli.doctor:doctor",
-        "What runs on this machine and why not something else. Exits with 1 when only the slow reference would run.",
+        "What runs on this machine, why not something else, and what is slow here. Exits with 1 when only the slow "
+        "reference would run.",
         MODELS,
     ),
     "plan": Listed(
