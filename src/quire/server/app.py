@@ -19,6 +19,7 @@ from quire.core.errors import ConfigError, QuireError
 from quire.server.apis.openai.responses import Responses
 from quire.server.http.errors import HttpError, error_headers
 from quire.server.http.gateway import Gateway
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import route_path
 from quire.server.load_log import log_load
 from quire.server.models.dispatch import ReleaseAfterResponse, caller
@@ -77,7 +78,7 @@ async def _lifespan(server: ModelServer, app: Starlette) -> AsyncIterator[None]:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuireError)
     body = request.state.exchange.dialect.error(error)
-    response = Response(body, error.status, media_type="application/json")
+    response = JsonResponse(body, error.status)
     response.raw_headers.extend(error_headers(error))
     return response
 

@@ -221,4 +221,4 @@ async def call(app: ASGIApp, url: str, body: bytes) -> Response:
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return Response(status_code=status, request_id=name, body=msgspec.Raw(b"".join(parts) or b"null"))
+    return Response(status_code=status, request_id=name, body=msgspec.Raw(b"".join(parts).rstrip(b"\n") or b"null"))

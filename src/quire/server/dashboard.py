@@ -13,6 +13,7 @@ from quire.server.http.activity import Counts
 from quire.server.http.diagnosis import Diagnosis, diagnose
 from quire.server.http.gateway import ServerState
 from quire.server.http.history import History, Past
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.models.state import ModelServer
 from quire.server.service import VERSION, Service
@@ -75,14 +76,14 @@ class Live(msgspec.Struct, kw_only=True):
 async def live_history(server: ServerState, request: Request) -> Response:
     """Return the history of the live dashboard's charts for the last 15 minutes. Public if /metrics is."""
     found = server.history.told(time.monotonic())
-    return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
+    return JsonResponse(msgspec.json.encode(found), headers={"cache-control": "no-store"})
 
 
 async def live_diagnosis(server: ModelServer, request: Request) -> Response:
     """Return what is wrong with the server now, as sentences. Public if /metrics is, without names of tenants then."""
     named = request.state.tenant.admin or not server.keys.needed
     found = diagnose(server.history, named=named, draining=server.draining)
-    return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
+    return JsonResponse(msgspec.json.encode(found), headers={"cache-control": "no-store"})
 
 
 async def live_state(server: ModelServer, request: Request) -> Response:
@@ -108,7 +109,7 @@ async def live_state(server: ModelServer, request: Request) -> Response:
             if whole or i.tenant == tenant.name != ""
         ],
     )
-    return Response(msgspec.json.encode(found), media_type="application/json", headers={"cache-control": "no-store"})
+    return JsonResponse(msgspec.json.encode(found), headers={"cache-control": "no-store"})
 
 
 def _tenant(name: str, in_flight: int, counts: Counts, history: History) -> LiveTenant:

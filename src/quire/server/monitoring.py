@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.server.apis.openai.replies import Load, Readiness, Version
 from quire.server.http.gateway import ServerState
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.models.metrics import render
 from quire.server.models.state import ModelServer
@@ -65,7 +66,7 @@ async def metrics(server: ModelServer, request: Request) -> Response:
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return JsonResponse(msgspec.json.encode(value), status)
 
 
 _NO_ENGINE = "No engine answers now"

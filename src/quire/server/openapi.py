@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Endpoint
 
 from quire.server.apis.unsupported import UNBUILT, WITHOUT_EFFECT
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Kinds, Route
 
 ANY = {400: "Not HTTP, or a bad field", 401: "No valid key", 421: "A Host this server does not answer to",
@@ -29,7 +30,7 @@ def openapi_endpoint(version: str, routes: Sequence[Route], strict: bool) -> End
     async def openapi(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         found = made() | ({"servers": [{"url": root}]} if root else {})
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        return JsonResponse(msgspec.json.encode(found))
 
     return Endpoint("/openapi.json", openapi, methods=["GET"])
 

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from quire.core.errors import QuireError
 from quire.server.http.dialects import OPENAI, Dialect
 from quire.server.http.disconnect import cancel_on_disconnect
-from quire.server.http.sse import EventStream, PartsResponse
+from quire.server.http.json_response import PartsResponse
+from quire.server.http.sse import EventStream
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated, Piece
 from quire.server.text_generation.reports import Report

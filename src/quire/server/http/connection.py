@@ -253,7 +253,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._stop_timers()
         if not answered:
-            body = openai_error_body(error)
+            body = openai_error_body(error) + b"\n"
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()

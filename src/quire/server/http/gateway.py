@@ -187,7 +187,7 @@ class Gateway:
 
 async def send_error(send: Send, error: QuireError, dialect: Dialect) -> None:
     """An error as a whole response, as clients read it who know that dialect."""
-    body = dialect.error(error)
+    body = dialect.error(error) + b"\n"
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": [*headers, *error_headers(error)]})
     await send({"type": "http.response.body", "body": body, "more_body": False})

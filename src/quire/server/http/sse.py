@@ -1,4 +1,4 @@
-"""Replies in parts, and server-sent events: the only hot path of the server, one `send` per engine step and stream."""
+"""Server-sent events: the only hot path of the server, one `send` per engine step and stream."""
 
 from __future__ import annotations
 
@@ -46,22 +46,6 @@ class StreamedReply(Protocol):
 def event(value: msgspec.Struct, large: bool = False) -> bytes:
     """One event that carries a JSON value; a `large` one is encoded in pieces."""
     return b"".join((b"data: ", *(encode(value) if large else (_encoder.encode(value),)), b"\n\n"))
-
-
-class PartsResponse(Response):
-    """JSON in `parts`, each sent when the client has taken most of those before."""
-
-    def __init__(self, parts: list[bytes]) -> None:
-        super().__init__(headers={"content-length": str(sum(map(len, parts)))}, media_type="application/json")
-        self._parts = parts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them (ASGI), and keep none that was sent."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._parts.reverse()
-        while self._parts:
-            part = self._parts.pop()
-            await send({"type": "http.response.body", "body": part, "more_body": bool(self._parts)})
 
 
 class EventStream(Response):

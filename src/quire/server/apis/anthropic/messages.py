@@ -22,6 +22,7 @@ from quire.server.apis.openai.tools import calling_of
 from quire.server.apis.unsupported import without_effect
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import ANTHROPIC
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
@@ -83,7 +84,7 @@ async def count_tokens(service: Service, request: Request) -> Response:
         await off_read(request, calling_of, service, chat)
         with service.media.hold() as held:
             prompt = await encode_chat(service, chat, None, held)
-    return Response(msgspec.json.encode(Count(input_tokens=len(prompt.ids))), media_type="application/json")
+    return JsonResponse(msgspec.json.encode(Count(input_tokens=len(prompt.ids))))
 
 
 class _Answer(MessageAnswer):

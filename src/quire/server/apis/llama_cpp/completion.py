@@ -34,6 +34,7 @@ from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import LLAMA_CPP
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import SSE, Route
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
@@ -326,7 +327,7 @@ async def props(service: Service, request: Request) -> Response:
         modalities={"vision": info.takes_images, "audio": False},
         build_info=f"quire {VERSION}",
     )
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return JsonResponse(msgspec.json.encode(found))
 
 
 async def slots(service: Service, request: Request) -> Response:
@@ -335,7 +336,7 @@ async def slots(service: Service, request: Request) -> Response:
     busy = service.engine.in_flight
     places = service.config.scheduler.max_num_seqs
     found = [Slot(id=i, n_ctx=limit, is_processing=i < busy) for i in range(places)]
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return JsonResponse(msgspec.json.encode(found))
 
 
 ROUTES = (

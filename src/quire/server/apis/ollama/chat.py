@@ -31,6 +31,7 @@ from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import JSON_LINES, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
@@ -110,7 +111,7 @@ def _loaded(service: Service, body: OllamaRequest) -> Response:
     if isinstance(body, ChatRequest):
         empty = {"message": {"role": "assistant", "content": ""}}
     reply = OllamaReply(model=body.model, created_at=_now(), done=True, done_reason="load", **empty)
-    return Response(_encode(reply), media_type="application/json")
+    return JsonResponse(_encode(reply))
 
 
 class _Answer(MessageAnswer):

@@ -16,6 +16,7 @@ from quire.server.apis.openai.prompts import Prompts, encode_first, listed
 from quire.server.apis.unsupported import without_effect
 from quire.server.http.body import off_loop, read_struct
 from quire.server.http.dialects import OLLAMA
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.service import Service
 
@@ -94,7 +95,7 @@ def _rows(service: Service, found: Answers, params: PoolingParams) -> list[list[
 
 
 async def _json(numbers: int, reply: msgspec.Struct) -> Response:
-    return Response(await off_loop(NUMBER_BYTES * numbers, msgspec.json.encode, reply), media_type="application/json")
+    return JsonResponse(await off_loop(NUMBER_BYTES * numbers, msgspec.json.encode, reply))
 
 
 ROUTES = (

@@ -19,6 +19,7 @@ from quire.server.apis.openai.replies import Version
 from quire.server.http.body import read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.http.gateway import ServerState
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.models.pool import PooledModel
 from quire.server.models.state import ModelServer, service_of
@@ -148,7 +149,7 @@ def details_of(folder: str, quantization: str) -> Details:
 
 
 def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return JsonResponse(msgspec.json.encode(value))
 
 
 ROUTES = (

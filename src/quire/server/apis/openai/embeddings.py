@@ -43,6 +43,7 @@ from quire.server.apis.openai.prompts import Prompts, encode_prompts, listed, tr
 from quire.server.apis.openai.protocol import Prompt
 from quire.server.http.body import ID_BYTES, in_turns, off_loop, read_struct
 from quire.server.http.disconnect import cancel_on_disconnect
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Handler, Kinds, Route
 from quire.server.keys import Tenant
 from quire.server.service import Service
@@ -339,7 +340,7 @@ def _usage(found: Sequence[tuple[Request, Output]]) -> VectorUsage:
 
 
 def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return JsonResponse(body)
 
 
 def _routes(paths: tuple[str, ...], handler: Handler, body: Kinds, reply: Kinds, operation: str | None) -> list[Route]:

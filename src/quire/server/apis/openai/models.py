@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.apis.openai.replies import ModelCard, ModelList, modalities
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.models.pool import PooledModel
 from quire.server.models.state import ModelServer, service_of
@@ -45,7 +46,7 @@ def model_card(server: ModelServer, model: PooledModel, name: str) -> ModelCard:
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
     """A reply of one JSON value."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return JsonResponse(msgspec.json.encode(value), status)
 
 
 ROUTES = (

@@ -22,6 +22,7 @@ from quire.server.http.body import LARGE, off_loop, off_read, read_struct
 from quire.server.http.dialects import RESPONSES
 from quire.server.http.exchange import Exchange
 from quire.server.http.gateway import ServerState
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import SSE, Route
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated
@@ -217,7 +218,7 @@ async def read_response(server: ServerState, request: Request) -> Response:
     stored = memory.store.get(*key)
     if stored is None:
         raise _unknown(key[1])
-    return Response(stored.response, media_type="application/json")
+    return JsonResponse(stored.response)
 
 
 async def cancel_response(server: ServerState, request: Request) -> Response:
@@ -258,7 +259,7 @@ def _unknown(name: str) -> NotFound:
 
 def _json(value: ResponseReply | Deleted) -> Response:
     data: Any = _encode(value)
-    return Response(data, media_type="application/json")
+    return JsonResponse(data)
 
 
 _ONE = {404: "No such response", 429: "The queue, or the rate of the key, is full", 503: "Draining, or no engine"}

@@ -15,6 +15,7 @@ from quire.server.apis.openai.replies import Text, Tokens
 from quire.server.apis.openai.tools import check_tools
 from quire.server.apis.unsupported import refuse_unbuilt
 from quire.server.http.body import ID_BYTES, off_loop, off_read, read_struct
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
 from quire.server.service import Service
 
@@ -45,7 +46,7 @@ async def tokenize(service: Service, request: Request) -> Response:
             reply.token_strs = [service.tokenizer.id_to_text(token) for token in ids]
         return msgspec.json.encode(reply)
 
-    return Response(await off_loop(ID_BYTES * len(ids), encoded), media_type="application/json")
+    return JsonResponse(await off_loop(ID_BYTES * len(ids), encoded))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -59,7 +60,7 @@ async def detokenize(service: Service, request: Request) -> Response:
             raise BadRequest(f"tokens: ids must lie in [0, {info.vocab_size}) for this model", param="tokens")
         return msgspec.json.encode(Text(prompt=service.tokenizer.decode(ids, False)))
 
-    return Response(await off_loop(ID_BYTES * len(ids), decoded), media_type="application/json")
+    return JsonResponse(await off_loop(ID_BYTES * len(ids), decoded))
 
 
 ROUTES = (

@@ -33,6 +33,7 @@ from quire.server.apis.openai.protocol import CompletionRequest
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
 from quire.server.http.body import off_loop, off_read, read_struct
 from quire.server.http.dialects import TGI
+from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import SSE, Route
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
@@ -176,7 +177,7 @@ async def info(service: Service, request: Request) -> Response:
         max_total_tokens=facts.max_model_len,
         version=VERSION,
     )
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return JsonResponse(msgspec.json.encode(found))
 
 
 async def _generate(
