@@ -111,7 +111,7 @@ function send() {
   });
 }
 
-/** An example was chosen. What is about a image waits for one. */
+/** An example was chosen. What is about an image waits for one. */
 function suggest(text, image) {
   composer.write(text);
   composer.focus();

@@ -27,12 +27,12 @@ const QUESTIONS = {
 
 const LINKS = [
   ["dashboard", "Dashboard", "What the server does now"],
-  ["openapi.json", "API", "Every route and its fields, as OpenAPI"],
+  ["docs", "API", "Every route and its fields, to try from the page"],
   ["metrics", "Metrics", "For Prometheus"],
 ];
 
 export class Welcome {
-  /** `suggest(text, image)`: a question was chosen, which may be about a image. */
+  /** `suggest(text, image)`: a question was chosen, which may be about an image. */
   constructor(suggest) {
     this.suggest = suggest;
     this.root = el("div", { class: "welcome" });
