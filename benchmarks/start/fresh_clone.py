@@ -2,6 +2,7 @@
 
     python -m benchmarks.start.fresh_clone                              a clone of this repository's last commit
     python -m benchmarks.start.fresh_clone --wheel dist/quire-….whl     a wheel in an empty environment
+    python -m benchmarks.start.fresh_clone --wheel dist/quire-….whl --run smollm2    to the first token of `quire run`
 
 Packages are downloaded before, into a folder that pip then installs from without a network: that time is the registry's
 and is said apart (--network leaves it in the phases). The clone, the environment and the cache of packed weights are
@@ -116,6 +117,28 @@ class Bench:
             raise SystemExit(f"quire demo ended with exit code {run.returncode}:\n{''.join(said)[-4000:]}")
         self.rows += [Row("server up", marks[0]), Row("first answers", marks[1] - marks[0])]
 
+    def pull(self, quire: Path, model: str) -> None:
+        """Download a model, apart."""
+        asked = {name: value for name, value in self.variables.items() if not name.startswith("PIP_")}
+        asked |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        began = time.monotonic()
+        subprocess.run([quire, "pull", model], env=asked, check=True, stdout=subprocess.DEVNULL)
+        print(f"model, apart: quire pull {model}, {time.monotonic() - began:.1f} s")
+
+    def first_token(self, quire: Path, model: str) -> None:
+        """Run `quire run MODEL Hello`, and note when the first text was there and when all of it."""
+        began, first, text = time.monotonic(), 0.0, b""
+        words = [quire, "run", model, "Hello"]
+        with subprocess.Popen(words, env=self.variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run:
+            assert run.stdout is not None
+            while piece := os.read(run.stdout.fileno(), 1 << 16):
+                first = first or time.monotonic() - began
+                text += piece
+        if run.returncode or not text.strip():
+            raise SystemExit(f"quire run ended with exit code {run.returncode} and said {text!r}")
+        print(f"Hello -> {text.decode().strip()}")
+        self.rows.append(Row("first token", first))
+
     def table(self, title: str) -> None:
         """Print the rows, and the sum of those that follow one another."""
         print(f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}: {title}")
@@ -123,7 +146,7 @@ class Bench:
         for row in self.rows:
             name = f"  {row.name}" if row.part else row.name
             print(f"  {name:30}{row.seconds:10.1f}{'' if row.processor is None else f'{row.processor:16.1f}'}")
-        print(f"  {'to the first answers':30}{sum(row.seconds for row in self.rows if not row.part):10.1f}")
+        print(f"  {'in all':30}{sum(row.seconds for row in self.rows if not row.part):10.1f}")
 
 
 def clone(bench: Bench) -> None:
@@ -142,14 +165,20 @@ def clone(bench: Bench) -> None:
     bench.table("make demo of a fresh clone")
 
 
-def wheel(bench: Bench, path: Path) -> None:
-    """The wheel in an empty environment, and the demo."""
+def wheel(bench: Bench, path: Path, model: str) -> None:
+    """The wheel in an empty environment, and `model`'s first token, or the demo."""
     bench.download(path)
     there = bench.folder / "environment"
-    bench.call(sys.executable, "-m", "venv", there)
+    with bench.row("python -m venv"):
+        bench.call(sys.executable, "-m", "venv", there)
     with bench.row("pip install"):
         bench.call(there / "bin" / "pip", "install", "--quiet", path)
-    bench.demo(there / "bin" / "quire", bench.folder)
+    quire = there / "bin" / "quire"
+    if model:
+        bench.pull(quire, model)
+        bench.first_token(quire, model)
+    else:
+        bench.demo(quire, bench.folder)
     bench.table(f"pip install {path.name}")
 
 
@@ -157,6 +186,7 @@ def main() -> None:
     """Print a row for each phase."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--run", metavar="MODEL", default="", help="With --wheel: ask this model instead of the demo.")
     parser.add_argument("--network", action="store_true", help="Download within the phases.")
     parser.add_argument("--keep", action="store_true", help="Keep the folder, and say where it is.")
     args = parser.parse_args()
@@ -166,7 +196,7 @@ def main() -> None:
         if args.wheel is None:
             clone(bench)
         else:
-            wheel(bench, args.wheel.resolve())
+            wheel(bench, args.wheel.resolve(), args.run)
     finally:
         if args.keep:
             print(folder)
