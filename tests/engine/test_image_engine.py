@@ -32,6 +32,7 @@ from quire.engine.stats import Stats
 from quire.model.net.multimodal import EmbeddedRows, axes, divided, put, turned
 from quire.model.spec import Sight
 from quire.ops.arrays import to_torch
+from stub_engine import WatchedEngine
 from turns import reports
 from vision_prompts import write_made
 
@@ -353,13 +354,13 @@ def test_rows_that_see_each_other_are_sequences_of_their_own() -> None:
 def test_an_engine_that_encodes_an_image_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr("quire.engine.processes.watchdog.time", SimpleNamespace(monotonic=lambda: now))
-    watchdog, killed = Watchdog(1.0, 1), list[bool]()
+    watchdog, engine = Watchdog(1.0, 1), WatchedEngine()
     watchdog.learn(Stats(step_seconds=0.001, step_tokens=1))
     for seconds, hangs in ((40.0, False), (60.0, True)):
         watchdog._heard = now - seconds
         with pytest.raises(EngineFailure) if hangs else nullcontext():
-            watchdog.check(True, False, lambda: killed.append(True), lambda: 100)
-        assert bool(killed) == hangs
+            watchdog.check(True, False, engine, lambda: 100)
+        assert engine.killed == hangs
 
 
 def test_recordings_without_prompts_have_no_pixels() -> None:

@@ -57,6 +57,21 @@ def expected(request: Request, index: int = 0) -> list[int]:
     return tokens[len(request.prompt) :]
 
 
+class WatchedEngine:
+    """What a watchdog looks at: it notes that it was killed, and waited for a processor as long as a test says."""
+
+    def __init__(self) -> None:
+        self.killed, self.waited = False, 0.0
+
+    def kill(self) -> None:
+        """Note it."""
+        self.killed = True
+
+    def cpu_wait(self) -> float:
+        """Seconds that the test says."""
+        return self.waited
+
+
 class _Row:
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
@@ -116,6 +131,10 @@ class StubEngine:
     def kill(self) -> None:
         """Die."""
         self.dead = True
+
+    def cpu_wait(self) -> float:
+        """None."""
+        return 0.0
 
     def submit(self, request: Request) -> None:
         """Start all `n` sequences at once. The request is encoded, as it would be on its way to an engine process."""

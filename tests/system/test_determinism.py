@@ -57,6 +57,10 @@ class Killable(LocalEngine):
     def kill(self) -> None:
         """It does not hang."""
 
+    def cpu_wait(self) -> float:
+        """It has no process."""
+        return 0.0
+
 
 def differing(count: int, ways: tuple[str, ...]) -> list[str]:
     """Requests whose bits are not those that they have alone, each with how it was served."""

@@ -165,6 +165,15 @@ def foreign(path: Path) -> str:
     return ""
 
 
+def cpu_wait(pid: int) -> float:
+    """Seconds for which the main thread of a process was ready to run while others had the processors (Linux's
+    schedstat); 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 @contextmanager
 def uncollected(forever: bool) -> Iterator[None]:
     """Run without looking for garbage meanwhile; `forever`: what there is then is never looked through again.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from quire.core.errors import EngineFailure
+from quire.core.machine import cpu_wait
 from quire.engine.processes.supervisor import RestartPolicy
 from quire.engine.processes.suspects import TRIED
 from quire.engine.processes.watchdog import LARGE, SLOW, Watchdog
 from quire.engine.stats import Stats
+from stub_engine import WatchedEngine
 from supervised_engines import Edge, request
 from turns import turns
 
@@ -46,20 +49,42 @@ def test_a_hang_is_longer_than_any_step_may_be(
 ) -> None:
     now = time.monotonic()
     monkeypatch.setattr("quire.engine.processes.watchdog.time", SimpleNamespace(monotonic=lambda: now))
-    watchdog, killed = Watchdog(0.1, most), list[bool]()
+    watchdog, engine = Watchdog(0.1, most), WatchedEngine()
 
     def check() -> None:
-        watchdog.check(busy=True, changing=False, kill=lambda: killed.append(True))
+        watchdog.check(busy=True, changing=False, engine=engine)
 
     for seconds, rows in steps:
         watchdog.learn(Stats(step_seconds=seconds, step_tokens=rows))
     watchdog._heard = now - 0.9 * limit
     check()
-    assert not killed
+    assert not engine.killed
     watchdog._heard = now - 1.1 * limit
     with pytest.raises(EngineFailure, match="hangs"):
         check()
-    assert killed
+    assert engine.killed
+
+
+def test_an_engine_that_has_no_processor_does_not_hang() -> None:
+    watchdog, engine = Watchdog(0.01, 1), WatchedEngine()
+    watchdog.learn(Stats(step_seconds=0.0001, step_tokens=1))
+    watchdog.check(True, False, engine)
+    engine.waited += 3600.0
+    time.sleep(0.05)
+    watchdog.check(True, False, engine)
+    assert not engine.killed
+    watchdog.learn(Stats(step_seconds=0.0001, step_tokens=1))
+    watchdog.check(True, False, engine)
+    time.sleep(0.05)
+    with pytest.raises(EngineFailure, match="hangs"):
+        watchdog.check(True, False, engine)
+    assert engine.killed, "what it waited for before it was last heard of does not count"
+
+
+def test_the_wait_for_processors_is_told_by_the_kernel() -> None:
+    before = cpu_wait(os.getpid())
+    assert cpu_wait(os.getpid()) >= before >= 0.0
+    assert cpu_wait(1 << 30) == 0.0, "there is no such process"
 
 
 def test_what_is_paused_costs_no_step_and_is_not_to_blame() -> None:

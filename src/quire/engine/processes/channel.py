@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from quire.core.errors import ConfigError, EngineFailure
+from quire.core.machine import cpu_wait
 from quire.engine.client import EngineKilled, Interrupted, WorkerStart
 from quire.parallel.launch import DATA, LOST, Kill, Launch, Process, ProcessExited, order
 from quire.parallel.link import Link
@@ -34,6 +35,9 @@ class Channel(Protocol):
 
     def kill(self) -> None:
         """End the process now. If it still listens to signals, it writes first where its threads are."""
+
+    def cpu_wait(self) -> float:
+        """Seconds for which the process wanted a processor and had none, so far; 0 where that is not known."""
 
     def close(self, seconds: float) -> None:
         """End the process, which has so many seconds to save what it wants to keep. At most once."""
@@ -85,6 +89,10 @@ class LocalChannel:
         self.process.kill(signal.SIGUSR1)
         time.sleep(DUMP_SECONDS)
         self.process.kill()
+
+    def cpu_wait(self) -> float:
+        """Implement `Channel`."""
+        return cpu_wait(self.process.pid)
 
     def close(self, seconds: float) -> None:
         """Implement `Channel`."""
@@ -147,6 +155,10 @@ class RemoteChannel:
     def kill(self) -> None:
         """Implement `Channel`."""
         self._send(order(Kill()))
+
+    def cpu_wait(self) -> float:
+        """Implement `Channel`."""
+        return 0.0
 
     def close(self, seconds: float) -> None:
         """Implement `Channel`."""

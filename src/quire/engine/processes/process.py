@@ -107,6 +107,10 @@ class ProcessEngine:
         """End the process now. If it still listens to signals, it writes first where its threads are."""
         self.channel.kill()
 
+    def cpu_wait(self) -> float:
+        """Seconds for which the process wanted a processor and had none, so far; 0 where that is not known."""
+        return self.channel.cpu_wait()
+
     def close(self) -> None:
         """End the process; one that runs gets seconds for what it saves: a packed cache, blocks for a store."""
         if not self._closed:

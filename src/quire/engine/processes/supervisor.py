@@ -65,6 +65,9 @@ class KillableEngine(EngineClient, Protocol):
     def kill(self) -> None:
         """End it now; where it can, it says first what its threads do."""
 
+    def cpu_wait(self) -> float:
+        """Seconds for which it wanted a processor and had none, so far; 0 where that is not known."""
+
 
 Start = Callable[[EngineInfo | None, Callable[[], bool]], KillableEngine]
 """Starts an engine with the limits of the one before; gives up once the second argument says so."""
@@ -241,7 +244,7 @@ class SupervisedEngine:
             if report is None:
                 with self._lock:
                     self._try_next()  # whoever ran alone may have left
-                self._watchdog.check(bool(self._names), self._adapters.changing, engine.kill, self._most_image_rows)
+                self._watchdog.check(bool(self._names), self._adapters.changing, engine, self._most_image_rows)
                 return None
         except EngineFailure as failure:
             return None if self._starting.closed else self._restart_and_replay(failure)
