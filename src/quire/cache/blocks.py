@@ -25,6 +25,15 @@ REMEMBERED = 1 << 15
 """Keys of evicted content that are kept, to explain misses: 6 MB."""
 
 
+STATE = b"\xff"
+"""Stands in keys for the layers that have states; block tables count up from 0."""
+
+
+def state_key(key: bytes) -> bytes:
+    """The key of the recurrent state behind the block of that key."""
+    return key + STATE
+
+
 class BlockListener(Protocol):
     """Is told what becomes of published content."""
 

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import takewhile
 
-from quire.cache.blocks import BlockPool
+from quire.cache.blocks import BlockPool, state_key
 from quire.cache.tiers import StoreKey
 from quire.core.request import Miss, MissKind
 from quire.core.sequence import SLID_OUT, STORED, Sequence
@@ -34,9 +34,15 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, secret: bytes = b"", identity: Callable[[str], str] = str
+        self,
+        pool: BlockPool,
+        block_size: int,
+        secret: bytes = b"",
+        identity: Callable[[str], str] = str,
+        states: BlockPool | None = None,
     ) -> None:
-        self.pool = pool
+        """`states`: slots of recurrent states, where the model has any."""
+        self.pool, self.states = pool, states
         self.block_size = block_size
         self.queries = 0
         self.hits = 0
@@ -62,10 +68,25 @@ class PrefixCache:
             tables[group] = list(held if windows[group] else takewhile(lambda block: block != SLID_OUT, held))
             count = min(count, len(tables[group]))
         starts = {group: _run_starts(tables[group]) for group, window in enumerate(windows) if window}
-        while count and any(start[count - 1] > self._first(seq, count, windows[g]) for g, start in starts.items()):
+
+        def lacks(count: int) -> bool:
+            return any(start[count - 1] > self._first(seq, count, windows[g]) for g, start in starts.items())
+
+        if self.states is not None:
+            assert seq.state is not None
+            count = min(count, (len(seq.tokens) - 1) // self.block_size)
+            seq.state.shared = count * self.block_size
+        while count and (lacks(count) or (self.states is not None and self.state_after(seq, count) < 0)):
             count -= 1
         firsts = [self._first(seq, count, window) for window in windows]
         return [[SLID_OUT] * first + tables[group][first:count] for group, first in enumerate(firsts)]
+
+    def state_after(self, seq: Sequence, count: int) -> int:
+        """The slot with the recurrent state after `count` whole blocks of `seq`; -1 where there is none."""
+        assert self.states is not None
+        size = self.block_size
+        found = self.states.find(state_key(seq.kv.keys[count - 1]), seq.tokens[(count - 1) * size : count * size])
+        return -1 if found is None else found
 
     def wanted(self, seq: Sequence, windows: tuple[int, ...], stored: Stored) -> tuple[list[StoreKey], int]:
         """What a store has beyond the pool of the prefix of `seq`, and how many tokens more that is; in order."""

@@ -9,6 +9,7 @@ from typing import Any
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache, Stored
+from quire.cache.states import StateSlots
 from quire.cache.tiers import StoreKey, Tiers
 from quire.core.sequence import SLID_OUT, STORED, Sequence
 
@@ -20,19 +21,25 @@ class BlockTables:
     of a group's window are freed; their table entry becomes SLID_OUT and is never read again.
 
     `slides`: whether any do; `loses`: whether such may not be published yet, which later requests would have found.
+    `states`: slots of recurrent states, where the model has any.
     """
 
     def __init__(
-        self, pool: BlockPool, prefix: PrefixCache | None, sizes: TableSizes, tiers: Tiers | None = None
+        self,
+        pool: BlockPool,
+        prefix: PrefixCache | None,
+        sizes: TableSizes,
+        tiers: Tiers | None = None,
+        states: StateSlots | None = None,
     ) -> None:
         """`tiers`: what is behind the pool, whose watcher it is."""
         assert pool.watcher is tiers, "what is behind a pool is told what becomes of its content"
         self.pool, self.tiers = pool, tiers
-        self.prefix = prefix
+        self.prefix, self.states = prefix, states
         self.sizes = sizes
         self.block_size, self.lanes = sizes.block_size, sizes.lanes
         self.slides = any(sizes.windows)
-        self.loses = self.slides and prefix is not None
+        self.loses = (self.slides or states is not None) and prefix is not None
 
     def missing(self, seq: Sequence, upto: int) -> list[int]:
         """How many blocks of each lane must be allocated so that positions computed .. upto - 1 may be written."""
@@ -43,6 +50,8 @@ class BlockTables:
     def fit(self, counts: Mapping[Sequence, int]) -> bool:
         """Whether there are blocks for the next so many positions of each."""
         needs = [self.missing(seq, seq.computed + count) for seq, count in counts.items() if count]
+        if self.states is not None and not self.states.fit(seq for seq, count in counts.items() if count):
+            return False
         return not needs or self.pool.fits(added(needs))
 
     def lacking(self, seq: Sequence) -> list[int]:
@@ -55,7 +64,10 @@ class BlockTables:
         return added(need)
 
     def reserve(self, seq: Sequence, upto: int, copies: list[tuple[int, int]]) -> bool:
-        """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new. All or nothing."""
+        """Make positions computed .. upto - 1 writable: copy shared or published blocks, append new; and the next
+        state, where there are any. All or nothing."""
+        if self.states is not None and not self.states.reserve(seq):
+            return False
         if self._writable(seq, upto):
             return True
         if not self.pool.fits(self.missing(seq, upto)):
@@ -97,6 +109,8 @@ class BlockTables:
                     self.pool.release(block)
         seq.kv.blocks, seq.kv.slid = [], []
         seq.computed = seq.kv.published = 0
+        if self.states is not None:
+            self.states.release(seq)
 
     def trim(self, seq: Sequence) -> None:
         """Give back the blocks behind the target of `seq`: they were for drafted tokens that were not kept."""
@@ -114,6 +128,8 @@ class BlockTables:
         count = len(found[0])
         if count and not self._overfull(seq, found):
             self._open(seq)
+            if self.states is not None:
+                self.states.take(seq, prefix.state_after(seq, count), count * self.block_size)
             for group, table in enumerate(found):
                 seq.kv.blocks[group] = table
                 seq.kv.slid[group] = table.count(SLID_OUT)
@@ -169,9 +185,12 @@ class BlockTables:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""
         if self.prefix is not None:
             self.prefix.publish(seq, upto)
+            if self.states is not None:
+                self.states.publish(seq, upto, seq.kv.keys)
 
     def slide(self, seq: Sequence, upto: int) -> None:
-        """Free the blocks that no row of `seq` from position `upto` on can see."""
+        """Free the blocks that no row of `seq` from position `upto` on can see, nor those that are run again."""
+        upto -= seq.again
         for group, window in enumerate(self.sizes.windows):
             if window and seq.kv.blocks:
                 table = seq.kv.blocks[group]
@@ -194,6 +213,8 @@ class BlockTables:
                 if block != SLID_OUT:
                     self.pool.acquire(block)
         child.computed = child.prompt_len - 1
+        if self.states is not None:
+            self.states.fork(parent, child)
         child.kv.cached_tokens = child.prompt_tokens(0, child.computed)
         child.kv.slid = list(parent.kv.slid)
         child.kv.published = min(parent.kv.published, entries)

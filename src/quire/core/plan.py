@@ -15,14 +15,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+STORES = 2
+"""States of a sequence that a step can store."""
+
+
+class StateStep(NamedTuple):
+    """What a step does with the recurrent state of a sequence: it reads that of the slot `source` (-1: zeros), and
+    after the first `rows` of its rows stores the state to `slot`, for each (rows, slot) of `stores`, ascending, of
+    which there are `STORES` at most."""
+
+    source: int = -1
+    stores: tuple[tuple[int, int], ...] = ()
+
+
+NO_STATE = StateStep()
+"""The model has no recurrent states."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows may want logits."""
+    """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows may want logits.
+
+    `again`: tokens before `start` that are run again, because the sequence's recurrent state stands before them.
+    """
 
     seq: Sequence
     start: int
     count: int
     logits: int
+    again: int = 0
+    state: StateStep = NO_STATE
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return self.again + self.count
 
 
 class Save(NamedTuple):
@@ -75,7 +102,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Rows of the batch."""
-        return sum(c.count for c in self.chunks)
+        return sum(c.rows for c in self.chunks)
 
 
 @dataclass(slots=True)

@@ -51,6 +51,28 @@ class KVBlocks:
         self.miss: Miss | None = None
 
 
+class StateSlot:
+    """Where the recurrent state of a sequence lies; `cache.states` writes it.
+
+    `slot` holds the state after the first `tokens` tokens (-1: there is none, which is zeros after no token); the next
+    state is stored to `next` where that is not -1. `snapshots`: (tokens, slot) of states that may be published once
+    their values are known to be finite. `shared`: tokens of its prompt that another sequence had, with no state there.
+    """
+
+    __slots__ = ("next", "shared", "slot", "snapshots", "tokens")
+
+    def __init__(self) -> None:
+        self.snapshots: list[tuple[int, int]] = []
+        self.shared = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Have no slot."""
+        self.slot = self.next = -1
+        self.tokens = 0
+        self.snapshots.clear()
+
+
 class Draft:
     """Tokens guessed to follow those of a sequence, and what became of such; `speculate` writes it.
 
@@ -162,8 +184,9 @@ class Sequence:
     `in_flight`: tokens that steps under way will append; `computed` counts what these steps compute, too.
     `steps_in_flight`: how many of them have a part of it.
 
-    One slot for each subject beside: `kv`, `draft`, `times`, `encoder`; `guide` of a request with a grammar, once it is
-    ready (until then the sequence does not enter the queue); `pooled`: what is kept of a pooled request's hidden rows.
+    One slot for each subject beside: `kv`, `draft`, `times`, `encoder`; `state` where the model has recurrent states;
+    `guide` of a request with a grammar, once it is ready (until then the sequence does not enter the queue); `pooled`:
+    what is kept of a pooled request's hidden rows.
     """
 
     __slots__ = (
@@ -181,6 +204,7 @@ class Sequence:
         "prompt_len",
         "prompt_logprobs",
         "request",
+        "state",
         "status",
         "steps_in_flight",
         "stop_token",
@@ -210,6 +234,7 @@ class Sequence:
         self.stop_token: int | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
         self.kv, self.draft, self.times = KVBlocks(), Draft(), SequenceTimes()
+        self.state: StateSlot | None = None
         self.guide: Guide | None = None
         self.pooled: object = None
 
@@ -217,6 +242,11 @@ class Sequence:
     def target(self) -> int:
         """The length that `computed` moves toward: tokens that are there, tokens in flight, and the draft's."""
         return len(self.tokens) + self.in_flight + len(self.draft.tokens)
+
+    @property
+    def again(self) -> int:
+        """Tokens that are computed and run again with the next: those that its recurrent state does not have yet."""
+        return 0 if self.state is None else self.computed - self.state.tokens
 
     @property
     def timing(self) -> Timing:

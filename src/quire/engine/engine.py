@@ -227,7 +227,7 @@ class Engine:
         self.step_tokens, self.step_seconds = 0, seconds
         self.all_seconds += seconds
         for chunk in plan.chunks:
-            self.step_tokens += chunk.count
+            self.step_tokens += chunk.rows
             if chunk.start < chunk.seq.prompt_len:
                 self.prompt_tokens += chunk.seq.prompt_tokens(chunk.start, chunk.start + chunk.count)
         for output in outputs:

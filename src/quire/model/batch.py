@@ -13,6 +13,19 @@ from quire.ops.layout import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
+class StateBatch:
+    """What a step does with recurrent states, of each of its S sequences: int32.
+
+    `source` [S]: the slot whose state is read before the first row, -1: zeros. `rows`, `slots` [S, STORES]: after the
+    first rows[s, i] rows the state is stored to slots[s, i], -1: it is not stored.
+    """
+
+    source: Array
+    rows: Array
+    slots: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """T rows of S sequences; in brackets vLLM's names.
 
@@ -23,7 +36,8 @@ class Batch:
     reads them, or None.
 
     With an encoder, all of these are of the decoder's part of the sequences. `cross`: the rows as cross attention sees
-    them, each a sequence of one, with the context and the blocks of its encoder's part.
+    them, each a sequence of one, with the context and the blocks of its encoder's part. `states`: where layers have
+    recurrent states.
     """
 
     tokens: Array
@@ -35,6 +49,7 @@ class Batch:
     logit_rows: Array
     tree: Array | None = None
     cross: Batch | None = None
+    states: StateBatch | None = None
 
 
 class Forward(Protocol):

@@ -49,6 +49,7 @@ class _Running:
     first: float = 0.0
     ended: float = 0.0
     draft: Draft = field(default_factory=Draft)
+    again: int = 0
 
     @property
     def target(self) -> int:

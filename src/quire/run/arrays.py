@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.dtypes import I32, I64
-from quire.model.batch import Batch
+from quire.core.plan import StateStep
+from quire.model.batch import Batch, StateBatch
 from quire.ops.arrays import Array, view_as
 from quire.ops.backend import Ops
 from quire.ops.sampling import Found
@@ -29,6 +30,28 @@ def cut(sizes: Sizes, memory: Any) -> dict[str, Any]:
         views[name] = view_as(memory[at:end], dtype).reshape(*shape)
         at = end
     return views
+
+
+class StateArrays:
+    """What a step does with recurrent states, as the host writes it; arrays as of `StateBatch`."""
+
+    def __init__(self, host: Mapping[str, NDArray[Any]]) -> None:
+        self._source, self._rows, self._slots = host["state_from"], host["state_rows"], host["state_to"]
+
+    def write(self, s: int, step: StateStep) -> None:
+        """Write the part of sequence `s` of the step."""
+        self._source[s] = step.source
+        self._slots[s] = -1
+        for i, (rows, slot) in enumerate(step.stores):
+            self._rows[s, i], self._slots[s, i] = rows, slot
+
+    def parts(self, seqs: int) -> list[NDArray[Any]]:
+        """What is written of the first `seqs` sequences."""
+        return [self._source[:seqs], self._rows[:seqs], self._slots[:seqs]]
+
+    def none_behind(self, seqs: int) -> None:
+        """Sequences behind the first `seqs` are padding, and store nothing."""
+        self._source[seqs:] = self._slots[seqs:] = -1
 
 
 class Arrays:
@@ -71,6 +94,7 @@ class Arrays:
         self.adapters, self.logit_adapters = host["adapters"], host["logit_adapters"]
         self.cu_q, self.context, self.tree = host["cu_q"], host["context"], host["tree"]
         self.encoded = host.get("encoded", self.context[:0])
+        self.states = StateArrays(host) if self.sizes.states else None
 
     def begin(self) -> None:
         """The host may write from here on."""
@@ -100,6 +124,8 @@ class Arrays:
         parts = [self.slots[:, :tokens], self.tokens[:tokens], self.positions[:tokens], self.adapters[:tokens],
                  self.logit_rows[:logits], self.cu_q[: seqs + 1], self.context[:seqs],
                  self.logit_adapters[:logits], self.encoded[:seqs], self.block_tables[:, :seqs, :blocks]]  # fmt: skip
+        if self.states is not None:
+            parts += self.states.parts(seqs)
         return [*parts, self.tree[:tokens]] if tree else parts
 
     def batches(self, tokens: int, seqs: int, logits: int, tree: bool = False) -> list[Batch]:
@@ -114,6 +140,9 @@ class Arrays:
             block_tables=tables[:seqs],
             logit_rows=v["logit_rows"][:logits],
             tree=v["tree"][:tokens] if tree else None,
+            states=StateBatch(v["state_from"][:seqs], v["state_rows"][:seqs], v["state_to"][:seqs])
+            if self.sizes.states
+            else None,
         )
         if self.sizes.cross:
             context, encoded = self._of_rows(tokens, seqs)

@@ -105,7 +105,7 @@ class BatchBuilder:
         arrays.begin()
         for s, chunk in enumerate(chunks):
             seq, end = chunk.seq, chunk.start + chunk.count
-            start = max(chunk.start, seq.encoder.lead)
+            start = max(chunk.start - chunk.again, seq.encoder.lead)
             stop = at + end - start
             if end <= len(seq.tokens):
                 arrays.tokens[at:stop] = seq.tokens[start:end]
@@ -121,6 +121,8 @@ class BatchBuilder:
                 extended = extended or slot in adapters.extensions
                 arrays.adapters[at:stop] = slot
                 arrays.logit_adapters[len(rows) : len(rows) + chunk.logits] = slot
+            if arrays.states is not None:
+                arrays.states.write(s, chunk.state)
             arrays.context[s] = end - seq.encoder.lead
             arrays.cu_q[s + 1] = stop
             for place, target in wanted_rows(chunk):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from quire.core.plan import STORES
+
 MAX_GRAPH_ROWS = 256
 """Rows of the largest graph: beyond it a step takes long enough to hide its launches."""
 MAX_REPLAYED_ROWS = 128
@@ -49,13 +51,15 @@ WIDE = ("slots", "tree")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Most rows, sequences and blocks of a sequence in a step; groups of layers; whether there is an encoder."""
+    """Most rows, sequences and blocks of a sequence in a step; groups of layers; whether there is an encoder, and
+    whether layers have recurrent states."""
 
     rows: int
     seqs: int
     blocks: int
     groups: int = 1
     cross: bool = False
+    states: bool = False
 
     @property
     def tables(self) -> tuple[int, int, int]:
@@ -69,7 +73,9 @@ class Sizes:
                "positions": (self.rows,), "logit_rows": (self.rows,), "adapters": (self.rows,),
                "logit_adapters": (self.rows,),
                "cu_q": (self.seqs + 1,), "context": (self.seqs,)}  # fmt: skip
-        return own | ({"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {})
+        own |= {"owners": (self.rows,), "encoded": (self.seqs,)} if self.cross else {}
+        stores = self.seqs, STORES
+        return own | ({"state_from": (self.seqs,), "state_rows": stores, "state_to": stores} if self.states else {})
 
     @property
     def nbytes(self) -> int:

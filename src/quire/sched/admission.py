@@ -72,6 +72,8 @@ class BatchAdmission:
         spare, pool = len(self._running) * len(self._tables.sizes.windows), self._tables.pool
         if spare > min(pool.free):
             return False
+        if self._tables.states is not None and not self._tables.states.fit((seq,)):
+            return False
         need = added(self._tables.lacking(each) for each in (seq, *(s for s in self._running if not decodes(s))))
         return pool.fits(need, spare)
 

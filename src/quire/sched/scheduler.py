@@ -16,9 +16,9 @@ from quire.cache.tables import BlockTables
 from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, QuireError
-from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
+from quire.core.plan import NO_STATE, NO_WORK, BlockWork, Chunk, ChunkResult, Save, StateStep, StepPlan
 from quire.core.request import FinishReason, Output, Request
-from quire.core.sequence import Sequence, Status
+from quire.core.sequence import Sequence, StateSlot, Status
 from quire.sched.admission import BatchAdmission
 from quire.sched.features.encoder_scheduler import EncoderScheduler
 from quire.sched.features.feature import FeatureHooks
@@ -27,7 +27,7 @@ from quire.sched.features.structured_outputs import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.queues import SequenceQueues
-from quire.sched.token_budget import MicroBatches, PrefillPace, budget_of, divide_budget
+from quire.sched.token_budget import MicroBatches, PrefillPace, budget_of, divide_budget, taken
 
 
 class PendingBlockWork:
@@ -84,6 +84,7 @@ class Scheduler:
         siblings = [first, *(Sequence(request, i, self.max_model_len) for i in range(1, request.params.n))]
         for seq in siblings:
             seq.order = self.policy.order(seq, self._tickets)
+            seq.state = None if self.tables.states is None else StateSlot()
         self.policy.joins(request)
         self.hooks.joins(request)
         self.requests[request.id] = siblings
@@ -121,7 +122,9 @@ class Scheduler:
 
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
-        admission = self._admission
+        admission, states = self._admission, self.tables.states
+        if states is not None:
+            states.begin()
         admission.closed = admission.closed and bool(self.running)
         self._take_back(planning=True)
         chunks, copies, preempted = list[Chunk](), list[tuple[int, int]](), list[Sequence]()
@@ -153,7 +156,7 @@ class Scheduler:
             if count:
                 chunks.append(self._advance(seq, count))
         if self.room.queued and (urgent or not preempted):
-            self._admit(chunks, copies, max(0, budget - sum(chunk.count for chunk in chunks)))
+            self._admit(chunks, copies, max(0, budget - sum(chunk.rows for chunk in chunks)))
         carried = dict[str, Any]()
         for planned in self.hooks.planned:
             carried |= planned(chunks)
@@ -172,6 +175,8 @@ class Scheduler:
         counts = divide_budget(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
         for limit in self.hooks.limit:
             unseeing += limit(counts, self.policy.rank)
+        if self.tables.states is not None:
+            counts = {seq: self.tables.states.reach(seq, count) for seq, count in counts.items()}
         return counts, unseeing, budget
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
@@ -179,6 +184,8 @@ class Scheduler:
             seq, count = found
             for reach in self.hooks.reach:
                 count = reach(seq, count)
+            if self.tables.states is not None:
+                count = self.tables.states.reach(seq, count)
             if not self._reserve(seq, count, copies):
                 return
             self.room.admit()
@@ -187,7 +194,7 @@ class Scheduler:
                 chunks.append(self._advance(seq, count))
             else:  # it waits for an image, and nobody waits behind it
                 self.room.sees(seq, image=False)
-            budget -= count
+            budget -= taken(seq, count)
 
     def unfinished(self) -> list[Sequence]:
         """What runs and has not all its tokens made or in flight."""
@@ -205,7 +212,7 @@ class Scheduler:
         logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
         for wants in self.hooks.logits:
             logits = max(logits, wants(seq, count))
-        chunk = Chunk(seq, seq.computed, count, logits)
+        chunk = Chunk(seq, seq.computed, count, logits, *self._with_state(seq, count))
         seq.computed += count
         seq.in_flight, seq.steps_in_flight = seq.in_flight + draws, seq.steps_in_flight + 1
         if self.policy.counts:
@@ -213,6 +220,13 @@ class Scheduler:
         for takes in self.hooks.takes:
             takes(chunk)
         return chunk
+
+    def _with_state(self, seq: Sequence, count: int) -> tuple[int, StateStep]:
+        """How many tokens are run again with the next `count`, and what becomes of the state of `seq`."""
+        states, again = self.tables.states, seq.again
+        if states is None:
+            return 0, NO_STATE
+        return again, states.advance(seq, seq.computed + count, bool(pending(self.requests[seq.request.id])))
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto, reserve = seq.computed + count, self.tables.reserve

@@ -30,6 +30,11 @@ class Schedulable(Protocol):
         """Tokens that are to be computed."""
         ...
 
+    @property
+    def again(self) -> int:
+        """Tokens that are run again with the next ones."""
+        ...
+
 
 T = TypeVar("T", bound=Schedulable)
 
@@ -137,13 +142,19 @@ def budget_of(
 
 def rows_of(seq: Schedulable, budget: int, chunked: bool) -> int:
     """How many tokens of `seq` the budget allows; of a draft that goes beyond it only a part: it is worth no more."""
-    if not budget:
+    budget -= seq.again
+    if budget <= 0:
         return 0
     need = seq.target - seq.computed
     need -= min(len(seq.draft.tokens), max(0, need - budget))
     if need > budget and not chunked:
         return 0
     return min(need, budget)
+
+
+def taken(seq: Schedulable, count: int) -> int:
+    """Rows that `count` tokens of `seq` take in a step."""
+    return count and count + seq.again
 
 
 def divide_budget(
@@ -159,8 +170,8 @@ def divide_budget(
     for seq in running:
         need = seq.target - seq.computed
         if need <= 1 + len(seq.draft.tokens):  # it decodes
-            counts[seq] = count = need if need <= budget else rows_of(seq, budget, chunked)
-            budget -= count
+            counts[seq] = count = need if need + seq.again <= budget else rows_of(seq, budget, chunked)
+            budget -= taken(seq, count)
         else:
             prompts.append(seq)
     prompts.sort(key=lambda seq: (urgency(seq), seq.target - seq.computed))
@@ -171,5 +182,5 @@ def divide_budget(
         equals = [other for other in (behind, head) if other is not None and urgency(other) == urgency(seq)]
         most = max(1, budget // 2) if chunked and equals else budget
         counts[seq] = rows_of(seq, min(most, budget), chunked)
-        budget -= counts[seq]
+        budget -= taken(seq, counts[seq])
     return counts

@@ -133,10 +133,10 @@ class EagleDrafter(ModelDrafter):
             if not wanted or result is None or result.error is not None or result.retry_without_draft:
                 found.append([])
             elif chunk.seq.draft.tokens:
-                found.append([at, *(at + 1 + node for node in result.path)])
+                found.append([at + chunk.again, *(at + chunk.again + 1 + node for node in result.path)])
             else:
-                found.append([*range(at, at + chunk.count)])
-            at += chunk.count
+                found.append([*range(at + chunk.again, at + chunk.rows)])
+            at += chunk.rows
         return found
 
     def _write(self, work: Work) -> None:

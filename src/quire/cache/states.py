@@ -1,0 +1,144 @@
+"""Slots of recurrent states: one for each sequence that runs, and snapshots with which others begin.
+See docs/design/states.md.
+
+A slot holds the states of all recurrent layers after the first tokens of a sequence. Slots are owned, published, found
+and evicted as blocks are (`BlockPool`): a snapshot is a slot that is published under the key of its prefix. A slot that
+is published or shared is never written: the step that reads it stores the next state in another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.cache.blocks import BlockPool, state_key
+from quire.core.plan import STORES, StateStep
+from quire.core.sequence import Sequence, StateSlot
+
+
+def state_of(seq: Sequence) -> StateSlot:
+    """Where the state of a sequence lies."""
+    assert seq.state is not None, "sequences of models with recurrent states have one"
+    return seq.state
+
+
+class StateSlots:
+    """The one writer of `Sequence.state`.
+
+    One rule: a state never passes a token that may be taken back. Tokens between it and those that are computed are
+    run again at the head of the next step, so drafts, forks and the last token of a prompt that was found whole need no
+    rule of their own.
+    """
+
+    def __init__(self, slots: int, block_size: int, interval: int, sequences: int) -> None:
+        """`interval`: tokens between snapshots, whole blocks; 0: there are none. `sequences`: that run at most."""
+        self.pool, self.block_size, self.interval = BlockPool(slots), block_size, interval
+        self._sequences = sequences
+        self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
+
+    def begin(self) -> None:
+        """A plan begins: what the last one reads may be written by this one."""
+        for slot in self._leaving:
+            self.pool.release(slot)
+        self._leaving.clear()
+
+    def missing(self, seq: Sequence) -> int:
+        """How many slots must be allocated so that the next state of `seq` can be stored."""
+        return int(not self._writable(state_of(seq)))
+
+    def _writable(self, state: StateSlot) -> bool:
+        return state.next >= 0 or (state.slot >= 0 and self.pool.writable(state.slot))
+
+    def fit(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether there are slots for the next state of each."""
+        return sum(map(self.missing, sequences)) <= self.pool.num_free
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Make room for the next state; False where no slot is left."""
+        state = state_of(seq)
+        if not self._writable(state):
+            if not self.pool.num_free:
+                return False
+            state.next = self.pool.allocate()
+        return True
+
+    def advance(self, seq: Sequence, end: int, forks: bool) -> StateStep:
+        """What a step that computes the tokens before `end` does with the state of `seq`, which has a slot reserved.
+
+        `forks`: others wait to begin with its prompt, whose last token they compute again.
+        """
+        state, certain = state_of(seq), min(end, len(seq.tokens) + seq.in_flight)
+        if forks and certain >= seq.prompt_len:
+            certain = seq.prompt_len - 1
+        if certain <= state.tokens:
+            return StateStep(state.slot)
+        first, source, stores = state.tokens, state.slot, list[tuple[int, int]]()
+        for tokens in self.snapshots(seq, certain)[: STORES - 1]:
+            if tokens < certain and self._spare:
+                state.snapshots.append((tokens, slot := self.pool.allocate()))
+                stores.append((tokens - first, slot))
+        if state.next >= 0:
+            if source >= 0:
+                self._leaving.append(source)
+            state.slot, state.next = state.next, -1
+        state.tokens = certain
+        return StateStep(source, (*stores, (certain - first, state.slot)))
+
+    @property
+    def _spare(self) -> bool:
+        """Whether a slot may be had for a snapshot, with one left for each sequence that may come."""
+        return self.pool.num_free > self._sequences - self.pool.num_used
+
+    def snapshots(self, seq: Sequence, end: int) -> list[int]:
+        """Tokens up to `end` behind which the state of `seq` is to be published, beyond the state that it has.
+
+        They are the prompt's last whole block, the end of what was found of another prompt, and every `interval`.
+        """
+        if not self.interval:
+            return []
+        state, size = state_of(seq), self.block_size
+        first, ends = state.tokens, {(seq.prompt_len - 1) // size * size, state.shared}
+        ends.update(range((first // self.interval + 1) * self.interval, end + 1, self.interval))
+        return sorted(tokens for tokens in ends if first < tokens <= end)
+
+    def reach(self, seq: Sequence, count: int) -> int:
+        """How many of `count` tokens a step may compute so that it stores no more states than it can."""
+        ends = self.snapshots(seq, seq.computed + count)
+        return min(count, ends[STORES - 1] - seq.computed) if len(ends) >= STORES else count
+
+    def take(self, seq: Sequence, slot: int, tokens: int) -> None:
+        """Begin with a published state, after the first `tokens` tokens."""
+        state = state_of(seq)
+        self.pool.acquire(slot)
+        state.slot, state.tokens = slot, tokens
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let `child` begin with the state of `parent`, which has not passed the prompt's last token."""
+        state = state_of(parent)
+        assert state.tokens < child.prompt_len, "a state that others begin with waits for them"
+        if state.slot >= 0:
+            self.take(child, state.slot, state.tokens)
+
+    def publish(self, seq: Sequence, upto: int, keys: list[bytes]) -> None:
+        """Let others find the states of `seq` after at most `upto` tokens, whose values are known to be finite."""
+        state, size = state_of(seq), self.block_size
+        while state.snapshots and state.snapshots[0][0] <= upto:
+            tokens, slot = state.snapshots.pop(0)
+            self._publish(slot, tokens, seq, keys)
+            self.pool.release(slot)
+        if self.interval and state.slot >= 0 and state.tokens <= upto and not state.tokens % size:
+            wanted = (seq.prompt_len - 1) // size * size, state.shared
+            if state.tokens in wanted or not state.tokens % self.interval:
+                self._publish(state.slot, state.tokens, seq, keys)
+
+    def _publish(self, slot: int, tokens: int, seq: Sequence, keys: list[bytes]) -> None:
+        last = tokens // self.block_size
+        if last:
+            self.pool.publish(slot, state_key(keys[last - 1]), seq.tokens[tokens - self.block_size : tokens])
+
+    def release(self, seq: Sequence) -> None:
+        """Give back all slots of `seq`."""
+        state = state_of(seq)
+        for slot in (state.slot, state.next, *(slot for _, slot in state.snapshots)):
+            if slot >= 0:
+                self.pool.release(slot)
+        state.clear()
