@@ -129,6 +129,22 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         common("Share of the GPU's memory to use. The KV cache gets what the model leaves of it.", gt=0, le=1),
     ] = 0.9
     num_blocks: Annotated[int, about("Number of blocks in the KV cache; 0 = as many as the memory allows.", ge=0)] = 0
+    num_state_slots: Annotated[
+        int,
+        about(
+            "Number of slots for the recurrent states of sequences and snapshots of them; 0 = as many as the memory "
+            "allows. For models with recurrent layers.",
+            ge=0,
+        ),
+    ] = 0
+    state_interval: Annotated[
+        int,
+        about(
+            "Tokens between snapshots of a recurrent state in the prefix cache; 0 = as many as take the memory of a "
+            "state.",
+            ge=0,
+        ),
+    ] = 0
     enable_prefix_caching: Annotated[bool, about("Reuse the KV cache of earlier prompts with the same prefix.")] = True
 
 

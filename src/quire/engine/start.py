@@ -11,6 +11,7 @@ from pathlib import Path
 
 from quire.cache.blocks import BlockPool
 from quire.cache.prefix import PrefixCache
+from quire.cache.states import StateSlots
 from quire.cache.tables import BlockTables
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.errors import ConfigError, ModelError
@@ -141,10 +142,16 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
     keys."""
     cache, tiers = executor.config.cache, None if store is None else store.tiers
     pool = BlockPool(kv.blocks, kv.sizes.holders, watcher=tiers)
-    known = () if store is None else (store.secret, store.identity)
+    secret, identity = (b"", str) if store is None else (store.secret, store.identity)
     shares = cache.enable_prefix_caching and executor.model.encoder is None
-    prefix = PrefixCache(pool, cache.block_size, *known) if shares else None
-    return BlockTables(pool, prefix, kv.sizes, tiers)
+    states = None
+    if kv.states.slots:
+        most, interval = executor.config.scheduler.max_num_seqs, kv.states.interval if shares else 0
+        states = StateSlots(kv.states.slots, cache.block_size, interval, most)
+    prefix = None
+    if shares:
+        prefix = PrefixCache(pool, cache.block_size, secret, identity, None if states is None else states.pool)
+    return BlockTables(pool, prefix, kv.sizes, tiers, states)
 
 
 def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:

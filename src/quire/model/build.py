@@ -36,7 +36,7 @@ from quire.model.load.parallel_decoder import parallel_decoder, parallel_encoder
 from quire.model.load.pipeline_stages import stages_of
 from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, Share, local_spec
-from quire.model.mixers.layer_mixers import layouts_of
+from quire.model.mixers.layer_mixers import layouts_of, states_of
 from quire.model.net.decoder import Decoder
 from quire.model.net.encoder import Encoder
 from quire.model.offload.choose import keeper
@@ -45,7 +45,7 @@ from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
 from quire.ops.arrays import AnyArray, Host
 from quire.ops.backend import Ops
-from quire.ops.layout import CacheLayout
+from quire.ops.layout import CacheLayout, StateLayout
 from quire.ops.lazy import require_torch, torch_dtype
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.quant.base import Quantizer, QuantScheme
@@ -64,7 +64,7 @@ class Model:
     `classifier` [labels, hidden] f32 on the host, of a model of classes. `writing`: the packed cache that is being
     written. `span`: the layers of one stage, None: all. `place`: where this process is among those that run the model.
     `vision`: what makes rows of images, if it takes any. `known`: what it and the device are, to be asked what they
-    exclude.
+    exclude. `states`: how recurrent states of layers lie, none where no layer has any.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Model:
     classifier: Host | None = None
     vision: Vision | None = None
     known: Known = NOTHING
+    states: tuple[StateLayout | None, ...] = ()
 
     @cached_property
     def short_reach(self) -> int:
@@ -101,6 +102,11 @@ class Model:
     def own(self) -> range:
         """The layers that it has itself."""
         return range(self.spec.layers) if self.span is None else self.span
+
+    @property
+    def own_states(self) -> tuple[StateLayout | None, ...]:
+        """How the recurrent states of its own layers lie."""
+        return tuple(self.states[layer] if self.states else None for layer in self.own)
 
 
 def kv_layouts(cache: CacheConfig, spec: ModelSpec, dtype: Dtype, ops: Ops) -> tuple[CacheLayout, ...]:
@@ -147,6 +153,7 @@ def load_model(
         spec=spec,
         decoder=made,
         layouts=layouts,
+        states=states_of(local_spec(spec, share)),
         max_model_len=length,
         dtype=asked.name,
         quantization=_format(opened.scheme if target is None else target),

@@ -150,6 +150,37 @@ LayerCache = tuple[KVCache, ...]
 """The parts of one layer's cache, as its mixer says them."""
 
 
+@dataclass(frozen=True)
+class StateLayout:
+    """Layout of one layer's recurrent states, f32 [slots, heads, keys, values]: `heads` matrices for a sequence."""
+
+    heads: int
+    keys: int
+    values: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state of one sequence."""
+        return 4 * self.heads * self.keys * self.values
+
+    def shape(self, slots: int) -> tuple[int, int, int, int]:
+        """Shape of the states of `slots` sequences."""
+        return slots, self.heads, self.keys, self.values
+
+
+class StatefulCache(tuple[KVCache, ...]):
+    """A `LayerCache` of a layer that has a recurrent state, too: `states` f32 [slots, heads, keys, values]."""
+
+    states: Array
+
+
+def with_states(cache: LayerCache, states: Array) -> StatefulCache:
+    """The parts of `cache`, and `states` beside them."""
+    found = StatefulCache(cache)
+    found.states = states
+    return found
+
+
 def carved(blocks: KVCache, layout: KVLayout, at: int) -> KVCache:
     """Keys and values of a layer of `layout` from byte `at` of the keys of each of `blocks`, and of the values, on."""
     if layout == blocks.layout:

@@ -163,7 +163,7 @@ def account(
         there=there // (config.wholes if device is None else 1),
     )
     kv = plan_kv(config, shape, _left(config, bare, shape, device))
-    return replace(bare, kv=kv.blocks // kv.sizes.holders * kv.block_bytes), kv
+    return replace(bare, kv=kv.blocks // kv.sizes.holders * kv.block_bytes + kv.states.nbytes), kv
 
 
 def _left(config: EngineConfig, bare: MemoryAccount, shape: KVPlan, device: DeviceSheet | None) -> int:
@@ -183,7 +183,7 @@ def _tables(config: EngineConfig, shape: KVPlan) -> int:
     """The arrays of a step: block tables and what is said of each row."""
     rows = config.scheduler.rows(shape.max_model_len)
     sizes = Sizes(rows, config.scheduler.max_num_seqs, shape.sizes.entries(shape.max_model_len),
-                  len(shape.groups.layers))  # fmt: skip
+                  len(shape.groups.layers), states=bool(shape.states.slot_bytes))  # fmt: skip
     groups, seqs, blocks = sizes.tables
     return sizes.nbytes + 4 * groups * seqs * blocks
 

@@ -19,7 +19,7 @@ from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
-from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
+from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of, states_of
 from quire.model.offload.budget import allowed
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
@@ -107,7 +107,8 @@ def kv_shape(config: EngineConfig, found: ModelFacts, choice: Choice, drafts: Mo
         dtype, _ = compute_dtype(config.model.dtype, on_disk)
         layouts.append((spec, layouts_of(spec, config.cache.kv_cache_dtype, dtype, choice.backend)))
     kept, length = kept_by_layer(layouts), max_model_len(config.model.max_model_len, found.spec)
-    return shape_kv(config, kept, length), sum(each.bytes_per_token for each in kept.values())
+    states = sum(state.nbytes for spec, _ in models for state in states_of(spec) if state is not None)
+    return shape_kv(config, kept, length, state_bytes=states), sum(each.bytes_per_token for each in kept.values())
 
 
 def weights_of(config: EngineConfig, found: ModelFacts, choice: Choice, share: Share | None = None) -> int:

@@ -12,13 +12,18 @@ from quire.model.build import Model
 from quire.model.mixers.layer_mixers import kept_by_layer
 from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.backend import Ops
-from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved
+from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved, with_states
 from quire.run.kv_budget import KVPlan
 
 
 def kept_by(models: Iterable[Model]) -> dict[int, LayerCacheSpec]:
     """What layers with a cache of their own keep, those of all models numbered on."""
     return kept_by_layer((model.spec, model.layouts) for model in models)
+
+
+def state_bytes(models: Iterable[Model]) -> int:
+    """Bytes of the recurrent states of a sequence, in all layers that are here."""
+    return sum(state.nbytes for model in models for state in model.own_states if state is not None)
 
 
 Home = tuple[int, int]
@@ -90,6 +95,10 @@ class Caches:
         parts = {id(part) for cache in kept.values() for part in cache}
         self._kept = None if parts <= set(map(id, self.own)) else kept
         self.of_layer = [kept.get(home, ()) for home, _ in homes]
+        states = [state for model in models for state in model.own_states]
+        for i, layout in enumerate(states):
+            if layout is not None:
+                self.of_layer[i] = with_states(self.of_layer[i], ops.zeros(layout.shape(kv.states.slots)))
         self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Of the memory still available after the weights are loaded; the rest is for activations and the page cache.
 FREE_MEMORY_SHARE = 0.5
+LEAST_SLOTS = 2
+"""Of recurrent states: a step reads one, and writes another where that is a snapshot."""
 
 
 def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], object]) -> int:
@@ -36,6 +38,29 @@ def gpu_cache_bytes(runtime: Runtime, utilization: float, step: Callable[[], obj
     return left
 
 
+STATE_SHARE = 0.5
+"""Of the memory of the cache, for the states of all sequences that may run at most; and of what is left beside them,
+for snapshots of states."""
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """Recurrent states: how many slots there are, bytes of one, and tokens between snapshots (0: there are none)."""
+
+    slots: int = 0
+    slot_bytes: int = 0
+    interval: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slots * self.slot_bytes
+
+
+NO_STATES = StatePlan()
+"""Layers keep tokens alone."""
+
+
 @dataclass(frozen=True)
 class KVPlan:
     """The KV cache: which layers share blocks, how many blocks there are, bytes of one, and the longest sequence.
@@ -48,6 +73,7 @@ class KVPlan:
     blocks: int
     block_bytes: int
     max_model_len: int
+    states: StatePlan = NO_STATES
 
     def bytes_held(self, tokens: int) -> int:
         """Bytes that a sequence of `tokens` tokens holds between steps."""
@@ -55,10 +81,15 @@ class KVPlan:
 
 
 def shape_kv(
-    config: EngineConfig, parts: Mapping[int, LayerCache], max_position: int, groups: LayerGroups | None = None
+    config: EngineConfig,
+    parts: Mapping[int, LayerCache],
+    max_position: int,
+    groups: LayerGroups | None = None,
+    state_bytes: int = 0,
 ) -> KVPlan:
     """The cache, yet without blocks, of what layers keep, `parts` by number of the layer, for at most `max_position`
-    positions. `groups`: what rank 0 has, whose tables this one fills its own by.
+    positions. `groups`: what rank 0 has, whose tables this one fills its own by. `state_bytes`: of the recurrent states
+    of a sequence.
 
     `ConfigError` when more were asked for.
     """
@@ -72,7 +103,36 @@ def shape_kv(
     each = {layer: part.bytes_per_token for layer, part in parts.items()}
     groups = group_layers(parts, length) if groups is None else groups.share(each)
     sizes = TableSizes(size, config.scheduler.rows(length), groups.windows, config.parallel.context_parallel_size)
-    return KVPlan(groups, sizes, 0, size * sum(each[layer] for layer in groups.widest), length)
+    states = StatePlan(0, state_bytes, _interval(config, state_bytes, sum(each.values())))
+    return KVPlan(groups, sizes, 0, size * sum(each[layer] for layer in groups.widest), length, states)
+
+
+def _interval(config: EngineConfig, state_bytes: int, token_bytes: int) -> int:
+    """Tokens between snapshots of states, in whole blocks: so many as have the bytes of one."""
+    cache = config.cache
+    if not state_bytes or not cache.enable_prefix_caching:
+        return 0
+    tokens = cache.state_interval or -(-state_bytes // max(1, token_bytes))
+    return -(-tokens // cache.block_size) * cache.block_size
+
+
+def plan_states(config: EngineConfig, states: StatePlan, left: int) -> StatePlan:
+    """Slots of states in `left` bytes of the cache: one for each sequence that may run, a spare one, which a sequence
+    that begins with a snapshot needs beside it, and snapshots."""
+    if not states.slot_bytes:
+        return states
+    slots = config.cache.num_state_slots
+    if not slots:
+        running = min(config.scheduler.max_num_seqs + 1, int(left * STATE_SHARE) // states.slot_bytes)
+        rest = max(0, left - running * states.slot_bytes) if states.interval else 0
+        slots = running + int(rest * STATE_SHARE) // states.slot_bytes
+    if slots < LEAST_SLOTS:
+        raise ConfigError(
+            f"no room for {LEAST_SLOTS} recurrent states of {states.slot_bytes:,} bytes{_each(config)}; raise "
+            "--kv-cache-memory-bytes",
+            param="kv_cache_memory_bytes",
+        )
+    return replace(states, slots=slots)
 
 
 def check_asked(config: EngineConfig, block_bytes: int, free: int) -> None:
@@ -106,12 +166,14 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
     """
     cache, sizes, block_bytes, length = config.cache, shape.sizes, shape.block_bytes, shape.max_model_len
     holders = sizes.holders
+    if left is None and not (cache.num_blocks and not shape.states.slot_bytes):
+        left = int(available_memory() * FREE_MEMORY_SHARE) // config.wholes
+    left = cache.kv_cache_memory_bytes or left or 0
+    states = plan_states(config, shape.states, left)
     if cache.num_blocks:
         blocks = cache.num_blocks
     else:
-        if left is None:
-            left = int(available_memory() * FREE_MEMORY_SHARE) // config.wholes
-        blocks = (cache.kv_cache_memory_bytes or left) // block_bytes * holders
+        blocks = max(0, left - states.nbytes) // block_bytes * holders
         if not cache.kv_cache_memory_bytes:
             blocks = min(blocks, config.scheduler.max_num_seqs * sizes.footprint(length))
     blocks = -(-blocks // holders) * holders
@@ -128,4 +190,4 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
             f"but only {blocks * block_bytes:,} are there; lower it or raise --kv-cache-memory-bytes",
             param="max_model_len",
         )
-    return replace(shape, blocks=blocks, max_model_len=fits)
+    return replace(shape, blocks=blocks, max_model_len=fits, states=states)

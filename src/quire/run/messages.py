@@ -41,7 +41,8 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, for steps of `limits`, and warm up.
+    """Take `blocks` of keys and values for sequences of `max_model_len` tokens, and `state_slots` for recurrent states,
+    for steps of `limits`, and warm up.
 
     `windows` and `layers` are those of rank 0's groups. Where a store keeps blocks, first send how many bytes one has,
     int64 [1].
@@ -52,6 +53,7 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
     limits: SchedulerConfig
     windows: tuple[int, ...]
     layers: tuple[tuple[int, ...], ...]
+    state_slots: int = 0
 
 
 class Profile(msgspec.Struct, frozen=True, tag=True):

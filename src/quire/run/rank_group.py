@@ -78,7 +78,7 @@ class Ranks:
         """
         if alone and any(0 < window < kv.max_model_len for window in windows):
             raise (STAGED_DRAFTS if self._staged else LONE_DRAFTS).refusal({})
-        self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers))
+        self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers, kv.states.slots))
 
     def profile(self, length: int, limits: SchedulerConfig) -> None:
         """Have the other ranks run the largest step too; of them `least` asks."""

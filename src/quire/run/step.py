@@ -107,7 +107,7 @@ class LocalStep(ABC):
         self.record_steps = record_steps and model.decoder.recordable
         own = NO_ARRAYS if model.adapters is None else model.adapters.arrays
         sizes = Sizes(max_tokens, max((max_seqs, *self.graph_sizes)), kv.sizes.entries(kv.max_model_len),
-                      len(kv.groups.layers), model.encoder is not None)  # fmt: skip
+                      len(kv.groups.layers), model.encoder is not None, bool(kv.states.slots))  # fmt: skip
         self.arrays = self._made_arrays(sizes, own)
         self.most_logits = max(self.arrays.max_seqs, min(LOGITS_AT_ONCE, max_tokens))
         room = activations(model.spec, max_tokens, self.most_logits, fused=_fuses(model))

@@ -32,7 +32,7 @@ from quire.parallel.digest import SentDigests
 from quire.parallel.rank_place import BusyTimes, RankPlace
 from quire.run.blocks import say_size
 from quire.run.builder import StepSizes
-from quire.run.caches import kept_by
+from quire.run.caches import kept_by, state_bytes
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
 from quire.run.image_features import heard_rows
 from quire.run.kv_budget import plan_kv, shape_kv
@@ -103,17 +103,21 @@ class Rank:
 
     def _allocate(self, asked: Allocate) -> None:
         executor, replace = self._executor, msgspec.structs.replace
-        cache = replace(executor.config.cache, num_blocks=asked.blocks, kv_cache_memory_bytes=0)
+        cache = replace(
+            executor.config.cache, num_blocks=asked.blocks, kv_cache_memory_bytes=0, num_state_slots=asked.state_slots
+        )
         config = replace(executor.config, cache=cache)
         groups = LayerGroups(asked.windows, asked.layers)
-        kv = plan_kv(config, shape_kv(config, kept_by(executor.models), asked.max_model_len, groups))
+        kept, states = kept_by(executor.models), state_bytes(executor.models)
+        kv = plan_kv(config, shape_kv(config, kept, asked.max_model_len, groups, states))
         self._allocated = executor.allocate(kv, asked.limits)
         if self._allocated.blocks.stored is not None and self._share is not None:
             say_size(self._allocated.blocks.stored, self._share, self._ops)
 
     def _profile(self, asked: Profile) -> None:
         executor = self._executor
-        shape = shape_kv(executor.config, kept_by(executor.models), asked.max_model_len)
+        kept, states = kept_by(executor.models), state_bytes(executor.models)
+        shape = shape_kv(executor.config, kept, asked.max_model_len, state_bytes=states)
         left = executor.profile(shape, asked.limits)
         assert self._share is not None, "GPUs are asked"
         self._share.send(self._ops, self._ops.put(np.array([left])), 0)

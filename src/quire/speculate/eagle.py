@@ -107,8 +107,9 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
     decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
     layouts = kv_layouts(config.cache, spec, WIDE[target.dtype], ops)
-    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=layouts, adapters=None,
-                    weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(), writing=None)  # fmt: skip
+    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=layouts, states=(),
+                    adapters=None, weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(),
+                    writing=None)  # fmt: skip
     return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
 
 

@@ -12,7 +12,7 @@ from quire.core.machine import available_memory
 from quire.core.speculation import LOOK_UPS
 from quire.model.build import Model
 from quire.run.activations import feature_bytes
-from quire.run.caches import kept_by
+from quire.run.caches import kept_by, state_bytes
 from quire.run.executor import Executor
 from quire.run.kv_budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
 
@@ -31,7 +31,7 @@ def make_memory_plan(executor: Executor) -> MemoryPlan:
     cannot be."""
     config, model, ops = executor.config, executor.model, executor.ops
     kept = kept_by(executor.models)
-    shape = shape_kv(config, kept, model.max_model_len)
+    shape = shape_kv(config, kept, model.max_model_len, state_bytes=state_bytes(executor.models))
     check_asked(config, shape.block_bytes, ops.free_memory(config.wholes))
     kv = plan_kv(config, shape, _cache_bytes(executor, shape))
     limits = _limits(config.scheduler, model, kv.max_model_len)

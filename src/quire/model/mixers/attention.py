@@ -10,7 +10,7 @@ from quire.core.exclusions.features import Feature
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import COLUMNS, ROWS, SHARED, Role
 from quire.model.spec import ModelSpec
-from quire.ops.layout import CacheLayout, KVLayout
+from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Attention:
     features: frozenset[Feature] = frozenset()
     own_heads: bool = True
     scaled: bool = True
+    state: StateLayout | None = None
 
     @property
     def read(self) -> tuple[int, int, int]:

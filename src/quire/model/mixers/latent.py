@@ -11,7 +11,7 @@ from quire.core.exclusions.table import row_of
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import ROWS, Role
 from quire.ops.latents import LatentLayout
-from quire.ops.layout import CacheLayout, KVLayout
+from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 FORMATS = (BF16, F32)
 """Of latents on every backend."""
@@ -29,6 +29,7 @@ class Latents:
     features: frozenset[Feature] = frozenset({known.LATENTS})
     own_heads: bool = False
     scaled: bool = False
+    state: StateLayout | None = None
 
     @property
     def read(self) -> tuple[int, int, int]:

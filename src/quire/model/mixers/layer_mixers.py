@@ -12,7 +12,7 @@ from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.spec import ModelSpec
-from quire.ops.layout import CacheLayout, KVLayout
+from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 ROLES = attention.ROLES | latent.ROLES | cross.ROLES
 """What mixers have on disk, of all kinds."""
@@ -52,6 +52,11 @@ def layouts_of(
 ) -> tuple[CacheLayout, ...]:
     """How each layer's cache lies; arguments and errors as of `Mixer.kept_in` and `Mixer.parts`."""
     return tuple(mixer.parts(block_size, mixer.kept_in(asked, dtype, backend), heads) for mixer in mixers_of(spec))
+
+
+def states_of(spec: ModelSpec) -> tuple[StateLayout | None, ...]:
+    """How each layer's recurrent state lies, None where it has none."""
+    return tuple(mixer.state for mixer in mixers_of(spec))
 
 
 def format_of(layouts: Iterable[CacheLayout]) -> Dtype:

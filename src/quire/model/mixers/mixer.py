@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.exclusions.features import Feature
-from quire.ops.layout import CacheLayout, KVLayout
+from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 WIDE = {"bfloat16": BF16, "float32": F32, "float16": F16}
 KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
@@ -55,6 +55,11 @@ class Mixer(Protocol):
     @property
     def scaled(self) -> bool:
         """Whether its cache may hold codes with a scale per token and head."""
+        ...
+
+    @property
+    def state(self) -> StateLayout | None:
+        """How the recurrent state of a sequence lies; None where it keeps tokens alone."""
         ...
 
     @property
