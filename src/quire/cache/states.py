@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from quire.cache.blocks import BlockPool, state_key
 from quire.core.plan import STORES, StateStep
-from quire.core.sequence import Sequence, StateSlot
+from quire.core.sequence import Sequence, Snapshot, StateSlot
 
 
 def state_of(seq: Sequence) -> StateSlot:
@@ -66,27 +66,32 @@ class StateSlots:
 
         `forks`: others wait to begin with its prompt, whose last token they compute again.
         """
-        state, certain = state_of(seq), min(end, len(seq.tokens) + seq.in_flight)
-        if forks and certain >= seq.prompt_len:
-            certain = seq.prompt_len - 1
-        if certain <= state.tokens:
-            return StateStep(state.slot)
+        state, sure = state_of(seq), min(end, len(seq.tokens) + seq.in_flight)
+        certain = min(sure, seq.prompt_len - 1) if forks else sure
         first, source, stores = state.tokens, state.slot, list[tuple[int, int]]()
-        for tokens in self.snapshots(seq, certain)[: STORES - 1]:
-            if tokens < certain and self._spare:
-                state.snapshots.append((tokens, slot := self.pool.allocate()))
-                stores.append((tokens - first, slot))
+        if certain <= first:
+            return StateStep(source)
         if state.next >= 0:
             if source >= 0:
                 self._leaving.append(source)
             state.slot, state.next = state.next, -1
+        for tokens in self.snapshots(seq, certain)[:STORES]:
+            if not self._spare:
+                break
+            if tokens == certain:  # shared: the next step stores to another slot
+                self.pool.acquire(slot := state.slot)
+            elif len(stores) < STORES - 1:
+                stores.append((tokens - first, slot := self.pool.allocate()))
+            else:
+                continue
+            state.snapshots.append(Snapshot(tokens, slot, sure))
         state.tokens = certain
         return StateStep(source, (*stores, (certain - first, state.slot)))
 
     @property
     def _spare(self) -> bool:
         """Whether a slot may be had for a snapshot, with one left for each sequence that may come."""
-        return self.pool.num_free > self._sequences - self.pool.num_used
+        return self.pool.num_free > max(0, self._sequences - self.pool.num_used)
 
     def snapshots(self, seq: Sequence, end: int) -> list[int]:
         """Tokens up to `end` behind which the state of `seq` is to be published, beyond the state that it has.
@@ -119,26 +124,18 @@ class StateSlots:
             self.take(child, state.slot, state.tokens)
 
     def publish(self, seq: Sequence, upto: int, keys: list[bytes]) -> None:
-        """Let others find the states of `seq` after at most `upto` tokens, whose values are known to be finite."""
+        """Let others find the snapshots that steps stored which computed at most `upto` tokens, whose values are known
+        to be finite. `keys`: the hash chain of its blocks."""
         state, size = state_of(seq), self.block_size
-        while state.snapshots and state.snapshots[0][0] <= upto:
-            tokens, slot = state.snapshots.pop(0)
-            self._publish(slot, tokens, seq, keys)
+        while state.snapshots and state.snapshots[0].known <= upto:
+            tokens, slot, _ = state.snapshots.pop(0)
+            self.pool.publish(slot, state_key(keys[tokens // size - 1]), seq.tokens[tokens - size : tokens])
             self.pool.release(slot)
-        if self.interval and state.slot >= 0 and state.tokens <= upto and not state.tokens % size:
-            wanted = (seq.prompt_len - 1) // size * size, state.shared
-            if state.tokens in wanted or not state.tokens % self.interval:
-                self._publish(state.slot, state.tokens, seq, keys)
-
-    def _publish(self, slot: int, tokens: int, seq: Sequence, keys: list[bytes]) -> None:
-        last = tokens // self.block_size
-        if last:
-            self.pool.publish(slot, state_key(keys[last - 1]), seq.tokens[tokens - self.block_size : tokens])
 
     def release(self, seq: Sequence) -> None:
         """Give back all slots of `seq`."""
         state = state_of(seq)
-        for slot in (state.slot, state.next, *(slot for _, slot in state.snapshots)):
+        for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
             if slot >= 0:
                 self.pool.release(slot)
         state.clear()

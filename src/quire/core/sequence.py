@@ -51,18 +51,27 @@ class KVBlocks:
         self.miss: Miss | None = None
 
 
+class Snapshot(NamedTuple):
+    """A recurrent state after `tokens` tokens, in a slot of its own; it may be published once the first `known` tokens
+    are known to be computed."""
+
+    tokens: int
+    slot: int
+    known: int
+
+
 class StateSlot:
     """Where the recurrent state of a sequence lies; `cache.states` writes it.
 
     `slot` holds the state after the first `tokens` tokens (-1: there is none, which is zeros after no token); the next
-    state is stored to `next` where that is not -1. `snapshots`: (tokens, slot) of states that may be published once
-    their values are known to be finite. `shared`: tokens of its prompt that another sequence had, with no state there.
+    state is stored to `next` where that is not -1. `snapshots`: states that are to be published. `shared`: tokens of
+    its prompt that another sequence had, with no state there.
     """
 
     __slots__ = ("next", "shared", "slot", "snapshots", "tokens")
 
     def __init__(self) -> None:
-        self.snapshots: list[tuple[int, int]] = []
+        self.snapshots: list[Snapshot] = []
         self.shared = 0
         self.clear()
 

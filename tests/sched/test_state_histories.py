@@ -1,0 +1,123 @@
+"""Recurrent states under random histories: forks, drafts, preemption, prefix hits and a pool of slots that is small."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from fake_runner import FakeEngine, request
+from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
+from turns import working
+
+STATES: dict[str, st.SearchStrategy[Any]] = {"slots": st.integers(2, 12), "interval": st.sampled_from([1, 2, 3])}
+
+
+class StateMachine(Machine):
+    """The engine has slots of states, few of them."""
+
+    @initialize(form=st.fixed_dictionaries(ENGINES | STATES))
+    def start(self, form: dict[str, Any]) -> None:
+        """Build an engine with states; `interval` in blocks."""
+
+        def made(*args: Any, **options: Any) -> FakeEngine:
+            return FakeEngine(*args, slots=form["slots"], interval=form["interval"] * form["block_size"], **options)
+
+        self.made = made
+        super().start(form)
+
+
+StateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, **COMMON)
+TestStateMachine = StateMachine.TestCase
+
+
+@pytest.mark.slow
+class TestStatesLong(StateMachine.TestCase):  # type: ignore[name-defined,misc]
+    """20,000 histories."""
+
+    settings = settings(max_examples=20_000, stateful_step_count=30, **COMMON)
+
+
+def engine_of(**options: Any) -> FakeEngine:
+    return FakeEngine(64, 4, 48, **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options))
+
+
+def run(engine: FakeEngine, *requests: Any) -> None:
+    for each in requests:
+        engine.submit(each)
+    engine.drain()
+    assert_golden(engine, list(requests))
+
+
+def hit(engine: FakeEngine, name: str) -> int:
+    return max(out.cached_tokens for (request_id, _), out in engine.ends.items() if request_id == name)
+
+
+def test_a_prompt_begins_with_the_state_of_its_last_whole_block() -> None:
+    engine = engine_of()
+    run(engine, request("a", [*range(30)], 3))
+    run(engine, request("b", [*range(30)], 3))
+    assert hit(engine, "b") == 28
+
+
+def test_a_conversation_goes_on_behind_its_last_snapshot() -> None:
+    engine = engine_of()
+    first = request("a", [*range(22)], 9, eos=())
+    run(engine, first)
+    run(engine, request("b", [*range(22), *engine.outputs["a", 0], 1, 2, 3], 2, eos=()))
+    assert hit(engine, "b") == 24, "the answer's last snapshot, of every eight tokens"
+
+
+def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice() -> None:
+    engine = engine_of(interval=40)
+    shared = [*range(17)]
+    run(engine, request("a", [*shared, *range(20, 30)], 2))
+    run(engine, request("b", [*shared, *range(30, 40)], 2))
+    assert hit(engine, "b") == 0
+    run(engine, request("c", [*shared, *range(40, 48)], 2))
+    assert hit(engine, "c") == 16
+
+
+def test_drafts_run_tokens_again_and_change_nothing() -> None:
+    engine = engine_of(drafts=random.Random(1))
+    run(engine, *(request(f"r{i}", [i, *range(9)], 20, eos=()) for i in range(3)))
+    assert engine.accepted and engine.rejected
+    assert engine.states is not None and engine.states.again
+
+
+def test_no_row_is_run_again_without_drafts_and_forks() -> None:
+    engine = engine_of()
+    run(engine, *(request(f"r{i}", [i, *range(20)], 20, eos=()) for i in range(3)))
+    assert engine.states is not None and not engine.states.again
+
+
+def test_siblings_begin_with_the_state_before_the_last_token_of_their_prompt() -> None:
+    engine = engine_of()
+    run(engine, request("a", [*range(13)], 6, n=3, eos=()))
+    assert engine.states is not None and engine.states.again == 1, "one of them computed that token before"
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5])
+def test_few_slots_are_enough(slots: int) -> None:
+    engine = engine_of(slots=slots)
+    run(engine, *(request(f"r{i}", [i % 2, *range(4 + i)], 12, n=1 + i % 2, eos=()) for i in range(6)))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(2, 9))
+@settings(max_examples=40, deadline=None)
+def test_snapshots_are_evicted_and_states_are_not(heads: list[int], slots: int) -> None:
+    engine = engine_of(slots=slots, max_num_seqs=2)
+    run(engine, *(request(f"r{i}", [head, *range(19)], 4) for i, head in enumerate(heads)))
+
+
+def test_a_failed_request_leaves_no_snapshot() -> None:
+    engine = engine_of()
+    engine.poison.add("a")
+    engine.submit(request("a", [*range(30)], 3))
+    for _ in working(engine.scheduler, 100):
+        engine.step()
+    assert engine.states is not None and not engine.states.slots.pool.num_cached
