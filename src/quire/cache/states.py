@@ -106,8 +106,8 @@ class StateSlots:
         return sorted(tokens for tokens in ends if first < tokens <= end)
 
     def reach(self, seq: Sequence, count: int) -> int:
-        """How many of `count` tokens a step may compute so that it stores no more states than it can."""
-        ends = self.snapshots(seq, seq.computed + count)
+        """How many of `count` tokens a step may compute so that all snapshots behind them can be stored."""
+        ends = [tokens for tokens in self.snapshots(seq, seq.computed + count) if tokens > seq.computed]
         return min(count, ends[STORES - 1] - seq.computed) if len(ends) >= STORES else count
 
     def take(self, seq: Sequence, slot: int, tokens: int) -> None:

@@ -42,8 +42,7 @@ def _room(scheduler: Scheduler, seq: Sequence, count: int, copies: list[tuple[in
     spare = len(scheduler.running) * len(tables.sizes.windows)
     while count > 0:
         upto = len(seq.tokens) + count
-        if tables.pool.fits(tables.missing(seq, upto), spare):
-            tables.reserve(seq, upto, copies)
+        if tables.pool.fits(tables.missing(seq, upto), spare) and tables.reserve(seq, upto, copies):
             return count
         count //= 2
     return 0
