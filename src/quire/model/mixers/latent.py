@@ -29,6 +29,7 @@ class Latents:
     features: frozenset[Feature] = frozenset({known.LATENTS})
     own_heads: bool = False
     scaled: bool = False
+    out: str = "o"
 
     @property
     def read(self) -> tuple[int, int, int]:
