@@ -33,6 +33,8 @@ constexpr Field kFields[] = {
     FIELD(AttentionDescriptor, sinks), FIELD(AttentionDescriptor, alibi), FIELD(AttentionDescriptor, bias),
     FIELD(AttentionDescriptor, distances), FIELD(AttentionDescriptor, heads), FIELD(AttentionDescriptor, window),
     FIELD(AttentionDescriptor, queries_only), FIELD(AttentionDescriptor, scale), FIELD(AttentionDescriptor, softcap),
+    FIELD(ConvolutionDescriptor, weight), FIELD(ConvolutionDescriptor, bias), FIELD(ConvolutionDescriptor, taps),
+    FIELD(ConvolutionDescriptor, width), FIELD(ConvolutionDescriptor, silu), FIELD(ConvolutionDescriptor, gated),
     FIELD(RopeDescriptor, table), FIELD(RopeDescriptor, q_norm), FIELD(RopeDescriptor, k_norm), FIELD(RopeDescriptor, positions),
     FIELD(RopeDescriptor, half), FIELD(RopeDescriptor, heads), FIELD(RopeDescriptor, eps),
     FIELD(SpansDescriptor, weight), FIELD(SpansDescriptor, start), FIELD(SpansDescriptor, count), FIELD(SpansDescriptor, span),

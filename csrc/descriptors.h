@@ -46,6 +46,15 @@ struct AttentionDescriptor {
     float scale, softcap;  // softcap 0: none
 };
 
+// The causal convolution of a layer (src/quire/ops/convolution.py).
+struct ConvolutionDescriptor {
+    const float* weight;  // [taps, width], that of the oldest row first
+    const float* bias;    // [width], or null
+    int64_t taps, width;
+    int64_t silu;   // of what is summed
+    int64_t gated;  // a row is [write gate | read gate | x]
+};
+
 // How the heads of a layer are normed and turned.
 struct RopeDescriptor {
     const float* table;            // [positions, 2, half], cosines and sines

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
 from quire.ops.latents import LatentHeads, LatentLayout
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.reference.caches import allocate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
-from quire.ops.triton import attention, linear, moe, rowwise, sampling
+from quire.ops.triton import attention, convolution, linear, moe, rowwise, sampling
 from quire.ops.triton import cache as caches
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.pack import E2M1_TABLE, pack
@@ -37,7 +38,7 @@ CACHED = tuple(map(torch_dtype, KV_FORMATS))
 
 def all_launches(gpu: Gpu) -> Iterator[Launch]:
     """(name, what launches it) of everything."""
-    for part in (products, experts, attentions, latents, cached, row_by_row, adapters, samplers):
+    for part in (products, experts, attentions, latents, cached, convolutions, row_by_row, adapters, samplers):
         yield from part(gpu)
 
 
@@ -250,6 +251,20 @@ def cached(gpu: Gpu) -> Iterator[Launch]:
     yield "blocks", partial(caches.copy_blocks, gpu, [store], ((0, 0),))
     yield "blocks", partial(caches.zero_blocks, gpu, [store], (0,))
     yield "blocks", partial(caches.move_slots, gpu, [store], ((0, 1),))
+
+
+def convolutions(gpu: Gpu) -> Iterator[Launch]:
+    """LFM2's, with gates, and those before recurrent states: four taps, a bias and SiLU; drafts that branch."""
+    for dtype in (BF16, F16, F32):
+        store = allocate(RowLayout.of(16, 2048, array_dtype(dtype)), 1)
+        for name, taps, gated, tree in (("gated", 3, True, None), ("tree", 3, True, zeros(4, dtype=torch.int64)),
+                                        ("silu", 4, False, None)):  # fmt: skip
+            weight = zeros(taps, 2048, dtype=F32)
+            conv = Convolution(weight, None if gated else weight[0], "" if gated else "silu", gated)
+            yield f"{name}, {NAMES[dtype]}", partial(
+                convolution.causal_conv, gpu, zeros(4, 2048 * (3 if gated else 1), dtype=dtype), store,
+                zeros(4, dtype=torch.int64), ints(5), ints(4), ints(4, 512), conv, tree,
+            )  # fmt: skip
 
 
 def row_by_row(gpu: Gpu) -> Iterator[Launch]:

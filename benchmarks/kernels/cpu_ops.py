@@ -38,6 +38,7 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.backend import Ops, open_backend
+from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.cpu.thread_probe import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.latents import LatentLayout
@@ -325,6 +326,7 @@ class Bench:
     def rows_of(self, g: torch.Generator) -> Iterator[Row]:
         """The ops between the matrices, which are bound by memory or by the call itself."""
         from op_cases import reference as cases
+        from op_cases.convolution import convolution_case
 
         d, f = 2048, 8192
         layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
@@ -336,6 +338,8 @@ class Bench:
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
             yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)
             yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())
+            conv = convolution_case(g, RowLayout.of(16, d, BF16), Convolution(normal(g, 3, d), gated=True), ((m, m + 2),))
+            yield self._plain_row("causal_conv", tuple(conv.values()), m, 18 * m * d)
 
     def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:
         op = getattr(self.ops, name)

@@ -55,6 +55,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
+    "lfm2moe": ("lfm2_moe", NARROW | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}),
 }
 
 

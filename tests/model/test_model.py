@@ -76,7 +76,7 @@ def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path
     made = describe(str(tmp_path), load_format="dummy")
     assert made.parameters == found.parameters and made.tensors == found.tensors
     sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) for r in found.roles]
-    times = [found.spec.layers if ROLES[r].layer else 1 for r in found.roles]
+    times = [ROLES[r].copies(found.spec) for r in found.roles]
     tied = found.spec.tied_head * found.spec.vocab_size * found.spec.embed_width
     assert 0.9 * found.parameters <= sum(s * t for s, t in zip(sizes, times, strict=True)) - tied <= found.parameters
     model = load(tmp_path, backend("reference"))
@@ -88,7 +88,7 @@ def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
-@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "gpt2", "bloom", "olmo2", "cohere_qk_norm"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "gpt2", "bloom", "olmo2", "cohere_qk_norm", "lfm2"])
 def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str, Any], tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
     write(tmp_path, family, **facts, dtype=torch.bfloat16)

@@ -17,6 +17,7 @@ from quire.core.dtypes import F32, F64
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.autograd_cache import AutogradCache
 from quire.ops.backend import Ops
+from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.differentiable import MatrixSite, differentiable
 from quire.ops.experts import Grouped
 from quire.ops.latents import LatentLayout
@@ -27,8 +28,8 @@ from quire.ops.reference.experts import sort_by_expert
 from quire.ops.weights import Packed, Weight, plain_packed
 
 TOLERANCE = 1e-5
-OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "clamped_swiglu", "clip",
-       "combine", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
+OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
+       "clamped_swiglu", "clip", "combine", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
        "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "lora_expand",
        "lora_scale", "norm_spans", "pick_rows", "place_columns", "plain_mlp", "rmsnorm", "rope_and_cache",
        "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert", "take_columns",
@@ -120,6 +121,29 @@ def test_gradients_of_attention(extras: str, window: int) -> None:
         return found
 
     assert torch.autograd.gradcheck(attend, (rows,))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_gradients_of_a_convolution(gated: bool) -> None:
+    """Those of finite differences, of rows, weights and bias; a second chunk reads rows of the first."""
+    ops, g, n = differentiable(), generator(), 8
+    rows, weight, bias = (
+        torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_()
+        for shape in ((7, 3 * n if gated else n), (3, n), (n,))
+    )
+    tables, chunks = torch.tensor([[3, 1, 0]], dtype=torch.int32), ((0, 4), (4, 7))
+
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        cache, found = AutogradCache.of(RowLayout.of(4, n, F64)), []
+        for first, last in chunks:
+            at = torch.arange(first, last)
+            slots = tables[0, at // 4].long() * 4 + at % 4
+            ends, length = torch.tensor([0, last - first]), torch.tensor([last])
+            conv = Convolution(weight, bias, "silu", gated)
+            found.append(ops.causal_conv(x[first:last], cache, slots, ends, length, tables, conv))
+        return torch.cat(found)
+
+    assert torch.autograd.gradcheck(convolve, (rows, weight, bias))
 
 
 def test_rows_over_the_same_keys_see_all_of_them() -> None:

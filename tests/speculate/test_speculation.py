@@ -33,6 +33,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "windows": {"model": "windows"},
     "windows_chunks": {"model": "windows", "max_num_batched_tokens": 7, "max_num_seqs": 5},
     "all_windows": {"model": "all_windows"},
+    "convolutions": {"model": "convolutions"},
     "experts": {"model": "experts"},
     "latents": {"model": "latents"},
 }
@@ -50,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("draft")
     write(path, "llama", 3, num_hidden_layers=1, max_position_embeddings=64, vocab_size=104, dtype=torch.bfloat16)
     made["draft"] = str(write_words(path, 99))
-    wide = {"windows": 64, "experts": 64, "latents": 64, "all_windows": 64, "embedded": 256}
+    wide = {"windows": 64, "experts": 64, "latents": 64, "all_windows": 64, "convolutions": 64, "embedded": 256}
     for name, hidden in wide.items():
         vocab = 6144 if name == "embedded" else 99
         made[f"medusa {name}"] = str(write_medusa(tmp_path_factory.mktemp("medusa"), hidden, vocab, own=hidden == 64))

@@ -10,6 +10,7 @@ NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 3
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
 GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "head_dim": 24}),
@@ -26,5 +27,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
     "gpt-oss": ("gpt_oss", GPT_OSS),
+    "lfm2": ("lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}

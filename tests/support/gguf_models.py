@@ -27,6 +27,11 @@ HF_ROLES = {
     "self_attn": "attn_sinks", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "model.embedding_norm": "token_embd_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
 }  # fmt: skip
 GPT_OSS_ROLES = HF_ROLES | {"post_attention_layernorm": "post_attention_norm"}
 GEMMA_ROLES = HF_ROLES | {
@@ -43,9 +48,11 @@ KEYS = {
     "num_local_experts": "expert_count", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache",
+    "num_dense_layers": "leading_dense_block_count",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # fmt: skip
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe"}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
@@ -85,7 +92,11 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{roles[base]}.{suffix}", tensor
             continue
         index, _, rest = base.removeprefix("model.layers.").partition(".")
-        if rest == "mlp.experts":
+        if suffix == "expert_bias":
+            yield f"blk.{index}.exp_probs_b.bias", tensor
+        elif rest == "conv.conv" and suffix == "weight":
+            yield f"blk.{index}.shortconv.conv.weight", tensor[:, 0]
+        elif rest.endswith(".experts"):
             for part, view in expert_views(suffix, tensor, kind == "gpt_oss"):
                 yield f"blk.{index}.{part}", view
         else:
@@ -180,6 +191,9 @@ def write_gguf(
     arch = writer.arch
     for name, key in KEYS.items():
         value = config.to_dict().get(name)
+        if name == "num_key_value_heads" and model_type.startswith("lfm2"):
+            writer.add_head_count_kv([value if kind == "full_attention" else 0 for kind in config.layer_types])
+            continue
         if value is not None and not (name == "sliding_window" and model_type.startswith("qwen")):
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{arch}.{key}", value)

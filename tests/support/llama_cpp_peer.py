@@ -27,6 +27,7 @@ pytestmark = [
 GEMMA = {"head_dim": 64, "sliding_window": 5, "query_pre_attn_scalar": 64}
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
+LFM2 = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -40,6 +41,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 512}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 64, "norm_topk_prob": True}),
     "gpt-oss": ("gpt_oss", EIGHT | {"head_dim": 64, "sliding_window": 5}),
+    "lfm2": ("lfm2", LFM2 | {"block_multiple_of": 256}),
+    "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
 }
 STEPS = 32
 MOST = 1e-3

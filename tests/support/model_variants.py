@@ -106,6 +106,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                                                      "moe_layer_interval": 2, "moe_layer_end_index": 1}),
     "ernie4_5_moe_alone": ("ernie4_5_moe", ERNIE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0}),
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
+    "lfm2_moe": ("lfm2_moe", NARROW | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_moe_scaled": ("lfm2_moe", NARROW | {"num_dense_layers": 0, "layer_types": ["full_attention", "conv", "conv"],
+                                              "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
+                                              "routed_scaling_factor": 2.5}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip
@@ -133,6 +137,7 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "num_hidden_layers": 2, "layer_types": [LOCAL, FULL]}),
     "cohere2": ("cohere2", {"num_hidden_layers": 4}),
     "mistral": ("mistral", {}),
+    "lfm2": ("lfm2", {"num_hidden_layers": 6, "layer_types": ["conv", "conv", FULL] * 2, "block_multiple_of": 32}),
 }  # fmt: skip
 GEMMA3 = {
     "1b": (26, 4, 1, 256, 512),
@@ -169,5 +174,6 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
                               "num_experts_per_tok": 2}),
     "latents": KEPT["latents"][:2],
+    "convolutions": ("lfm2", {"layer_types": ["conv", FULL, "conv"], "block_multiple_of": 32, "conv_bias": True}),
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
 }  # fmt: skip

@@ -76,6 +76,9 @@ def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedMode
         for name, p in model.named_parameters():
             spread = 0.08 if p.ndim > 1 else 0.3
             p.copy_(torch.randn_like(p) * spread + (1.0 if p.ndim == 1 and is_norm(name) else 0.0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model
 
 
@@ -121,6 +124,7 @@ MODEL_OPS = {
     "lora_expand",
     "lora_scale",
     "attention",
+    "causal_conv",
     "gated_activation",
     "gated_mlp",
     "plain_mlp",

@@ -75,6 +75,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "LoRA": {"enable_lora": True},
     "LoRA: DoRA, own tables": {"enable_lora": True, "model": "llama"},
     "windows": {"model": "windows"},
+    "convolutions": {"model": "convolutions"},
+    "convolutions, int8 KV": {"model": "convolutions", "kv_cache_dtype": "int8"},
+    "convolutions, ngram": {"model": "convolutions", "speculative_config": METHODS["ngram"]},
     "experts": {"model": "experts"},
     "experts, int8": {"model": "experts", "quantization": "int8"},
     "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
@@ -102,7 +105,8 @@ IMAGE_MODELS = ("qwen3_vl", "gemma3")
 """Models that take images."""
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
-ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "experts, int8", "experts, int8 KV")
+ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "experts, int8",
+           "experts, int8 KV")  # fmt: skip
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 

@@ -51,6 +51,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
                                 "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
     "experts": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 16}),
     "latents": ("deepseek_v3", SIZES | GROUPS | {"q_lora_rank": 32, "v_head_dim": 16}),
+    "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
+                              "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
+    from quire.model.spec import ConvSizes
     from quire.ops.choice import Choice
     from quire.run.kv_budget import KVPlan
 
@@ -97,7 +98,8 @@ def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Row
 
 def _model_rows(found: ModelFacts) -> Rows:
     spec = found.spec
-    windows = sorted(set(spec.windows))
+    attending = [i for i in range(spec.layers) if spec.attends(i)]
+    windows = sorted({spec.windows[i] for i in attending}) or [0]
     return [
         ("folder", str(found.folder)),
         ("family", spec.family if found.vision is None else f"{found.vision.kind}, whose decoder is {spec.family}"),
@@ -107,6 +109,7 @@ def _model_rows(found: ModelFacts) -> Rows:
         *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
+        *_convolution_rows(spec.layers - len(attending), spec.conv),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
@@ -114,6 +117,13 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("sampling", ", ".join(f"{k}={v}" for k, v in found.generation.sampling.items()) or "no defaults"),
         ("format", f"{found.scheme}, {found.dtype}"),
     ]
+
+
+def _convolution_rows(layers: int, conv: ConvSizes) -> Rows:
+    """Layers that convolve tokens instead of attending."""
+    if not layers:
+        return []
+    return [("convolutions", f"{layers} layers, of {conv.width} channels over the last {conv.taps} tokens")]
 
 
 def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:

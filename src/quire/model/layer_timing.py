@@ -54,10 +54,10 @@ def measured(config: EngineConfig, opened: ModelHeaders, ops: Ops) -> Costs:
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
     reader = WeightReader(opened, ops, form_of(config, dtype, target), share, None)
-    kinds: dict[tuple[bool, bool, bool], tuple[float, float]] = {}
+    kinds: dict[tuple[bool, ...], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):
-        kind = spec.is_sparse(i), spec.windows[i] > 0, spec.kv_layer(i) == i
+        kind = spec.is_sparse(i), spec.attends(i), spec.windows[i] > 0, spec.kv_layer(i) == i
         if kind not in kinds:
             kinds[kind] = _layer_seconds(config, reader, dtype, i)
             head = max(head, kinds[kind][1] * spec.vocab_size * spec.embed_width / numbers_of(spec, i))

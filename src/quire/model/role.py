@@ -23,6 +23,7 @@ class Role:
     the format), "table" (rows looked up, never quantized) or "vector". `layer`: there is one per layer, of the encoder
     if it is `encoder`, or `experts`: per layer and expert, in the layers `where` says. `wide`: never quantized at load.
     `optional`: some families lack it, but who has it has its `partner` too. `spread`: how units are, over ranks.
+    `biased`: a vector that may have a bias beside it.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Role:
     experts: bool = False
     encoder: bool = False
     spread: str = EVEN
+    biased: bool = False
 
     def layers(self, spec: ModelSpec) -> range:
         """The layers of the stack it belongs to."""

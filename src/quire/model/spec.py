@@ -8,6 +8,10 @@ from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
 
+ATTENTION, CONVOLUTION = "attention", "conv"
+"""Kinds of mixers in models of several."""
+
+
 @dataclass(frozen=True)
 class MoE:
     """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
@@ -37,6 +41,14 @@ class MLA:
     rope: int = 0
     value: int = 0
     interleaved: bool = True
+
+
+@dataclass(frozen=True)
+class ConvSizes:
+    """Sizes of short causal convolutions: of `width` channels, over `taps` rows, all 0 where no layer has one."""
+
+    width: int = 0
+    taps: int = 0
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,7 @@ class ModelSpec:
     `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
+    `mixers`: what stands between the norm and the MLP of each layer, ATTENTION or CONVOLUTION; empty = all attend.
     """
 
     family: str
@@ -156,8 +169,10 @@ class ModelSpec:
     embed_dim: int = 0
     unit_head: bool = False
     kv_source: tuple[int, ...] = ()
+    mixers: tuple[str, ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
+    conv: ConvSizes = ConvSizes()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
     patches: Patches = Patches()
@@ -194,6 +209,10 @@ class ModelSpec:
     def value_dim(self) -> int:
         """Numbers of a head's result."""
         return self.mla.value or self.head_dim
+
+    def attends(self, layer: int) -> bool:
+        """Whether the layer reads keys and values, or latents."""
+        return not self.mixers or self.mixers[layer] == ATTENTION
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts."""

@@ -64,6 +64,12 @@ class AttentionDescriptor(Descriptor):
     ]
 
 
+class ConvolutionDescriptor(Descriptor):
+    """The causal convolution of a layer."""
+
+    _fields_ = words("weight", "bias", "taps", "width", "silu", "gated")
+
+
 class RopeDescriptor(Descriptor):
     """How the heads of a layer are normed and turned."""
 

@@ -19,7 +19,7 @@ from quire.run.step_sizes import MAX_REPLAYED_ROWS
 FULL = 256
 """Rows of a step whose arithmetic hides the reading of weights."""
 MLP = ("gate", "up", "down", "expert_gate", "expert_up", "expert_down")
-FUSED_WITH = ("k", "v", "up", "down", "expert_up", "expert_down")
+FUSED_WITH = ("k", "v", "conv_read", "conv_x", "up", "down", "expert_up", "expert_down")
 """Roles whose matrices are multiplied in the call of another."""
 
 

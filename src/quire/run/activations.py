@@ -35,11 +35,12 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     intermediates of an MLP never reach memory. Families whose blocks differ (latents, encoders) are counted as the
     sequential block with their widths: short of what they take by what only they have.
     """
-    logits, attended = min(rows, logits), _queries(spec) + spec.heads * spec.value_dim
+    mixed = max(spec.heads * spec.value_dim, spec.conv.width)
+    logits, attended = min(rows, logits), _queries(spec) + mixed
     layer = rows * (3 * spec.hidden + attended + _mlp(spec, fused))
     last = rows * (spec.hidden + attended) + logits * (5 * spec.hidden + spec.vocab_size)
     inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
-    widest = max(spec.hidden, spec.heads * spec.value_dim) + max(spec.intermediate, inner)
+    widest = max(spec.hidden, mixed) + max(spec.intermediate, inner)
     return Activations(FLOAT * rows * spec.embed_width, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
 
 

@@ -16,18 +16,19 @@ from quire.cache.groups import LayerGroups, group_layers
 from quire.core.config import CacheConfig, EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
-from quire.core.exclusions.features import ENCODER, LATENTS
+from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS
 from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, cross, latent
+from quire.model.mixers import attention, cross, latent, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
-from quire.model.spec import MLA, ModelSpec
+from quire.model.mixers.short_conv import ShortConvolution
+from quire.model.spec import MLA, ConvSizes, ModelSpec
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
@@ -40,6 +41,8 @@ SHAPES: list[Mixer] = [
     EncoderDecoderAttention(4, 4, 16),
     Latents(4, 48, 0, 32, 16),
     Latents(8, 192, 64, 512, 64),
+    ShortConvolution(64, 3),
+    ShortConvolution(2048, 4),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
@@ -63,6 +66,9 @@ def test_formats_of_a_cache() -> None:
     assert [heads.kept_in(asked, BF16, "cpu") for asked in ("auto", "int8", "fp8")] == [BF16, I8, F8]
     assert [latents.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     assert latents.kept_in("auto", F16, "triton") == F16
+    rows = SHAPES[5]
+    assert [rows.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F16]
+    assert [rows.kept_in("int8", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     for asked in ("int8", "fp8", "float16"):
         with pytest.raises(ConfigError, match="latents are kept in bf16 or f32"):
             latents.kept_in(asked, BF16, "cpu")
@@ -70,6 +76,7 @@ def test_formats_of_a_cache() -> None:
 
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
+    assert CONVOLUTIONS in SHAPES[5].features
     assert all(mixer.own_heads == isinstance(mixer, Attention) for mixer in SHAPES)
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"
 
@@ -87,7 +94,7 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    kinds = (attention.ROLES, cross.ROLES, latent.ROLES)
+    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES)
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"
     assert all(ROLES[name] is roles[name] for roles in kinds for name in roles)
@@ -102,6 +109,20 @@ def test_a_windowed_model_beside_one_of_latents() -> None:
     assert group_layers(parts, 256) == LayerGroups((0,), ((0, 1, 2, 3),)), "latents lie in blocks of their own"
     heads = {layer: part for layer, part in parts.items() if part.strided}
     assert group_layers(heads, 256).windows == (0, 32)
+
+
+def test_rows_of_convolutions_share_blocks_with_keys_and_values() -> None:
+    """LFM2-1.2B: six layers attend over 8 heads of 64, ten convolve 2,048 channels; a block holds as much of both."""
+    spec = ModelSpec(
+        "", 16, 2048, 32, 8, 64, 8192, 100, 1e-5, "silu", (NO_ROPE,) * 16,
+        tuple(0 if i in (2, 5, 8, 10, 12, 14) else 3 for i in range(16)), 0.125, True, 128000,
+        mixers=tuple("attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)), conv=ConvSizes(2048, 3),
+    )  # fmt: skip
+    kept = kept_by_layer([(spec, layouts_of(spec, "auto", BF16, "cpu", 16))])
+    groups = group_layers(kept, 32768)
+    assert groups.windows.count(0) == 1 and set(groups.windows) == {0, 3}
+    assert {layer for held in groups.layers for layer in held} == set(range(16))
+    assert groups.width == 6 * 2048, "six layers of keys and values, or three of rows"
 
 
 @pytest.mark.parametrize("windows", [(0, 0, 0, 0), (32, 32, 0, 0)], ids=["one table", "two tables"])

@@ -21,7 +21,10 @@ from quire.ops.arrays import to_torch
 
 SHARED_INPUT = {part: parts[0] for parts in FUSED.values() for part in parts}
 """Roles that read the same rows -> the first of them, which is observed."""
-COMPUTE_ORDER = ("qkv", "q_a", "kv_a", "q_b", "o", "gate_up", "expert_gate", "expert_down")
+COMPUTE_ORDER = (
+    *("qkv", "q_a", "kv_a", "q_b", "conv_in", "o", "conv_out"),
+    *("gate_up", "expert_gate", "expert_down"),
+)
 """In which a layer computes: a matrix sees what those before it make."""
 
 

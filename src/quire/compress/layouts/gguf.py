@@ -23,7 +23,9 @@ from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
 from quire.model.disk.gguf_model import (
     ARCHITECTURES,
+    BIASES,
     FIELDS,
+    KV_HEADS,
     NAMES,
     PLAIN,
     ROPE_FIELDS,
@@ -138,7 +140,8 @@ class _Writer:
             base = _base(parts)
             prefix = "" if place.layer is None else names["layer"].format(place.layer)
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
-                name = f"{prefix}{names[role].removesuffix('.{}')}.{part}"
+                called = "bias" if role in BIASES else part
+                name = f"{prefix}{names[role].removesuffix('.{}')}.{called}"
                 found.setdefault(name, []).append((base, parts))
                 keys[name] = role, place.layer, part
         pieces = [
@@ -170,7 +173,9 @@ class _Writer:
         """Return values by keys below the architecture's name."""
         spec, raw = self.opened.spec, self.opened.config.raw
         rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
-        own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "num_key_value_heads": spec.kv_heads}
+        attends = [spec.attends(layer) for layer in range(spec.layers)]
+        own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "intermediate_size": spec.intermediate,
+               KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if spec.mixers else spec.kv_heads}  # fmt: skip
         found: dict[str, Any] = {}
         for name, key in FIELDS.items():
             value = own.get(name, raw.get(name))
@@ -178,12 +183,13 @@ class _Writer:
                 found[key] = value
         found |= {"attention.value_length": spec.head_dim, "rope.dimension_count": rope.dim}
         found["vocab_size"] = spec.vocab_size
-        if any(spec.windows):
-            found[WINDOW[0]] = max(spec.windows)
-            local = next(r for r, window in zip(spec.rope, spec.windows, strict=True) if window)
+        windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
+        if any(windows):
+            found[WINDOW[0]] = max(windows)
+            local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
             if local.theta != rope.theta:
                 found[WINDOW[2]] = float(local.theta)
-        return found | _scaling(rope)
+        return found | _scaling(rope) | self.architecture.fixed
 
     def _difference(self, metadata: dict[str, Any]) -> str:
         """Name the first fact that a reader of these metadata would take for another, "" if there is none."""
@@ -261,6 +267,7 @@ class _Writer:
             values = weight.dequantize()
         else:
             values = self._values(parts, piece.part)
+            values = values.view(self._shape(piece)) if piece.role == "conv" else values
             values = values if rows is None else values[rows]
         if piece.role.endswith("norm") and piece.part == "weight" and self.opened.spec.norm == "rms1p":
             values = values.float() + 1

@@ -23,7 +23,7 @@ from quire.compress.quantize.rounding import Grid, IntegerGrid, rtn
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.ops.weights import Weight
 
-NORMS = {"q": "attn_norm", "gate": "mlp_norm"}
+NORMS = {"q": "attn_norm", "conv_write": "attn_norm", "gate": "mlp_norm"}
 """The role that is observed -> the norm whose output it is."""
 SEPARATE_NORM_JOINS = ("sequential", "post_norm", "parallel_two_norms")
 """Joins in which a norm is read by attention alone, and another by the MLP alone."""

@@ -118,7 +118,7 @@ def head_scores(elements: Mapping[str, Tensor], config: Mapping[str, Any]) -> li
     model = PrunableCheckpoint.of(elements, config)
     spec, made = model.spec, []
     if not own_heads(spec):
-        raise model.refuse("heads over latents cannot be dropped")
+        raise model.refuse("heads over latents, or of some layers only, cannot be dropped")
     group = spec.heads // spec.kv_heads
     for layer in range(spec.layers):
         pairs = sum_coupled(_outputs(model, role, layer, spec.kv_heads) for role in ("k", "v"))

@@ -38,6 +38,8 @@ DERIVED = {
 rope's `short_factor` is checked against the former quotient.
 """
 
+AUTO_WIDTH = "block_auto_adjust_ff_dim"
+"""Field of LFM2 by which its code computes another width of MLPs than the one that is said."""
 EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee"})
 """Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
 
@@ -63,6 +65,7 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         layers=len(kept),
         rope=tuple(spec.rope[i] for i in kept),
         windows=tuple(spec.windows[i] for i in kept),
+        mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
         moe=moe,
     )
     prefix = model.family.names["layer"]
@@ -105,7 +108,8 @@ def drop_channels(
             _take(model, made, "gate_up", layer, torch.cat(halves).sort().values)
         _take(model, made, "down", layer, index, inputs=True)
     want = replace(model.spec, intermediate=len(kept[0]))
-    return model.verified(made, model.with_fields(intermediate_size=want.intermediate), want)
+    as_said = {AUTO_WIDTH: False} if model.spec.family == "lfm2" else {}
+    return model.verified(made, model.with_fields(intermediate_size=want.intermediate, **as_said), want)
 
 
 def drop_heads(
@@ -144,7 +148,7 @@ def check_heads(spec: ModelSpec, count: int) -> None:
     """Raise `ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
     if not own_heads(spec):
-        raise refusal(spec, "heads over latents cannot be dropped")
+        raise refusal(spec, "heads over latents, or of some layers only, cannot be dropped")
     if spec.family in EVEN_HEADS and spec.hidden % count:
         group = spec.heads // spec.kv_heads
         can = [n for n in range(group, spec.heads, group) if spec.hidden % n == 0]
@@ -236,7 +240,7 @@ def _sparse_fields(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]
     sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]
     if sparse and "moe_layer_interval" in model.raw:
         return {"moe_layer_interval": 1, "moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1]}
-    if model.raw.get("first_k_dense_replace") is not None:
+    if model.config.has("first_k_dense_replace"):
         return {"first_k_dense_replace": len(plain)}
     if model.raw.get("decoder_sparse_step") is not None:
         return {"decoder_sparse_step": 1, "mlp_only_layers": plain}

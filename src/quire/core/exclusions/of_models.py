@@ -10,6 +10,7 @@ from quire.core.exclusions.features import (
     ASYNC,
     BORROWED,
     CONTEXT,
+    CONVOLUTIONS,
     CPU_OFFLOAD,
     DRAFT_MODEL,
     DRAFTS,
@@ -150,6 +151,12 @@ OF_ENCODERS = (
 
 OF_OTHER_MODELS = (
     Exclusion(CONTEXT, LATENTS, "attention to latents folds no splits of keys that other ranks have", OUT),
+    Exclusion(
+        CONTEXT,
+        CONVOLUTIONS,
+        "a convolution reads the rows before each of its own, and other ranks have them",
+        OUT,
+    ),
     Exclusion(
         TREES,
         LATENTS,

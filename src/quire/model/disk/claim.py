@@ -117,7 +117,8 @@ def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
 
 def may_have_bias(role: Role, spec: ModelSpec) -> bool:
     """Whether a bias beside the weight means something."""
-    return role.kind in ("linear", "dense") or (role.kind == "vector" and spec.norm in ("layer", "layer1p"))
+    plain = role.kind == "vector" and spec.norm in ("layer", "layer1p")
+    return role.kind in ("linear", "dense") or role.biased or plain
 
 
 def claim(
@@ -181,7 +182,8 @@ def _misfits(
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
-    if have not in (want[0], (math.prod(want[0]),)):
+    one_channel = (*want[0][:1], 1, *want[0][1:])  # of a convolution, whose channels do not mix
+    if have not in (want[0], (math.prod(want[0]),), one_channel):
         yield f"{base}.weight is {list(have)}, the config asks for {list(want[0])}"
     if "bias" in shapes and shapes["bias"] != want[1]:
         yield f"{base}.bias is {list(shapes['bias'])}, the config asks for {list(want[1])}"

@@ -56,7 +56,11 @@ NAMES = {
     "down": "ffn_down",
     "mlp_post_norm": "post_ffw_norm",
     "sinks": "attn_sinks",
+    "conv_in": "shortconv.in_proj",
+    "conv": "shortconv.conv",
+    "conv_out": "shortconv.out_proj",
     "router": "ffn_gate_inp",
+    "router_bias": "exp_probs_b",
     "expert_gate": "ffn_gate_exps.{}",
     "expert_up": "ffn_up_exps.{}",
     "expert_down": "ffn_down_exps.{}",
@@ -66,7 +70,12 @@ NAMES = {
     "shared_down": "ffn_down_shexp",
 }
 """Role -> name, the same for almost every architecture. A fused gate and up is called up."""
-EXPERTS = (Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),)
+BIASES = ("router_bias",)
+"""Roles whose one tensor the format calls a bias."""
+REWRITES = (
+    Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
+    *(Rewrite(rf"(blk\.\d+\.{NAMES[role]})\.bias", r"\1.weight") for role in BIASES),
+)
 """A layer's experts lie in one tensor for each matrix."""
 FIELDS = {
     "num_hidden_layers": "block_count",
@@ -86,8 +95,11 @@ FIELDS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
 }
 """Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
+KV_HEADS = "num_key_value_heads"
 ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -112,7 +124,7 @@ class Architecture:
     `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
     not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
     which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
-    key.
+    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do.
     """
 
     model_type: str
@@ -123,8 +135,15 @@ class Architecture:
     large: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    convolves: bool = False
 
 
+LFM2 = Architecture(
+    "lfm2", names={"final_norm": "token_embd_norm"}, facts={"block_auto_adjust_ff_dim": False}, convolves=True
+)
+SIGMOID = 2
+"""Of the format's functions by which experts are scored."""
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
     "qwen2": Architecture("qwen2"),
@@ -137,6 +156,10 @@ ARCHITECTURES = {
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
     "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
+    "lfm2": LFM2,
+    "lfm2moe": replace(
+        LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={"expert_gating_func": SIGMOID}
+    ),
 }
 
 
@@ -218,15 +241,18 @@ class GgufModel:
             known = ", ".join(sorted(ARCHITECTURES))
             raise file.fail("general.architecture", f"{name!r:.40} is not supported; supported: {known}")
         found = cls(file, GgufTensors(file), ARCHITECTURES[name], f"{name}.")
-        for key in file.metadata:
+        fixed = found.architecture.fixed
+        for key, value in file.metadata.items():
             below = key.removeprefix(found.prefix)
-            if below != key and below not in READ_BELOW and below not in found.architecture.extra:
+            if below != key and below in fixed and value != fixed[below]:
+                raise file.fail(key, f"is {value!r:.40}, {fixed[below]} is what {name} models have")
+            if below != key and below not in READ_BELOW and below not in (*found.architecture.extra, *fixed):
                 raise file.fail(key, "is not known: the model may have a feature that is not supported")
         return found
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, EXPERTS)
+        return Rewritten(self.tensors, REWRITES)
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
@@ -257,8 +283,10 @@ class GgufModel:
 
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
-        architecture, raw = self.architecture, {ours: self.get(key) for ours, key in FIELDS.items()}
-        raw |= architecture.facts
+        architecture = self.architecture
+        own = (KV_HEADS,) if architecture.convolves else ()
+        raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
+        raw |= architecture.facts | (self._mixers() if own else {})
         raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")
@@ -273,6 +301,20 @@ class GgufModel:
         self._window(raw)
         self._rope(raw)
         return {name: value for name, value in raw.items() if value is not None}
+
+    def _mixers(self) -> dict[str, Any]:
+        """Heads of keys and values, and the layers that have none, which convolve."""
+        key = self.prefix + FIELDS[KV_HEADS]
+        heads = self.file.metadata.get(key)
+        if not isinstance(heads, np.ndarray):
+            return {KV_HEADS: heads}
+        kinds = {int(count) for count in heads} - {0}
+        if len(kinds) > 1:
+            raise self.file.fail(key, "differs by layer, and not only in layers that have none")
+        return {
+            KV_HEADS: next(iter(kinds), None),
+            "layer_types": ["full_attention" if count else "conv" for count in heads],
+        }
 
     def _heads(self, raw: dict[str, Any]) -> None:
         """Size of a head, how much of it turns, and the attention scale."""
@@ -331,7 +373,7 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
     roles = {part for name in names for part in _unfused(name)}
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
-        roles |= {"qkv"} if "blk.0.attn_qkv.weight" in tensors else {"q", "k", "v"}
+        roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
     return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
 
 

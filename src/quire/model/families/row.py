@@ -121,11 +121,14 @@ class Family:
 
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
-    """Each layer's attention kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on."""
+    """Each layer's kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on.
+
+    The kind "conv" is known where the size of convolutions is said, which only families do that have them.
+    """
     kinds = config.texts("layer_types")
     if kinds and len(kinds) != layers:
         raise config.fail("layer_types", f"names {len(kinds)} layers, num_hidden_layers is {layers}")
-    known = ("full_attention", "sliding_attention")
+    known = ("full_attention", "sliding_attention", *(("conv",) if config.has("conv_L_cache") else ()))
     for kind in kinds:
         if kind not in known:
             raise config.fail("layer_types", f"{kind!r} is not known; known: {', '.join(known)}")

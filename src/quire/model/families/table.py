@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -301,6 +302,7 @@ FAMILIES: dict[str, Row] = {
     "mt5": mt5,
     **RELATIVES,
     **MIXTURES,
+    **HYBRIDS,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

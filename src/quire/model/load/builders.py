@@ -15,10 +15,12 @@ from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, l
 from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
+from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
+from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.net.decoder import (
     Attend,
     Block,
@@ -123,7 +125,8 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
     q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
     alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
-    qkv, attention, cross = MIXERS[type(mixer_of(spec, index))](reader, index, rope)
+    mixer = mixer_of(spec, index)
+    qkv, attention, cross = MIXERS[type(mixer)](reader, index, rope)
     layer = Layer(
         attn_norm=attn_norm,
         qkv=qkv,
@@ -134,7 +137,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
-        o=load_o(reader, "o", index),
+        o=load_o(reader, mixer.out, index),
         attn_post_norm=attn_post_norm,
         mlp_norm=mlp_norm,
         mlp=in_runs(reader, lambda run: (load_moe if spec.is_sparse(index) else load_mlp)(run, index)),
@@ -165,12 +168,18 @@ def load_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     return *load_latent(reader, index), None
 
 
+def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The short convolution of layer `index`, which turns nothing by its position."""
+    return *load_short_conv(reader, index), None
+
+
 Mixed = tuple[Linear, Attend, CrossAttention | None]
 """A layer's first matrix, what runs between it and the last one, and what follows where an encoder is beside it."""
 MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Attention: load_attention,
     EncoderDecoderAttention: load_crossed,
     Latents: load_latents,
+    ShortConvolution: load_convolution,
 }
 """Kind of mixer -> what reads a layer's."""
 

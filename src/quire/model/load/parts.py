@@ -101,7 +101,7 @@ RUNS = 8
 
 
 def load_o(reader: WeightReader, role: str, index: int) -> Product:
-    """The output matrix of attention, in runs of whole heads where the reader makes any."""
+    """The last matrix `role` of a mixer, in runs of whole heads or channels where the reader makes any."""
     if not reader.form.runs:
         return reader.linear((role,), index)
     spec = reader.opened.spec

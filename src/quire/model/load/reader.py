@@ -127,14 +127,15 @@ class WeightReader:
         """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
         self._progress(self._total if last else self._done, self._total, what)
 
-    def vector(self, role: str, layer: int | None = None) -> Unplaced | None:
-        """A norm's weight as f32, or None when the checkpoint has none."""
-        name = self.opened.claim.get(role, layer).get("weight")
+    def vector(self, role: str, layer: int | None = None, part: str = "weight") -> Unplaced | None:
+        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none."""
+        name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
-        tensor = as_f32(self.read(name)) + (1.0 if self.opened.spec.norm.endswith("1p") else 0.0)
+        less = 1.0 if self.opened.spec.norm.endswith("1p") and "norm" in role and part == "weight" else 0.0
+        tensor = as_f32(self.read(name)) + less
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
-        self.count("norms", "f32", tensor.nbytes)
+        self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
 
     def table(self, role: str) -> Unplaced:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
-from quire.model.mixers.attention import with_heads
 from quire.model.mixers.layer_mixers import ROLES as MIXED
+from quire.model.mixers.layer_mixers import of_rank
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, contiguous
@@ -118,10 +118,10 @@ ROLES |= {
     "newline": _seen("vector", lambda s: (s.hidden,)),
 }
 
-ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down"})
+ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out"})
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "conv_in": ("conv_write", "conv_read", "conv_x")}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
 
 
@@ -281,7 +281,7 @@ def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
     wide = replace(spec, intermediate=count("gate"), moe=moe)
     if not heads:
         return wide
-    return replace(with_heads(wide, lambda name: share.role(name, spec)), vocab_size=count("head"))
+    return replace(of_rank(wide, lambda name: share.role(name, spec)), vocab_size=count("head"))
 
 
 def shard(weight: QWeight, bias: A | None, name: str, spec: ModelSpec, share: Share) -> tuple[QWeight, A | None]:

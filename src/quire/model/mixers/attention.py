@@ -24,6 +24,7 @@ class Attention:
     own_heads: bool = True
     scaled: bool = True
     state: StateLayout | None = None
+    out: str = "o"
 
     @property
     def read(self) -> tuple[int, int, int]:
@@ -44,7 +45,7 @@ class Attention:
         return (heads(block_size, self.kv_heads, self.head_dim, dtype),)
 
 
-ROLES = {
+_ALL = {
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
     "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
     "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
@@ -69,6 +70,7 @@ ROLES = {
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
 }
+ROLES = {name: replace(role, where=lambda s, layer: s.attends(layer)) for name, role in _ALL.items()}
 """Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
 
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")

@@ -30,6 +30,7 @@ class Latents:
     own_heads: bool = False
     scaled: bool = False
     state: StateLayout | None = None
+    out: str = "o"
 
     @property
     def read(self) -> tuple[int, int, int]:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, cross, latent
+from quire.model.mixers import attention, cross, latent, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
+from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.spec import ModelSpec
+from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
-ROLES = attention.ROLES | latent.ROLES | cross.ROLES
+ROLES = attention.ROLES | latent.ROLES | cross.ROLES | short_conv.ROLES
 """What mixers have on disk, of all kinds."""
 
 
 def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
-    """What stands between the norm and the MLP of `layer`; in today's families all layers have the same kind."""
+    """What stands between the norm and the MLP of `layer`."""
+    if not spec.attends(layer):
+        return ShortConvolution(spec.conv.width, spec.conv.taps)
     mla = spec.mla
     if mla.rank:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
     kind = EncoderDecoderAttention if spec.encoder_decoder else Attention
     return kind(spec.heads, spec.kv_heads, spec.head_dim)
+
+
+def of_rank(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
+    """`spec` with the heads and channels of a rank. `held`: (first, stop) of the units that it has of a role."""
+    return short_conv.with_channels(attention.with_heads(spec, held), held)
 
 
 def mixers_of(spec: ModelSpec) -> tuple[Mixer, ...]:
@@ -43,8 +52,8 @@ def own_heads(spec: ModelSpec) -> bool:
 
 
 def scaled(spec: ModelSpec) -> bool:
-    """Whether the cache of all layers may hold codes with a scale per token and head."""
-    return all(mixer.scaled for mixer in mixers_of(spec))
+    """Whether the cache of all layers that attend may hold codes with a scale per token and head."""
+    return all(mixer_of(spec, layer).scaled for layer in range(spec.layers) if spec.attends(layer))
 
 
 def layouts_of(
@@ -60,8 +69,10 @@ def states_of(spec: ModelSpec) -> tuple[StateLayout | None, ...]:
 
 
 def format_of(layouts: Iterable[CacheLayout]) -> Dtype:
-    """Format of the numbers in the cache of these layers: all mixers of a model that keep tokens keep them in one."""
-    return next(layout.dtype for parts in layouts for layout in parts)
+    """Format of the keys and values, or latents, in the cache of these layers, which is one; that of rows of
+    convolutions where all layers have these."""
+    held = [layout for parts in layouts for layout in parts]
+    return next((layout for layout in held if not isinstance(layout, RowLayout)), held[0]).dtype
 
 
 def kept_by_layer(models: Iterable[tuple[ModelSpec, Sequence[CacheLayout]]]) -> dict[int, LayerCacheSpec]:

@@ -63,6 +63,11 @@ class Mixer(Protocol):
         ...
 
     @property
+    def out(self) -> str:
+        """The role of its last matrix, whose results are added to the stream."""
+        ...
+
+    @property
     def read(self) -> tuple[int, int, int]:
         """How attention counts it: heads of queries, heads of the cache, numbers of a key."""
         ...

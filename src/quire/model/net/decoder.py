@@ -286,12 +286,14 @@ class Decoder:
         return self.final_norm(ops, ops.take_rows(*rows))
 
     def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
-        """Run `batch` through the first and the last layer, which take the same memory between ops as all do."""
+        """Run `batch` through the first layer of each kind and the last one, which take the same memory between ops as
+        all do."""
         x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
-        ends = sorted({0, last})
-        for i in ends:
+        kinds = [type(layer.attention) for layer in self.layers]
+        tried = sorted({*map(kinds.index, kinds), last})
+        for i in tried:
             seen = wanted if i == last else None
             x, delta = self.walk(x, delta, (batch,) * len(caches), caches, range(i, i + 1), seen)
         assert delta is not None, "a decoder has layers"
         self.leave(x, delta, batch, wanted)
-        return [caches[i] for i in ends]
+        return [caches[i] for i in tried]

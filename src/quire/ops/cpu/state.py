@@ -10,10 +10,12 @@ from weakref import WeakKeyDictionary
 from quire.core.dtypes import F32, Dtype
 from quire.ops.arrays import Host
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.convolution import Convolution
 from quire.ops.descriptors import (
     AttentionDescriptor,
     BatchDescriptor,
     CacheDescriptor,
+    ConvolutionDescriptor,
     ExpertsDescriptor,
     LatentCacheDescriptor,
 )
@@ -120,6 +122,7 @@ class Cpu:
         self.arena = Arena()
         self.caches: WeakKeyDictionary[KVCache, CacheDescriptor] = WeakKeyDictionary()
         self.latent_caches: WeakKeyDictionary[KVCache, LatentCacheDescriptor] = WeakKeyDictionary()
+        self.convolutions: WeakKeyDictionary[Convolution, ConvolutionDescriptor] = WeakKeyDictionary()
         self.attention: WeakKeyDictionary[AttentionSpec, dict[int, AttentionDescriptor]] = WeakKeyDictionary()
         self.experts: WeakKeyDictionary[Grouped, ExpertsDescriptor] = WeakKeyDictionary()
         self.batches: dict[tuple[int, ...], BatchDescriptor] = {}

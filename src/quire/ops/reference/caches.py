@@ -68,7 +68,7 @@ def write(cache: KVCache, slots: Tensor, k: Tensor, v: Tensor) -> None:
         k, scales(at, keys)[block, :, offset] = quantize_rows(k, at.dtype)
         v, scales(at, values)[block, :, offset] = quantize_rows(v, at.dtype)
     dtype = torch_dtype(at.dtype)
-    shaped = k.to(dtype).view(*k.shape[:2], -1, at.pair)
+    shaped = k.to(dtype).view(*k.shape[:2], at.head_dim // at.pair, at.pair)
     key_codes(at, keys)[block, :, offset // at.lanes, :, offset % at.lanes] = shaped
     value_codes(at, values)[block, :, offset // at.vpair, :, offset % at.vpair] = v.to(dtype)
 

@@ -1,0 +1,135 @@
+"""The rows of the table of families whose layers have mixers of several kinds."""
+
+from __future__ import annotations
+
+from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.names import LLAMA, without
+from quire.model.families.readers import read_moe
+from quire.model.families.rope import Rope, read_rope
+from quire.model.families.row import Family, layer_kinds
+from quire.model.mixers.short_conv import TOGETHER
+from quire.model.spec import ATTENTION, CONVOLUTION, ConvSizes
+from quire.ops.convolution import MOST_TAPS
+
+LFM2 = LLAMA | {
+    "final_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "q_norm": "self_attn.q_layernorm",
+    "k_norm": "self_attn.k_layernorm",
+    "o": "self_attn.out_proj",
+    "conv_in": "conv.in_proj",
+    "conv": "conv.conv",
+    "conv_out": "conv.out_proj",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+}
+LFM2_MOE = LFM2 | {
+    "router": "feed_forward.gate",
+    "router_bias": "feed_forward.gate_correction",
+    "expert_gate": "feed_forward.experts.{}.w1",
+    "expert_up": "feed_forward.experts.{}.w3",
+    "expert_down": "feed_forward.experts.{}.w2",
+}
+LFM2_MOE_WRITTEN = (
+    Rewrite(
+        r"(.*\.feed_forward)\.expert_bias", r"\1.gate_correction.weight", release=r"\1.expert_bias"
+    ),
+    Rewrite(r"(.*\.feed_forward\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=("w1", "w3")),
+    Rewrite(r"(.*\.feed_forward\.experts)\.down_proj", r"\1.{}.w2.weight", True),
+    *(
+        Rewrite(rf"(.*\.feed_forward\.experts\.\d+)\.{module}_proj(\..+)", rf"\1.{name}\2")
+        for module, name in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    ),
+)  # fmt: skip
+"""The release's names of experts, and those of modules that other tools write."""
+
+
+def lfm2_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` of older files, which list the layers that attend; without a list all do."""
+    layers = config.integer("num_hidden_layers", high=1024)
+    attend = config.integers("full_attn_idxs") if config.has("full_attn_idxs") else tuple(range(layers))
+    return ["full_attention" if i in attend else "conv" for i in range(layers)]
+
+
+def mixers(config: HfConfig, layers: int) -> tuple[str, ...]:
+    """The kind of each layer's mixer."""
+    return tuple(CONVOLUTION if kind == "conv" else ATTENTION for kind in layer_kinds(config, layers))
+
+
+def conv_sizes(config: HfConfig, layers: int) -> ConvSizes:
+    """`conv_L_cache` rows of as many channels as the stream has; channels that ranks cannot share are refused."""
+    width = config.integer("hidden_size", high=1 << 20)
+    if width % TOGETHER:
+        raise config.fail("hidden_size", f"is {width}, channels of a convolution must be a multiple of {TOGETHER}")
+    return ConvSizes(width, config.integer("conv_L_cache", low=2, high=MOST_TAPS))
+
+
+def conv_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """Rows that a layer reads of each sequence: a convolution its taps, attention all."""
+    taps = config.integer("conv_L_cache", low=2, high=MOST_TAPS)
+    return tuple(taps if kind == "conv" else 0 for kind in layer_kinds(config, layers))
+
+
+def one_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """The same for all layers; those that convolve turn nothing."""
+    head_dim = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
+    return (read_rope(config, head_dim, config.integer("max_position_embeddings"), "full_attention"),) * layers
+
+
+def lfm2_width(config: HfConfig, layers: int) -> int:
+    """Width of the MLP: two thirds of what is said, rounded up, where `block_auto_adjust_ff_dim` says so."""
+    width, factor = config.integer("intermediate_size", high=1 << 24), "block_ffn_dim_multiplier"
+    if not config.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(2 * width / 3)
+    if config.raw.get(factor, 1.0) is None:
+        return width
+    width = int(config.number(factor, 1.0) * width)
+    step = config.integer("block_multiple_of", 256)
+    return -(-width // step) * step
+
+
+LFM2_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 128000,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "layer_types": lfm2_kinds,
+}
+LFM2_READS = {"mixers": mixers, "conv": conv_sizes, "windows": conv_windows, "rope": one_rope}
+LFM2_SPELLING = (("rms_norm_eps", "norm_eps"), ("tie_word_embeddings", "tie_embedding"))
+CONV_BIASES = {"conv_bias": ("conv_in.bias", "conv.bias", "conv_out.bias")}
+
+HYBRIDS = {
+    "lfm2": Family(
+        LFM2,
+        LFM2_DEFAULTS | {"intermediate_size": 12288},
+        LFM2_READS | {"intermediate": lfm2_width},
+        ("q_norm", "k_norm"),
+        CONV_BIASES,
+        spelling=(*LFM2_SPELLING, ("intermediate_size", "block_ff_dim")),
+    ),
+    "lfm2_moe": Family(
+        LFM2_MOE,
+        LFM2_DEFAULTS
+        | {
+            "intermediate_size": 7168,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "use_expert_bias": True,
+        },
+        LFM2_READS | {"moe": read_moe("sigmoid")},
+        ("q_norm", "k_norm"),
+        CONV_BIASES | {"use_expert_bias": ("router_bias",)},
+        spelling=(*LFM2_SPELLING, ("first_k_dense_replace", "num_dense_layers")),
+        rewrites=LFM2_MOE_WRITTEN,
+    ),
+}

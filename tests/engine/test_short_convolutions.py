@@ -1,0 +1,162 @@
+"""Layers that convolve tokens: their rows are tokens of a window in the cache, so nothing that runs beside a request,
+no cut of its prompt, no draft, no way back and no hit changes a bit of its answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine_answers import Answer, engine_of, run
+from oracle import write
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.local import LocalEngine
+from quire.ops.native import load_native
+from speculation_methods import TINY, answers, requests_of, write_words
+from turns import reports
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lfm2")
+    family, facts = TINY["convolutions"]
+    write(path, family, **facts | {"max_position_embeddings": 256}, dtype=torch.bfloat16)
+    return write_words(path, 99)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, list[Answer]]:
+    """What each request gives alone, without a prefix cache."""
+    engine = engine_of(model=str(folder), enable_prefix_caching=False)
+    return {r.id: answers(engine, [r])[r.id] for r in requests_of(99, "")}
+
+
+def asked(name: str, prompt: list[int], **params: Any) -> Request:
+    return Request(
+        id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, logprobs=2, **params), seed=1, arrival=0.0
+    )
+
+
+def differing(got: dict[str, list[Answer]], want: dict[str, list[Answer]]) -> list[tuple[str, int]]:
+    return [
+        (name, i)
+        for name, rows in want.items()
+        for i, (one, other) in enumerate(zip(rows, got[name], strict=True))
+        if one.bits() != other.bits() or one.reason != other.reason
+    ]
+
+
+WAYS = st.fixed_dictionaries({
+    "max_num_batched_tokens": st.sampled_from((1, 2, 3, 7, 16, 64, 512)),
+    "max_num_seqs": st.sampled_from((1, 3, 8)),
+    "block_size": st.sampled_from((1, 2, 4, 16)),
+    "enforce_eager": st.booleans(),
+    "threads": st.sampled_from((1, 2)),
+    "scarce": st.booleans(),
+    "drafts": st.sampled_from((0, 1, 2, 3, 5, 8)),
+    "method": st.sampled_from(("ngram", "suffix", "self")),
+})  # fmt: skip
+
+
+def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int) -> LocalEngine:
+    """Serve some of the requests in `way`; none differs from what it gives alone."""
+    options = dict(way)
+    scarce, drafts, method = options.pop("scarce"), options.pop("drafts"), options.pop("method")
+    options["max_num_seqs"] = min(options["max_num_seqs"], options["max_num_batched_tokens"])
+    options["num_blocks"] = (260 if scarce else 4096) // options["block_size"] + 24
+    if drafts:
+        spec: dict[str, Any] = {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
+        spec |= {"quantization": "int4"} if method == "self" else {"prompt_lookup_min": 1}
+        options["speculative_config"] = json.dumps(spec)
+    engine = engine_of(model=str(folder), **options)
+    some = random.Random(seed).sample(requests_of(99, ""), 7)
+    assert not differing(answers(engine, some), {r.id: alone[r.id] for r in some}), way
+    return engine
+
+
+@settings(max_examples=6, deadline=None)
+@given(way=WAYS, seed=st.integers(0, 1000))
+def test_no_way_to_serve_changes_a_bit(
+    folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
+) -> None:
+    compared(folder, alone, way, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(way=WAYS, seed=st.integers(0, 1000))
+def test_no_way_of_many_changes_a_bit(
+    folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
+) -> None:
+    compared(folder, alone, way, seed)
+
+
+@pytest.mark.parametrize("block_size", [1, BLOCK])
+def test_a_hit_at_every_block_changes_no_bit(folder: Path, block_size: int) -> None:
+    """Of requests that share their first blocks, each found as far as it is shared."""
+    rng = random.Random(3)
+    prompt = [rng.randrange(3, 99) for _ in range(40)]
+    requests = [asked("cold", prompt)]
+    for shared in range(0, 41, block_size):
+        own = [rng.randrange(3, 99) for _ in range(rng.choice((1, 3, 6)))]
+        requests.append(asked(str(shared), prompt[:shared] + own, temperature=0.5 * (shared % 2)))
+    plain = engine_of(model=str(folder), enable_prefix_caching=False)
+    warm = engine_of(model=str(folder), block_size=block_size, num_blocks=4096)
+    for request in requests:
+        want = run(plain, [request])[request.id]
+        warm.submit(request)
+        got, cached = Answer([], []), -1
+        for report in reports(warm):
+            for out in report.outputs:
+                got.tokens += out.tokens
+                got.logprobs += out.logprobs
+                cached = max(cached, out.cached_tokens)
+        assert got.bits() == want.bits(), request.id
+        if request.id != "cold":
+            assert cached >= int(request.id) // block_size * block_size, request.id
+    again = run(warm, [asked("again", prompt)])["again"]
+    assert again.bits() == run(plain, [asked("again", prompt)])["again"].bits(), "all of the prompt is found"
+
+
+def test_a_way_back_after_every_step_changes_no_bit(folder: Path, alone: dict[str, list[Answer]]) -> None:
+    """A sequence that gives everything back whenever it has computed something, as far as it then comes."""
+    requests = [r for r in requests_of(99, "") if r.params.n == 1][:6]
+    engine = engine_of(model=str(folder), block_size=BLOCK, num_blocks=1024, max_num_batched_tokens=16, max_num_seqs=8)
+    for request in requests:
+        engine.submit(request)
+    got = {r.id: [Answer([], [])] for r in requests}
+    rng = random.Random(11)
+    for report in reports(engine):
+        for out in report.outputs:
+            answer = got[out.request_id][0]
+            answer.tokens += out.tokens
+            answer.logprobs += [*(out.prompt_logprobs or ()), *out.logprobs]
+            answer.reason = out.finish_reason
+        scheduler = engine.engine.scheduler
+        for seq in [*scheduler.running]:
+            if rng.random() < 0.6:
+                scheduler._preempt(seq)
+    assert engine.engine.scheduler.preemptions > 20
+    assert not differing(got, {r.id: alone[r.id] for r in requests})
+
+
+def test_a_cache_in_codes_keeps_rows_as_numbers(folder: Path) -> None:
+    """int8 keys and values beside rows in bf16: a request has the same bits in any chunk."""
+    engines = [
+        engine_of(model=str(folder), kv_cache_dtype="int8", max_num_batched_tokens=count, max_num_seqs=1)
+        for count in (5, 512)
+    ]
+    assert all(engine.info.kv_cache_dtype == "int8" for engine in engines)
+    for request in requests_of(99, "")[:4]:
+        few, many = (answers(engine, [request])[request.id] for engine in engines)
+        assert [a.bits() for a in few] == [a.bits() for a in many]
