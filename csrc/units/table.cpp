@@ -3,9 +3,9 @@
 
 namespace quire::QUIRE_UNIT {
 
-extern const OpList kRowwiseOps, kRoundingOps, kLinearOps, kAttentionOps, kLatentOps, kProbeOps;
+extern const OpList kRowwiseOps, kRoundingOps, kLinearOps, kAttentionOps, kLatentOps, kRecurrentOps, kProbeOps;
 
 extern const OpList* const kOpLists[];
-const OpList* const kOpLists[] = {&kRowwiseOps, &kRoundingOps, &kLinearOps, &kAttentionOps, &kLatentOps, &kProbeOps, nullptr};
+const OpList* const kOpLists[] = {&kRowwiseOps, &kRoundingOps, &kLinearOps, &kAttentionOps, &kLatentOps, &kRecurrentOps, &kProbeOps, nullptr};
 
 }  // namespace quire::QUIRE_UNIT

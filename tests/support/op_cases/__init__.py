@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import quire.ops.backend  # noqa: F401  (registers the ops)
-from op_cases import lora, mla, moe, reference, rowwise, sampling, states, whole  # noqa: F401  (register their cases)
+from op_cases import (  # noqa: F401  (register their cases)
+    lora,
+    mla,
+    moe,
+    recurrent,
+    reference,
+    rowwise,
+    sampling,
+    states,
+    whole,
+)
 from op_cases.registry import CASES, cases, of_module
 
 __all__ = ["CASES", "cases", "of_module"]
