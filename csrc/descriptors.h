@@ -72,6 +72,42 @@ struct SpansDescriptor {
     float eps;
 };
 
+// Rows that a gate multiplies, by an activation of its numbers, and whose spans are normed.
+struct GatedNormDescriptor {
+    const float* weight;        // [span] or [columns]; null: no norm
+    int64_t span, weights;      // numbers that are normed together, and how many the weight has
+    int64_t sigmoid;            // the gate's activation, else silu
+    int64_t gate_first;         // the norm is that of the product
+    float eps;
+};
+
+// Which recurrent states a step reads and where it leaves them (src/quire/ops/recurrent.py).
+struct StateBatchDescriptor {
+    const int32_t* cu_q;       // [sequences + 1]
+    const int32_t* source;     // [sequences], slots, or -1: zeros
+    const int32_t* counts;     // [sequences, 2], rows of a sequence's own after which its state is stored
+    const int32_t* target;     // [sequences, 2], slots, or -1: not stored
+    int64_t sequences;
+};
+
+// A layer's gated delta rule.
+struct DeltaDescriptor {
+    const float* a;            // [value_heads], negative: -exp(A_log)
+    const float* dt_bias;      // [value_heads], or [value_heads, key_dim] where each channel has a decay
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    float lower_bound;         // of the logarithm of the decay, or 0: none
+    float beta_scale;
+};
+
+// A layer's selective scan.
+struct ScanDescriptor {
+    const float* a;            // [heads], negative: -exp(A_log); or [state, heads * head_dim] where `selective`
+    const float *d, *dt_bias;  // [heads], or [heads * head_dim] where `selective`; or null
+    int64_t heads, groups, head_dim, state;
+    int64_t selective;         // each channel has its own time step and decays: one head, one group
+    float low, high;           // limits of time steps
+};
+
 // How a router chooses experts (class Routing of src/quire/ops/experts.py).
 struct RoutingDescriptor {
     int64_t experts, top_k;

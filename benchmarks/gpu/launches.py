@@ -20,9 +20,10 @@ from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
 from quire.ops.latents import LatentHeads, LatentLayout
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
+from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
 from quire.ops.reference.caches import allocate
 from quire.ops.sampling import DRAW, QUERY, RowEdits
-from quire.ops.triton import attention, convolution, linear, moe, rowwise, sampling
+from quire.ops.triton import attention, convolution, linear, moe, recurrent, rowwise, sampling
 from quire.ops.triton import cache as caches
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.pack import E2M1_TABLE, pack
@@ -38,7 +39,9 @@ CACHED = tuple(map(torch_dtype, KV_FORMATS))
 
 def all_launches(gpu: Gpu) -> Iterator[Launch]:
     """(name, what launches it) of everything."""
-    for part in (products, experts, attentions, latents, cached, convolutions, row_by_row, adapters, samplers):
+    for part in (
+        products, experts, attentions, latents, cached, convolutions, row_by_row, recurrences, adapters, samplers
+    ):  # fmt: skip
         yield from part(gpu)
 
 
@@ -291,6 +294,35 @@ def row_by_row(gpu: Gpu) -> Iterator[Launch]:
     yield "clip", partial(rowwise.clip, gpu, x, 30.0)
     yield "heads", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, False, 1e-6)
     yield "heads, centered", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, True, 1e-6)
+
+
+def recurrences(gpu: Gpu) -> Iterator[Launch]:
+    """Rows over states: Qwen3.5, Kimi Linear, GLM-5-Next, Nemotron-H, Falcon Mamba; and the norms behind them."""
+    batch = StateBatch(ints(3), ints(2), ints(2, 2), ints(2, 2))
+    one, channels = (DeltaSpec(16, 32, 128, 128, zeros(32, dtype=F32), zeros(n, dtype=F32)) for n in (32, 4096))
+    bounded = DeltaSpec(16, 32, 128, 128, one.a, channels.dt_bias, -5.0)
+    heads = zeros(64, dtype=F32)
+    mamba2 = ScanSpec(64, 64, 128, heads, heads, heads, 8)
+    wide = zeros(4096, dtype=F32)
+    mamba1 = ScanSpec(1, 4096, 16, zeros(16, 4096, dtype=F32), wide, wide)
+    states = zeros(4, 32, 128, 128, dtype=F32)
+    for dtype in (BF16, F32):
+        name, x = NAMES[dtype], zeros(4, one.width, dtype=dtype)
+        gates, decay = zeros(4, 64, dtype=dtype), zeros(4, 4096, dtype=dtype)
+        yield f"heads, {name}", partial(recurrent.delta_rule, gpu, x, gates, None, states, batch, one)
+        given = zeros(4, 32, dtype=dtype), decay, states, batch
+        yield f"channels, {name}", partial(recurrent.delta_rule, gpu, x, *given, channels)
+        yield f"bounded, {name}", partial(recurrent.delta_rule, gpu, x, *given, bounded)
+        small = zeros(4, 64, 128, 64, dtype=F32)
+        x = zeros(4, 64 * 64 + 2 * 8 * 128, dtype=dtype)
+        yield f"heads, {name}", partial(recurrent.ssm_scan, gpu, x, None, gates, small, batch, mamba2)
+        rows, small = zeros(4, 4096, dtype=dtype), zeros(4, 1, 16, 4096, dtype=F32)
+        pairs = zeros(4, 32, dtype=dtype)
+        yield f"channels, {name}", partial(recurrent.ssm_scan, gpu, rows, pairs, rows, small, batch, mamba1)
+        for gate, first, weight in (("silu", False, wide[:128]), ("sigmoid", False, wide[:128]), ("silu", True, wide)):
+            label, span = f"{gate}{', first' if first else ''}, {name}", 512 if first else 128
+            yield label, partial(recurrent.gated_rmsnorm, gpu, rows, rows, weight, span, gate, first, 1e-6)
+        yield f"gate alone, {name}", partial(recurrent.gated_rmsnorm, gpu, rows, rows, None, 4096, "silu", False, 1e-6)
 
 
 def adapters(gpu: Gpu) -> Iterator[Launch]:

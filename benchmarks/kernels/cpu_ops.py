@@ -38,14 +38,12 @@ from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.backend import Ops, open_backend
-from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.cpu.thread_probe import best_seconds, read_rate
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 from quire.ops.native import UNITS, huge_bytes
 from quire.ops.op import Case
-from quire.ops.reference.caches import allocate
 from quire.ops.weights import Packed, PackedTable, Weight
 from quire.quant.base import QWeight
 from quire.quant.gguf import TYPES, Block
@@ -53,6 +51,7 @@ from quire.quant.registry import DENSE, QUANTIZERS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
+from benchmarks.kernels.row_ops import HEAD_DIM, HEADS, KV_HEADS, Calls, recurrent_calls, row_calls
 from op_cases.weights import normal
 from over_torch import arrays
 
@@ -66,7 +65,6 @@ KINDS = (("bf16", 0), ("bf12", 0), ("fp8", 128), ("int8", 32), ("int8", 128), ("
 SUPER_FORMS = {kind: form for form, kind in SUPER_KINDS.items()}
 SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (32000, 2048))
 ROWS = (1, 4, 16, 64, 512)
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
 PEAK_OF = {"f32": "f32", "bf16": "bf16", "bf12": "bf16", "fp8": "bf16"}
 """Kind of products; "int8" for all others."""
 
@@ -323,34 +321,16 @@ class Bench:
 
             yield self._row("pack", f"{name} {n}x{k}", times, (size, 0, "f32", 1))
 
-    def rows_of(self, g: torch.Generator) -> Iterator[Row]:
-        """The ops between the matrices, which are bound by memory or by the call itself."""
-        from op_cases import reference as cases
-        from op_cases.convolution import convolution_case
-
-        d, f = 2048, 8192
-        layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
-        for m in (1, 16, 512):
-            norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
-            qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
-            table, cache = cases.rope_table(m, HEAD_DIM // 2), allocate(layout, -(-m // 16))
-            rope = (qkv, torch.arange(m, dtype=torch.int32), table, torch.arange(m), cache, None, 1e-5)
-            yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
-            yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)
-            yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())
-            conv = convolution_case(g, RowLayout.of(16, d, BF16), Convolution(normal(g, 3, d), gated=True), ((m, m + 2),))
-            yield self._plain_row("causal_conv", tuple(conv.values()), m, 18 * m * d)
-
-    def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:
-        op = getattr(self.ops, name)
-
-        own = arrays(args)
+    def calls(self, calls: Calls) -> Row:
+        """The calls of an op one after the other."""
+        op, given = getattr(self.ops, calls.op), arrays(calls.args)
 
         def call() -> None:
-            self.ops.begin_step()
-            op(*own)
+            for args in given:
+                self.ops.begin_step()
+                op(*args)
 
-        return self.row(name, f"m={m}", call, size, 0, "f32")
+        return self.row(calls.op, calls.case, call, calls.size, calls.work, "f32", len(given))
 
 
 def show(console: Console, limits: Limits, rows: list[Row]) -> None:
@@ -387,7 +367,8 @@ def main() -> None:
     bench = Bench(ops, options.seconds, options.kinds, options.rows, options.sources)
     g = torch.Generator().manual_seed(0)
     parts = {"linear": bench.linear, "embedding": bench.embedding, "attention": bench.attention,
-             "latents": bench.latents, "rows": bench.rows_of, "pack": bench.pack}  # fmt: skip
+             "latents": bench.latents, "rows": lambda g: map(bench.calls, row_calls(g)),
+             "recurrent": lambda g: map(bench.calls, recurrent_calls(g)), "pack": bench.pack}  # fmt: skip
     rows = [row for name, part in parts.items() if name.startswith(options.only) for row in part(g)]
     show(Console(width=None if sys.stdout.isatty() else 110), bench.limits, rows)
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,22 @@ QUIRE_INLINE F vtanh(F x) {
     return where_less(vabs(x), set1(0.625f), fma(mul(p, z), x, x), large);
 }
 
+// log(1 + e^x), relative error below 4e-7. Beyond the larger of x and 0 it is log(1 + u) = 2 artanh(u / (2 + u)) of u = e^-|x|, by its series.
+QUIRE_INLINE F softplus(F x) {
+    const F u = vexp(sub(set1(0.0f), vabs(x)));
+    const F s = div(u, add(u, set1(2.0f)));
+    const F z = mul(s, s);
+    F p = set1(1.0f / 15.0f);
+    p = fma(p, z, set1(1.0f / 13.0f));
+    p = fma(p, z, set1(1.0f / 11.0f));
+    p = fma(p, z, set1(1.0f / 9.0f));
+    p = fma(p, z, set1(1.0f / 7.0f));
+    p = fma(p, z, set1(1.0f / 5.0f));
+    p = fma(p, z, set1(1.0f / 3.0f));
+    p = fma(p, z, set1(1.0f));
+    return fma(add(s, s), p, vmax(set1(0.0f), x));
+}
+
 // x / (1 + e^-t)
 QUIRE_INLINE F times_sigmoid(F x, F t) { return div(x, add(set1(1.0f), vexp(sub(set1(0.0f), t)))); }
 

@@ -3,9 +3,10 @@
 
 namespace quire::QUIRE_UNIT {
 
-extern const OpList kRowwiseOps, kRoundingOps, kLinearOps, kAttentionOps, kLatentOps, kConvolutionOps, kProbeOps;
+extern const OpList kRowwiseOps, kRoundingOps, kLinearOps, kAttentionOps, kLatentOps, kConvolutionOps, kRecurrentOps, kProbeOps;
 
 extern const OpList* const kOpLists[];
-const OpList* const kOpLists[] = {&kRowwiseOps, &kRoundingOps, &kLinearOps, &kAttentionOps, &kLatentOps, &kConvolutionOps, &kProbeOps, nullptr};
+const OpList* const kOpLists[] = {&kRowwiseOps,     &kRoundingOps,  &kLinearOps, &kAttentionOps, &kLatentOps,
+                                  &kConvolutionOps, &kRecurrentOps, &kProbeOps,  nullptr};
 
 }  // namespace quire::QUIRE_UNIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from op_cases import CASES
 from op_cases.moe import plain_grouped, random_ids
+from op_cases.recurrent import delta_case, delta_spec, scan_case, scan_spec, state_batch
 from op_cases.reference import attention_case
 from op_runs import close, copied, generator, reference, tensors
 from oracle import MODEL_OPS
@@ -29,11 +31,11 @@ from quire.ops.weights import Packed, Weight, plain_packed
 
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
-       "clamped_swiglu", "clip", "combine", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
-       "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "lora_expand",
-       "lora_scale", "norm_spans", "pick_rows", "place_columns", "plain_mlp", "rmsnorm", "rope_and_cache",
-       "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert", "take_columns",
-       "take_rows")  # fmt: skip
+       "clamped_swiglu", "clip", "combine", "delta_rule", "embedding", "expert_mlp", "gated_activation", "gated_mlp",
+       "gated_rmsnorm", "grouped_linear", "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache",
+       "layernorm", "linear", "lora", "lora_expand", "lora_scale", "norm_spans", "pick_rows", "place_columns",
+       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap",
+       "sort_by_expert", "ssm_scan", "take_columns", "take_rows")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
 
 
@@ -99,6 +101,27 @@ def test_equals_the_definition_and_writes_nowhere(name: str) -> None:
 
 def test_no_op_that_a_decoder_calls_is_left_out() -> None:
     assert set(OPS) == MODEL_OPS
+
+
+@pytest.mark.parametrize("kind", ["delta", "channels", "mamba2", "mamba1"])
+def test_gradients_of_recurrences(kind: str) -> None:
+    """Those of finite differences, of rows and of the state they begin with."""
+    ops, g, batch = differentiable(), generator(), state_batch([3, 2], [0, -1], [[(2, 1)], [(2, 0)]])
+    if kind in ("delta", "channels"):
+        spec: Any = delta_spec(g, 1, 2, 3, 2, kind == "channels")
+        case, name, inputs = delta_case(g, spec, [3, 2], kind == "channels"), "delta_rule", ("qkv", "gates", "decay")
+    else:
+        spec = scan_spec(g, 1, 4, 3, selective=kind == "mamba1")
+        case, name, inputs = scan_case(g, spec, [3, 2], apart=True), "ssm_scan", ("x", "bc", "dt")
+    doubled = {field: getattr(spec, field).double() for field in ("a", "dt_bias")}
+    spec, states = replace(spec, **doubled), case["states"][:2].double().requires_grad_()
+    given = tuple(None if case[part] is None else case[part].double().requires_grad_() for part in inputs)
+
+    def recur(states: Tensor, *rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = getattr(ops, name)(*rows, states, batch, spec)
+        return found
+
+    assert torch.autograd.gradcheck(recur, (states, *given))
 
 
 @pytest.mark.sampled(5)

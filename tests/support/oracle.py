@@ -152,6 +152,9 @@ MODEL_OPS = {
     "head_linear",
     "latent_rope_and_cache",
     "latent_attention",
+    "delta_rule",
+    "ssm_scan",
+    "gated_rmsnorm",
 }
 TOWER_OPS = {"whole_attention"}
 """What encoders of images call beside these."""

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from quire.core.config import DeviceConfig
+from quire.core.tree_map import rebuilt
 from quire.ops.backend import Ops, open_backend
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout, PlainLayout
 from quire.ops.op import IMPLEMENTATIONS, REGISTRY, Case, load_definitions
+from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
 from quire.ops.reference.caches import allocate, key_codes, logical, scales, value_codes
 from quire.ops.triton.gpu import load_kernels, open_gpu
 from quire.ops.triton.pack import keeps_activations
@@ -78,6 +80,8 @@ def on_gpu(value: Any, ops: Ops, dtype: torch.dtype = torch.float32) -> Any:
         return KVCache(layout, found.keys.to(ops.gpu.device), found.values.to(ops.gpu.device))
     if isinstance(value, (tuple, list)):
         return type(value)(on_gpu(v, ops, dtype) for v in value)
+    if isinstance(value, (StateBatch, DeltaSpec, ScanSpec)):
+        return rebuilt(value, lambda part: part.to(ops.gpu.device) if isinstance(part, Tensor) else part)
     return value
 
 

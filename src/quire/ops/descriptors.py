@@ -82,6 +82,38 @@ class SpansDescriptor(Descriptor):
     _fields_ = [*words("weight", "start", "count", "span", "centered"), ("eps", c_float)]
 
 
+class GatedNormDescriptor(Descriptor):
+    """Rows that a gate multiplies, and the norm of their spans."""
+
+    _fields_ = [*words("weight", "span", "weights", "sigmoid", "gate_first"), ("eps", c_float)]
+
+
+class StateBatchDescriptor(Descriptor):
+    """Which recurrent states a step reads and where it leaves them."""
+
+    _fields_ = words("cu_q", "source", "counts", "target", "sequences")
+
+
+class DeltaDescriptor(Descriptor):
+    """A layer's gated delta rule."""
+
+    _fields_ = [
+        *words("a", "dt_bias", "key_heads", "value_heads", "key_dim", "value_dim"),
+        ("lower_bound", c_float),
+        ("beta_scale", c_float),
+    ]
+
+
+class ScanDescriptor(Descriptor):
+    """A layer's selective scan."""
+
+    _fields_ = [
+        *words("a", "d", "dt_bias", "heads", "groups", "head_dim", "state", "selective"),
+        ("low", c_float),
+        ("high", c_float),
+    ]
+
+
 class RoutingDescriptor(Descriptor):
     """How a router chooses experts."""
 

@@ -66,12 +66,13 @@ def test_no_kernel_is_left_out(recorded: Rows) -> None:
         convolution_kernels,
         linear_kernels,
         moe_kernels,
+        recurrent_kernels,
         rowwise_kernels,
         sampling_kernels,
         sparse_kernels,
     )  # fmt: skip
 
-    modules = (attention_kernels, cache_kernels, chunk_kernels, convolution_kernels, linear_kernels, moe_kernels,
+    modules = (attention_kernels, cache_kernels, chunk_kernels, convolution_kernels, linear_kernels, moe_kernels, recurrent_kernels,
                rowwise_kernels, sampling_kernels, sparse_kernels)  # fmt: skip
     launched = {name.partition(":")[0] for _, name in recorded}
     names = {name for module in modules for name in vars(module) if name.endswith("_kernel") and "program" not in name}

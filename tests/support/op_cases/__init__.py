@@ -8,6 +8,7 @@ from op_cases import (  # noqa: F401  (register their cases)
     lora,
     mla,
     moe,
+    recurrent,
     reference,
     rowwise,
     sampling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.names import LLAMA, without
+from quire.model.families.names import LLAMA
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds

@@ -16,13 +16,17 @@ from quire.ops.descriptors import (
     BatchDescriptor,
     CacheDescriptor,
     ConvolutionDescriptor,
+    DeltaDescriptor,
     ExpertsDescriptor,
     LatentCacheDescriptor,
+    ScanDescriptor,
+    StateBatchDescriptor,
 )
 from quire.ops.experts import Grouped
 from quire.ops.facts import dtype_numbers_of, numbers_of
 from quire.ops.layout import KVCache
 from quire.ops.native import ALIGN, HUGE, Native, huge_bytes
+from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
 
 ACTIVATION_NUMBERS = numbers_of("activation")
 SCORE_NUMBERS = numbers_of("score")
@@ -126,6 +130,9 @@ class Cpu:
         self.attention: WeakKeyDictionary[AttentionSpec, dict[int, AttentionDescriptor]] = WeakKeyDictionary()
         self.experts: WeakKeyDictionary[Grouped, ExpertsDescriptor] = WeakKeyDictionary()
         self.batches: dict[tuple[int, ...], BatchDescriptor] = {}
+        self.state_batches: WeakKeyDictionary[StateBatch, StateBatchDescriptor] = WeakKeyDictionary()
+        self.delta_rules: WeakKeyDictionary[DeltaSpec, DeltaDescriptor] = WeakKeyDictionary()
+        self.scans: WeakKeyDictionary[ScanSpec, ScanDescriptor] = WeakKeyDictionary()
 
     def begin_step(self) -> None:
         """Forget what was handed out to the last step."""

@@ -1,0 +1,34 @@
+// Rows that are multiplied by a gate and normed in spans, in either order.
+#pragma once
+
+#include "elementwise.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
+QUIRE_INLINE void gate_span(float* x, const float* z, int64_t d, bool sigmoid) {
+    for_lanes(d, [&](int64_t i, int n) {
+        const F v = load_lanes(x + i, n), gate = load_lanes(z + i, n);
+        store_lanes(x + i, mul(v, times_sigmoid(sigmoid ? set1(1.0f) : gate, gate)), n);
+    });
+}
+
+// x [rows, width] in place; rows of z are `z_step` numbers apart.
+void gated_rmsnorm(float* x, const float* z, const GatedNormDescriptor* by, int64_t rows, int64_t width, int64_t z_step) {
+    const GatedNormDescriptor g = *by;
+    if (g.span < 1 || width % g.span || (g.weight && g.weights != g.span && g.weights != width)) fail("gated_rmsnorm: the spans do not fit the row");
+    const int64_t span = g.span, spans = width / span;
+    parallel_ranges(rows * spans, 6 * span, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+            const int64_t offset = at % spans * span;
+            float* part = x + at * span;
+            const float* gate = z + at / spans * z_step + offset;
+            if (g.gate_first || !g.weight) gate_span(part, gate, span, g.sigmoid);
+            if (g.weight) norm_row(part, part, g.weight + (g.weights == span ? 0 : offset), span, g.eps);
+            if (!g.gate_first && g.weight) gate_span(part, gate, span, g.sigmoid);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT
