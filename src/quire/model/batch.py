@@ -10,19 +10,7 @@ from quire.core.images import PromptImage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
-
-
-@dataclass(frozen=True, slots=True)
-class StateBatch:
-    """What a step does with recurrent states, of each of its S sequences: int32.
-
-    `source` [S]: the slot whose state is read before the first row, -1: zeros. `rows`, `slots` [S, STORES]: after the
-    first rows[s, i] rows the state is stored to slots[s, i], -1: it is not stored.
-    """
-
-    source: Array
-    rows: Array
-    slots: Array
+from quire.ops.recurrent import StateBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
-ATTENTION, CONVOLUTION = "attention", "conv"
+ATTENTION, CONVOLUTION, DELTA = "attention", "conv", "delta"
 """Kinds of mixers in models of several."""
 
 
@@ -48,6 +48,33 @@ class ConvSizes:
 
     width: int = 0
     taps: int = 0
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Sizes of the gated delta rule: `value_heads` a multiple of `key_heads`, numbers of a key and of a value, and rows
+    that the convolution before it reads; all 0 where no layer has it."""
+
+    key_heads: int = 0
+    value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    taps: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all keys of a row."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers of all values of a row."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
@@ -135,7 +162,7 @@ class ModelSpec:
     `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
-    `mixers`: what stands between the norm and the MLP of each layer, ATTENTION or CONVOLUTION; empty = all attend.
+    `mixers`: ATTENTION, CONVOLUTION or DELTA of each layer; empty = all attend.
     """
 
     family: str
@@ -172,6 +199,7 @@ class ModelSpec:
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
     conv: ConvSizes = ConvSizes()
+    delta: DeltaSizes = DeltaSizes()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
     patches: Patches = Patches()

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from quire.core.dtypes import I32, I64
 from quire.core.plan import StateStep
-from quire.model.batch import Batch, StateBatch
+from quire.model.batch import Batch
 from quire.ops.arrays import Array, view_as
 from quire.ops.backend import Ops
+from quire.ops.recurrent import StateBatch
 from quire.ops.sampling import Found
 from quire.run.step_sizes import WIDE, Sizes
 
@@ -33,7 +34,7 @@ def cut(sizes: Sizes, memory: Any) -> dict[str, Any]:
 
 
 class StateArrays:
-    """What a step does with recurrent states, as the host writes it; arrays as of `StateBatch`."""
+    """What a step does with recurrent states, as the host writes it; arrays as of `quire.ops.recurrent.StateBatch`."""
 
     def __init__(self, host: Mapping[str, NDArray[Any]]) -> None:
         self._source, self._rows, self._slots = host["state_from"], host["state_rows"], host["state_to"]
@@ -140,15 +141,20 @@ class Arrays:
             block_tables=tables[:seqs],
             logit_rows=v["logit_rows"][:logits],
             tree=v["tree"][:tokens] if tree else None,
-            states=StateBatch(v["state_from"][:seqs], v["state_rows"][:seqs], v["state_to"][:seqs])
-            if self.sizes.states
-            else None,
+            states=self._states(seqs),
         )
         if self.sizes.cross:
             context, encoded = self._of_rows(tokens, seqs)
             cross = replace(first, cu_q=self._each[: tokens + 1], context=context, block_tables=encoded)
             first = replace(first, cross=cross)
         return [first, *(replace(first, slots=s[:tokens], block_tables=t[:seqs]) for s, t in self._of_group[1:])]
+
+    def _states(self, seqs: int) -> StateBatch | None:
+        """What the step does with the recurrent states of its sequences."""
+        v = self._views
+        if not self.sizes.states:
+            return None
+        return StateBatch(v["cu_q"][: seqs + 1], v["state_from"][:seqs], v["state_rows"][:seqs], v["state_to"][:seqs])
 
     def _of_rows(self, tokens: int, seqs: int) -> tuple[Array, Array]:
         """The encoder's part as each row sees it, (tokens of it, their blocks): copies where sequences have several."""

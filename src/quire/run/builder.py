@@ -139,6 +139,8 @@ class BatchBuilder:
             if self.rope_shift.short:
                 arrays.positions[at:stop] += self.rope_shift.of(seq)
             at, blocks = stop, max(blocks, len(seq.kv.blocks[0]))
+        if arrays.states is not None:
+            arrays.states.none_behind(len(chunks))
         del self._owners[len(chunks) :]  # a step that is padded writes rows of tables behind these
         return StepSizes(at, len(chunks), len(rows), blocks, tree, extended), rows
 

@@ -142,7 +142,14 @@ def _drafting(
     assert asked.model is not None
     check_tokens(config, target, asked.model)
     its = changed(place, experts=NOT_DIVIDED) if config.parallel.drafts_everywhere(asked) else ALONE
-    return Drafting(asked, _load(config, asked.model, asked.quantization, ops, progress, its), keeps=True)
+    drafts = _load(config, asked.model, asked.quantization, ops, progress, its)
+    if any(drafts.states):
+        raise ConfigError(
+            f"--speculative-config: {asked.model} has layers with a recurrent state, and drafts take tokens back; "
+            "choose a draft model without such layers",
+            param="speculative_config",
+        )
+    return Drafting(asked, drafts, keeps=True)
 
 
 def _load(

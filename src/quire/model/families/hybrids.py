@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.names import LLAMA
+from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
+from quire.model.families.names import BIAS_FLAGS, LLAMA, STACKED, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
 from quire.model.mixers.short_conv import TOGETHER
-from quire.model.spec import ATTENTION, CONVOLUTION, ConvSizes
+from quire.model.spec import ATTENTION, CONVOLUTION, DELTA, ConvSizes, DeltaSizes
 from quire.ops.convolution import MOST_TAPS
 
 LFM2 = LLAMA | {
@@ -105,7 +106,106 @@ LFM2_READS = {"mixers": mixers, "conv": conv_sizes, "windows": conv_windows, "ro
 LFM2_SPELLING = (("rms_norm_eps", "norm_eps"), ("tie_word_embeddings", "tie_embedding"))
 CONV_BIASES = {"conv_bias": ("conv_in.bias", "conv.bias", "conv_out.bias")}
 
+QWEN_NEXT = without(LLAMA, "q") | {
+    "q_gate": "self_attn.q_proj",
+    "delta_conv": "linear_attn.conv1d",
+    "delta_decay": "linear_attn.A_log",
+    "delta_bias": "linear_attn.dt_bias",
+    "delta_scale": "linear_attn.norm",
+    "delta_out": "linear_attn.out_proj",
+}
+QWEN3_NEXT = QWEN_NEXT | EXPERTS | SHARED_EXPERT | {
+    "delta_qkvz": "linear_attn.in_proj_qkvz",
+    "delta_ba": "linear_attn.in_proj_ba",
+}  # fmt: skip
+QWEN3_5 = QWEN_NEXT | {
+    "delta_qkv": "linear_attn.in_proj_qkv",
+    "delta_z": "linear_attn.in_proj_z",
+    "delta_b": "linear_attn.in_proj_b",
+    "delta_a": "linear_attn.in_proj_a",
+}
+NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
+"""Vectors whose names on disk end with what they are."""
+
+
+def delta_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: every `full_attention_interval`-th layer attends."""
+    every = config.integer("full_attention_interval", 4)
+    layers = config.integer("num_hidden_layers", high=1024)
+    return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def delta_mixers(config: HfConfig, layers: int) -> tuple[str, ...]:
+    """The kind of each layer's mixer."""
+    return tuple(DELTA if kind == "linear_attention" else ATTENTION for kind in layer_kinds(config, layers))
+
+
+def delta_sizes(config: HfConfig, layers: int) -> DeltaSizes:
+    """Heads and their sizes; a number of value heads that key heads cannot share is refused."""
+    keys, values = (config.integer(f"linear_num_{kind}_heads", high=4096) for kind in ("key", "value"))
+    if values % keys:
+        raise config.fail("linear_num_value_heads", f"is {values}, must be a multiple of {keys} key heads")
+    key_dim, value_dim = (config.integer(f"linear_{kind}_head_dim", high=4096) for kind in ("key", "value"))
+    taps = config.integer("linear_conv_kernel_dim", low=2, high=MOST_TAPS)
+    return DeltaSizes(keys, values, key_dim, value_dim, taps)
+
+
+def delta_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """Rows that a layer's convolution reads of each sequence; attention reads all."""
+    taps = config.integer("linear_conv_kernel_dim", low=2, high=MOST_TAPS)
+    return tuple(0 if kind == ATTENTION else taps for kind in delta_mixers(config, layers))
+
+
+QWEN_NEXT_DEFAULTS = {
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": delta_kinds,
+}
+QWEN_NEXT_READS = {"mixers": delta_mixers, "delta": delta_sizes, "windows": delta_windows, "rope": one_rope}
+QWEN_NEXT_EXPERTS = {
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+
 HYBRIDS = {
+    "qwen3_next": Family(
+        QWEN3_NEXT,
+        QWEN_NEXT_DEFAULTS | QWEN_NEXT_EXPERTS | {"num_key_value_heads": 2},
+        QWEN_NEXT_READS | {"moe": read_moe()},
+        ("q_norm", "k_norm", "attn_gate", "shared_switch"),
+        BIAS_FLAGS,
+        {"norm": "rms1p"},
+        rewrites=(*NAKED, *STACKED),
+    ),
+    "qwen3_5_text": Family(
+        QWEN3_5,
+        QWEN_NEXT_DEFAULTS | {"num_key_value_heads": 4},
+        QWEN_NEXT_READS,
+        ("q_norm", "k_norm", "attn_gate"),
+        BIAS_FLAGS,
+        {"norm": "rms1p"},
+        rewrites=NAKED,
+    ),
+    "qwen3_5_moe_text": Family(
+        QWEN3_5 | EXPERTS | SHARED_EXPERT,
+        QWEN_NEXT_DEFAULTS
+        | QWEN_NEXT_EXPERTS
+        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
+        QWEN_NEXT_READS | {"moe": read_moe("softmax", True)},
+        ("q_norm", "k_norm", "attn_gate", "shared_switch"),
+        BIAS_FLAGS,
+        {"norm": "rms1p"},
+        rewrites=(*NAKED, *STACKED),
+    ),
     "lfm2": Family(
         LFM2,
         LFM2_DEFAULTS | {"intermediate_size": 12288},

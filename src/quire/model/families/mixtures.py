@@ -40,6 +40,12 @@ EXPERTS = {
     "expert_up": "mlp.experts.{}.up_proj",
     "expert_down": "mlp.experts.{}.down_proj",
 }
+SHARED_EXPERT = {
+    "shared_gate": "mlp.shared_expert.gate_proj",
+    "shared_up": "mlp.shared_expert.up_proj",
+    "shared_down": "mlp.shared_expert.down_proj",
+    "shared_switch": "mlp.shared_expert_gate",
+}
 MIXTRAL = without(LLAMA, "gate", "up", "down", "q_norm", "k_norm") | {
     "router": "block_sparse_moe.gate",
     "expert_gate": "block_sparse_moe.experts.{}.w1",
@@ -302,14 +308,7 @@ MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         rewrites=MIXTRAL_WRITTEN,
     ),
     "qwen2_moe": Family(
-        without(LLAMA, "q_norm", "k_norm")
-        | EXPERTS
-        | {
-            "shared_gate": "mlp.shared_expert.gate_proj",
-            "shared_up": "mlp.shared_expert.up_proj",
-            "shared_down": "mlp.shared_expert.down_proj",
-            "shared_switch": "mlp.shared_expert_gate",
-        },
+        without(LLAMA, "q_norm", "k_norm") | EXPERTS | SHARED_EXPERT,
         {
             "num_key_value_heads": 16,
             "use_sliding_window": False,

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
+from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.latent import load_latent
 from quire.model.load.moe import load_moe
@@ -18,6 +19,7 @@ from quire.model.load.roles import disk_rows
 from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
+from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.mixers.short_conv import ShortConvolution
@@ -36,6 +38,7 @@ from quire.model.net.decoder import (
     reading_attention,
     sequential_block,
 )
+from quire.model.net.gated_attention import GatedAttention
 from quire.model.net.parts import (
     Clip,
     Embedding,
@@ -152,7 +155,9 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Attention of layer `index`; queries only where it reads another layer's keys and values."""
     if reader.local.kv_layer(index) == index:
-        return reader.linear(("q", "k", "v"), index), own_attention, None
+        gated = reader.opened.claim.get("attn_gate", index) or reader.opened.claim.get("q_gate", index)
+        attend: Attend = GatedAttention(reader.linear(("attn_gate",), index)) if gated else own_attention
+        return reader.linear(("q", "k", "v"), index), attend, None
     return reader.linear(("q",), index), reading_attention, None
 
 
@@ -173,6 +178,11 @@ def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     return *load_short_conv(reader, index), None
 
 
+def load_delta(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The gated delta rule of layer `index`, which turns nothing by its position."""
+    return *load_delta_rule(reader, index), None
+
+
 Mixed = tuple[Linear, Attend, CrossAttention | None]
 """A layer's first matrix, what runs between it and the last one, and what follows where an encoder is beside it."""
 MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
@@ -180,6 +190,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     EncoderDecoderAttention: load_crossed,
     Latents: load_latents,
     ShortConvolution: load_convolution,
+    DeltaRule: load_delta,
 }
 """Kind of mixer -> what reads a layer's."""
 

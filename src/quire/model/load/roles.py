@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
+from quire.model.mixers import attention, delta
 from quire.model.mixers.layer_mixers import ROLES as MIXED
 from quire.model.mixers.layer_mixers import of_rank
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
@@ -118,10 +119,19 @@ ROLES |= {
     "newline": _seen("vector", lambda s: (s.hidden,)),
 }
 
-ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out"})
+ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out",
+                     "attn_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out"})  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "conv_in": ("conv_write", "conv_read", "conv_x")}
+GROUPED = attention.GROUPED | delta.GROUPED
+"""Fused matrices whose roles take turns by heads: name -> how many heads, and rows of each role for one."""
+FUSED = {
+    "qkv": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+    "conv_in": ("conv_write", "conv_read", "conv_x"),
+    "delta_qkv": ("delta_q", "delta_k", "delta_v"),
+    **{name: tuple(parts) for name, (_, parts) in GROUPED.items()},
+}
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
 
 
@@ -146,6 +156,11 @@ def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: i
     d, n = spec.head_dim, ROLES[role].shape(spec)[0]
     if holder == role:
         rows = np.arange(n, dtype=np.int64)
+    elif holder in GROUPED:
+        count, parts = GROUPED[holder]
+        turns = np.arange(DISK_ROLES[holder].shape(spec)[0], dtype=np.int64).reshape(count(spec), -1)
+        first = sum(size(spec) for name, size in list(parts.items())[: list(parts).index(role)])
+        rows = turns[:, first : first + parts[role](spec)].flatten()
     elif grouped:
         grid = np.arange(DISK_ROLES[holder].shape(spec)[0], dtype=np.int64).reshape(spec.kv_heads, -1, d)
         rows = {"q": grid[:, :-2], "k": grid[:, -2], "v": grid[:, -1]}[role].flatten()

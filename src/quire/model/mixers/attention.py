@@ -68,10 +68,16 @@ _ALL = {
         "vector", lambda s: (s.kv_heads, s.head_dim), ROWS, lambda s: s.kv_heads, optional=True, spread=SHARED
     ),
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
+    "attn_gate": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
 }
 ROLES = {name: replace(role, where=lambda s, layer: s.attends(layer)) for name, role in _ALL.items()}
 """Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
+
+GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
+    "q_gate": (lambda s: s.heads, {"q": lambda s: s.head_dim, "attn_gate": lambda s: s.head_dim}),
+}
+"""Fused matrices on disk that hold, for each of so many heads, the rows of several roles behind each other."""
 
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""

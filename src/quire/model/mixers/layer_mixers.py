@@ -6,23 +6,26 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, cross, latent, short_conv
+from quire.model.mixers import attention, cross, delta, latent, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
+from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import ModelSpec
+from quire.model.spec import DELTA, ModelSpec
 from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
-ROLES = attention.ROLES | latent.ROLES | cross.ROLES | short_conv.ROLES
+ROLES = attention.ROLES | latent.ROLES | cross.ROLES | short_conv.ROLES | delta.ROLES
 """What mixers have on disk, of all kinds."""
 
 
 def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     """What stands between the norm and the MLP of `layer`."""
     if not spec.attends(layer):
+        if spec.mixers[layer] == DELTA:
+            return DeltaRule(spec.delta)
         return ShortConvolution(spec.conv.width, spec.conv.taps)
     mla = spec.mla
     if mla.rank:
@@ -33,7 +36,7 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
 
 def of_rank(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
     """`spec` with the heads and channels of a rank. `held`: (first, stop) of the units that it has of a role."""
-    return short_conv.with_channels(attention.with_heads(spec, held), held)
+    return delta.with_delta_heads(short_conv.with_channels(attention.with_heads(spec, held), held), held)
 
 
 def mixers_of(spec: ModelSpec) -> tuple[Mixer, ...]:

@@ -1,0 +1,118 @@
+"""The gated delta rule (Yang et al. 2024): a matrix per head is the memory, which each token corrects by its own value.
+
+Queries, keys and values go through a causal convolution first, whose last inputs the cache keeps as tokens with a
+window; the matrices are the layer's recurrent state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from quire.core.dtypes import F16, F32, Dtype
+from quire.core.exclusions import features as known
+from quire.core.exclusions.features import Feature
+from quire.model.mixers.mixer import KV_TYPES
+from quire.model.role import COLUMNS, ROWS, Role
+from quire.model.spec import DELTA, DeltaSizes, ModelSpec
+from quire.ops.convolution import ROW_FORMATS, RowLayout
+from quire.ops.layout import CacheLayout, KVLayout, StateLayout
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A `Mixer`. `sizes`: heads of keys and of values, numbers of each, and rows that the convolution reads."""
+
+    sizes: DeltaSizes
+    features: frozenset[Feature] = frozenset({known.CONVOLUTIONS, known.STATES})
+    own_heads: bool = False
+    scaled: bool = False
+    out: str = "delta_out"
+
+    @property
+    def state(self) -> StateLayout:
+        """A matrix of key_dim x value_dim for each head of values."""
+        return StateLayout(self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim)
+
+    @property
+    def read(self) -> tuple[int, int, int]:
+        """Rows are read as keys and values of one head."""
+        return 1, 1, self.sizes.width // 2
+
+    @property
+    def projected(self) -> int:
+        """Numbers of queries, keys, values, their gate, and of what decays are made of."""
+        sizes = self.sizes
+        return sizes.width + sizes.values + 2 * sizes.value_heads
+
+    def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
+        """Keep rows as keys and values are kept, and beside those in int8 or fp8 as weights are that are not quantized,
+        those of f16 weights in f32."""
+        kept = KV_TYPES.get(asked, dtype)
+        if kept in ROW_FORMATS:
+            return kept
+        return F32 if dtype == F16 else dtype
+
+    def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
+        """One part, of rows, on every backend alike."""
+        return (RowLayout.of(block_size, self.sizes.width, dtype),)
+
+
+def _has(spec: ModelSpec, layer: int) -> bool:
+    return bool(spec.mixers) and spec.mixers[layer] == DELTA
+
+
+def _units(spec: ModelSpec) -> int:
+    return spec.delta.key_heads
+
+
+def _matrix(rows: Callable[[ModelSpec], int], wide: bool = False) -> Role:
+    return Role("linear", lambda s: (rows(s), s.hidden), ROWS, _units, where=_has, wide=wide)
+
+
+def _vector(length: Callable[[ModelSpec], int]) -> Role:
+    return Role("vector", lambda s: (length(s),), ROWS, _units, where=_has)
+
+
+ROLES = {
+    "delta_q": _matrix(lambda s: s.delta.keys),
+    "delta_k": _matrix(lambda s: s.delta.keys),
+    "delta_v": _matrix(lambda s: s.delta.values),
+    "delta_z": _matrix(lambda s: s.delta.values),
+    "delta_b": _matrix(lambda s: s.delta.value_heads, wide=True),
+    "delta_a": _matrix(lambda s: s.delta.value_heads, wide=True),
+    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_has),
+    "delta_decay": _vector(lambda s: s.delta.value_heads),
+    "delta_bias": _vector(lambda s: s.delta.value_heads),
+    "delta_scale": Role("vector", lambda s: (s.delta.value_dim,), where=_has),
+    "delta_out": Role("linear", lambda s: (s.hidden, s.delta.values), COLUMNS, _units, where=_has),
+}
+"""Its matrices and vectors on disk, split over ranks by heads of keys, with the heads of values that they serve. The
+taps of the convolution, the oldest first, are of all queries, keys and values; each rank has all of them."""
+
+GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
+    "delta_qkvz": (
+        _units,
+        {
+            "delta_q": lambda s: s.delta.key_dim,
+            "delta_k": lambda s: s.delta.key_dim,
+            "delta_v": lambda s: s.delta.values // s.delta.key_heads,
+            "delta_z": lambda s: s.delta.values // s.delta.key_heads,
+        },
+    ),
+    "delta_ba": (
+        _units,
+        {
+            "delta_b": lambda s: s.delta.value_heads // s.delta.key_heads,
+            "delta_a": lambda s: s.delta.value_heads // s.delta.key_heads,
+        },
+    ),
+}
+"""Fused matrices on disk that hold, for each of so many heads, the rows of several roles behind each other."""
+
+
+def with_delta_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
+    """`spec` with the heads of a rank. `held`: (first, stop) of the units that it has of a role."""
+    first, stop = held("delta_q")
+    each = spec.delta.value_heads // max(1, spec.delta.key_heads)
+    return replace(spec, delta=replace(spec.delta, key_heads=stop - first, value_heads=(stop - first) * each))
