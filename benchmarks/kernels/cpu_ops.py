@@ -329,7 +329,7 @@ class Bench:
         from op_cases.convolution import convolution_case
 
         d, f = 2048, 8192
-        layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
+        layout, gates = KVLayout(16, KV_HEADS, HEAD_DIM, BF16), Convolution(normal(g, 3, d), gated=True)
         for m in (1, 16, 512):
             norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
             qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
@@ -338,12 +338,11 @@ class Bench:
             yield self._plain_row("add_rmsnorm", norm, m, 16 * m * d)
             yield self._plain_row("gated_activation", (normal(g, m, 2 * f), "silu"), m, 12 * m * f)
             yield self._plain_row("rope_and_cache", rope, m, 8 * qkv.numel())
-            conv = convolution_case(g, RowLayout.of(16, d, BF16), Convolution(normal(g, 3, d), gated=True), ((m, m + 2),))
+            conv = convolution_case(g, RowLayout.of(16, d, BF16), gates, ((m, m + 2),))
             yield self._plain_row("causal_conv", tuple(conv.values()), m, 18 * m * d)
 
     def _plain_row(self, name: str, args: tuple[Any, ...], m: int, size: int) -> Row:
         op = getattr(self.ops, name)
-
         own = arrays(args)
 
         def call() -> None:

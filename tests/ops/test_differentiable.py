@@ -29,7 +29,8 @@ from quire.ops.weights import Packed, Weight, plain_packed
 
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
-       "clamped_swiglu", "clip", "combine", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
+       "clamped_swiglu", "clip",
+       "combine", "embedding", "expert_mlp", "gated_activation", "gated_mlp", "grouped_linear", "head_linear",
        "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora", "lora_expand",
        "lora_scale", "norm_spans", "pick_rows", "place_columns", "plain_mlp", "rmsnorm", "rope_and_cache",
        "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert", "take_columns",
@@ -138,9 +139,9 @@ def test_gradients_of_a_convolution(gated: bool) -> None:
         for first, last in chunks:
             at = torch.arange(first, last)
             slots = tables[0, at // 4].long() * 4 + at % 4
-            ends, length = torch.tensor([0, last - first]), torch.tensor([last])
+            paged = torch.tensor([0, last - first]), torch.tensor([last]), tables
             conv = Convolution(weight, bias, "silu", gated)
-            found.append(ops.causal_conv(x[first:last], cache, slots, ends, length, tables, conv))
+            found.append(ops.causal_conv(x[first:last], cache, slots, paged, conv))
         return torch.cat(found)
 
     assert torch.autograd.gradcheck(convolve, (rows, weight, bias))

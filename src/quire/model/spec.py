@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
-
 ATTENTION, CONVOLUTION = "attention", "conv"
 """Kinds of mixers in models of several."""
 

@@ -24,8 +24,8 @@ from quire.ops.native import load_native, require_native
 log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
-    "causal_conv", "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states", "gated_activation",
-    "gated_mlp", "grouped_linear",
+    "causal_conv", "clamped_swiglu", "clip", "combine", "copy_blocks", "embedding", "expert_mlp", "fold_states",
+    "gated_activation", "gated_mlp", "grouped_linear",
     "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "plain_mlp",
     "rmsnorm",

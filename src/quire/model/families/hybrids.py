@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.names import LLAMA, without
+from quire.model.families.names import LLAMA
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
@@ -94,7 +94,7 @@ def lfm2_width(config: HfConfig, layers: int) -> int:
 
 LFM2_DEFAULTS = {
     "num_key_value_heads": 8,
-    "norm_eps": 1e-5,
+    "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
     "max_position_embeddings": 128000,
     "tie_word_embeddings": True,
@@ -120,7 +120,7 @@ HYBRIDS = {
         | {
             "intermediate_size": 7168,
             "moe_intermediate_size": 1792,
-            "num_dense_layers": 2,
+            "first_k_dense_replace": 2,
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "norm_topk_prob": True,
