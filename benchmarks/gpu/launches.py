@@ -266,7 +266,7 @@ def convolutions(gpu: Gpu) -> Iterator[Launch]:
             conv = Convolution(weight, None if gated else weight[0], "" if gated else "silu", gated)
             yield f"{name}, {NAMES[dtype]}", partial(
                 convolution.causal_conv, gpu, zeros(4, 2048 * (3 if gated else 1), dtype=dtype), store,
-                zeros(4, dtype=torch.int64), ints(5), ints(4), ints(4, 512), conv, tree,
+                zeros(4, dtype=torch.int64), (ints(5), ints(4), ints(4, 512)), conv, tree,
             )  # fmt: skip
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from op_cases import reference as cases
+from op_cases.convolution import convolution_case
 from op_cases.recurrent import delta_spec, scan_spec, state_batch
 from op_cases.weights import normal
 from quire.core.dtypes import BF16
+from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.layout import KVLayout
 from quire.ops.recurrent import DeltaSpec, ScanSpec
 from quire.ops.reference.caches import allocate
@@ -35,7 +37,7 @@ class Calls:
 def row_calls(g: torch.Generator) -> Iterator[Calls]:
     """Norms, activations, rotations: bound by memory or by the call itself."""
     d, f = 2048, 8192
-    layout = KVLayout(16, KV_HEADS, HEAD_DIM, BF16)
+    layout, gates = KVLayout(16, KV_HEADS, HEAD_DIM, BF16), Convolution(normal(g, 3, d), gated=True)
     for m in (1, 16, 512):
         norm = (normal(g, m, d), normal(g, m, d), torch.ones(d), 1e-5)
         qkv = normal(g, m, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
@@ -46,6 +48,8 @@ def row_calls(g: torch.Generator) -> Iterator[Calls]:
         yield Calls("gated_activation", f"m={m}", [(normal(g, m, 2 * f), "silu")], 12 * m * f)
         yield Calls("gated_rmsnorm", f"m={m}", [gated], 12 * m * d)
         yield Calls("rope_and_cache", f"m={m}", [rope], 8 * qkv.numel())
+        conv = convolution_case(g, RowLayout.of(16, d, BF16), gates, ((m, m + 2),))
+        yield Calls("causal_conv", f"m={m}", [tuple(conv.values())], 18 * m * d)
 
 
 LAYERS: dict[str, Any] = {

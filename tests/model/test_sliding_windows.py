@@ -101,8 +101,8 @@ def test_a_long_sequence_holds_its_windows_only(folder: str, budget: int) -> Non
             ]
             assert report.stats.used_blocks == sum(held)
             most = max(most, report.stats.used_blocks)
-    full, local = kv.groups.windows.count(0), sum(w > 0 for w in kv.groups.windows)
-    assert most <= full * 55 + local * (WINDOW // 4 + 2) <= kv.sizes.footprint(220)
+    full, local = kv.groups.windows.count(0), sum(w // 4 + 2 for w in kv.groups.windows if w)
+    assert most <= full * 55 + local <= kv.sizes.footprint(220)
 
 
 def test_a_prefix_is_found_while_every_group_holds_what_it_needs() -> None:

@@ -43,18 +43,17 @@ def convolved(ops: Ops, case: Case, tables: Tensor, chunks: list[int], beside: C
         own = case | {
             "x": case["x"][done : done + count].contiguous(),
             "slots": tables[0, at // size].long() * size + at % size,
-            "cu_q": torch.tensor([0, count], dtype=torch.int32),
-            "context": torch.tensor([done + count], dtype=torch.int32),
-            "block_tables": tables,
+            "paged": (torch.tensor([0, count]).int(), torch.tensor([done + count]).int(), tables),
         }
         first = 0 if beside is None else len(beside["x"])
         if beside is not None:
             own |= {
                 "x": torch.cat((beside["x"], own["x"])),
                 "slots": torch.cat((torch.full_like(beside["slots"], -1), own["slots"])),
-                "cu_q": torch.cat((beside["cu_q"], beside["cu_q"][-1:] + count)),
-                "context": torch.cat((beside["context"], own["context"])),
-                "block_tables": torch.cat((beside["block_tables"], tables)),
+                "paged": (
+                    torch.cat((beside["paged"][0], beside["paged"][0][-1:] + count)),
+                    *(torch.cat(parts) for parts in zip(beside["paged"][1:], own["paged"][1:], strict=True)),
+                ),
             }
         ops.begin_step()
         found.append(ops.causal_conv(**own)[first:].clone())
@@ -76,10 +75,10 @@ def test_no_cut_changes_a_bit(dtype: Dtype, isa: str, data: Any) -> None:
     cache = allocate(RowLayout.of(size, n, dtype), len(other["cache"].keys) + blocks)
     for kind in ("keys", "values"):
         getattr(cache, kind)[blocks:] = getattr(other["cache"], kind)
-    tables = torch.zeros((1, max(blocks, other["block_tables"].shape[1])), dtype=torch.int32)
+    *ends, used = other["paged"]
+    tables = torch.zeros((1, max(blocks, used.shape[1])), dtype=torch.int32)
     tables[0, :blocks] = torch.arange(blocks).flip(0)
-    missing = tables.shape[1] - other["block_tables"].shape[1]
-    beside = other | {"block_tables": torch.nn.functional.pad(other["block_tables"] + blocks, (0, missing))}
+    beside = other | {"paged": (*ends, torch.nn.functional.pad(used + blocks, (0, tables.shape[1] - used.shape[1])))}
     case = {"x": normal(g, total, 3 * n), "cache": cache, "conv": conv}
     whole = convolved(ops, case, tables, [total], None)
     kept = [cache.keys[:blocks].nan_to_num(), cache.values[:blocks].nan_to_num()]
@@ -116,16 +115,18 @@ def test_a_branch_of_a_draft_equals_the_same_tokens_alone(isa: str) -> None:
     ops.begin_step()
     whole = ops.causal_conv(**case).clone()
     for s, own in enumerate(masks):
-        begin, count = int(case["cu_q"][s]), len(own)
+        begin, count = int(case["paged"][0][s]), len(own)
         for row, mask in enumerate(own):
             root = sum(m == 0 for m in own)
             path = [*range(root), *(root + j for j in range(64) if mask >> j & 1)] if mask else [*range(row + 1)]
             alone = {key: value for key, value in case.items() if key != "tree"} | {
                 "x": case["x"][[begin + i for i in path]].contiguous(),
                 "slots": torch.full((len(path),), -1),
-                "cu_q": torch.tensor([0, len(path)], dtype=torch.int32),
-                "context": case["context"][s : s + 1] - count + len(path),
-                "block_tables": case["block_tables"][s : s + 1].contiguous(),
+                "paged": (
+                    torch.tensor([0, len(path)]).int(),
+                    case["paged"][1][s : s + 1] - count + len(path),
+                    case["paged"][2][s : s + 1].contiguous(),
+                ),
             }
             ops.begin_step()
             assert torch.equal(ops.causal_conv(**alone)[-1], whole[begin + row]), (s, row)
@@ -135,24 +136,45 @@ def test_a_replay_equals_the_eager_step_on_new_inputs() -> None:
     ops, g = ops_of("auto"), generator(9)
     conv = Convolution(normal(g, 3, 64), gated=True)
     case = convolution_case(g, RowLayout.of(16, 64, BF16), conv, ((1, 40), (1, 9)))
-    case["cache"].keys.zero_(), case["cache"].values.zero_()
+    case["cache"].keys.zero_()
+    case["cache"].values.zero_()
     replay = ops.record(lambda: ops.causal_conv(**case))
     for context in ((40, 9), (33, 1), (17, 8)):
         case["x"].copy_(normal(g, 2, 192))
-        case["context"].copy_(torch.tensor(context, dtype=torch.int32))
+        case["paged"][1].copy_(torch.tensor(context))
         ops.begin_step()
         want = ops.causal_conv(**case).clone()
         assert torch.equal(replay.run(), want)
 
 
 @pytest.mark.parametrize(
+    ("ends", "lengths", "block", "message"),
+    [
+        ((0, 2, 9), (40, 5), None, "do not fit the rows"),
+        ((0, 3, 2), (40, 5), None, "do not fit the rows"),
+        ((0, 2, 3), (1, 5), None, "more rows than tokens"),
+        ((0, 2, 3), (400, 5), None, "too short"),
+        ((0, 2, 3), (40, 5), 99, "outside the cache"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(
+    ends: tuple[int, ...], lengths: tuple[int, ...], block: int | None, message: str
+) -> None:
+    case = small_case()
+    tables = case["paged"][2] if block is None else torch.full((2, 4), block, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        ops_of("auto").causal_conv(**case | {"paged": (torch.tensor(ends).int(), torch.tensor(lengths).int(), tables)})
+
+
+def small_case() -> Case:
+    g = generator()
+    conv = Convolution(normal(g, 3, 32), gated=True)
+    return convolution_case(g, RowLayout.of(16, 32, F32), conv, ((2, 40), (1, 5)))
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cu_q": torch.tensor([0, 2, 9], dtype=torch.int32)}, "do not fit the rows"),
-        ({"cu_q": torch.tensor([0, 3, 2], dtype=torch.int32)}, "do not fit the rows"),
-        ({"context": torch.tensor([1, 5], dtype=torch.int32)}, "more rows than tokens"),
-        ({"context": torch.tensor([400, 5], dtype=torch.int32)}, "too short"),
-        ({"block_tables": torch.full((2, 4), 99, dtype=torch.int32)}, "outside the cache"),
         ({"slots": torch.tensor([0, 1, 999])}, "outside the cache"),
         ({"x": torch.zeros(3, 100)}, "causal_conv x"),
         ({"conv": Convolution(torch.zeros(3, 30), gated=True)}, "causal_conv x"),
@@ -164,10 +186,8 @@ def test_a_replay_equals_the_eager_step_on_new_inputs() -> None:
     ],
 )
 def test_bad_arguments_are_refused(change: Case, message: str) -> None:
-    g = generator()
-    case = convolution_case(g, RowLayout.of(16, 32, F32), Convolution(normal(g, 3, 32), gated=True), ((2, 40), (1, 5)))
     with pytest.raises(ValueError, match=message):
-        ops_of("auto").causal_conv(**(case | change))
+        ops_of("auto").causal_conv(**(small_case() | change))
 
 
 def test_a_cache_of_keys_and_values_is_refused() -> None:

@@ -161,9 +161,9 @@ def test_gradients_of_a_convolution(gated: bool) -> None:
         for first, last in chunks:
             at = torch.arange(first, last)
             slots = tables[0, at // 4].long() * 4 + at % 4
-            ends, length = torch.tensor([0, last - first]), torch.tensor([last])
+            paged = torch.tensor([0, last - first]), torch.tensor([last]), tables
             conv = Convolution(weight, bias, "silu", gated)
-            found.append(ops.causal_conv(x[first:last], cache, slots, ends, length, tables, conv))
+            found.append(ops.causal_conv(x[first:last], cache, slots, paged, conv))
         return torch.cat(found)
 
     assert torch.autograd.gradcheck(convolve, (rows, weight, bias))

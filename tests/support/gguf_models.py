@@ -52,7 +52,8 @@ KEYS = {
     "num_dense_layers": "leading_dense_block_count",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "lfm2_moe": "lfm2moe"}  # fmt: skip
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe",
+                 "gpt_oss": "gpt-oss"}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip

@@ -106,10 +106,11 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                                                      "moe_layer_interval": 2, "moe_layer_end_index": 1}),
     "ernie4_5_moe_alone": ("ernie4_5_moe", ERNIE | {"moe_num_shared_experts": 0, "moe_layer_start_index": 0}),
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "sliding_window": 5}),
-    "lfm2_moe": ("lfm2_moe", NARROW | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_moe": ("lfm2_moe", NARROW | {"num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"],
+                                       "tie_word_embeddings": False}),
     "lfm2_moe_scaled": ("lfm2_moe", NARROW | {"num_dense_layers": 0, "layer_types": ["full_attention", "conv", "conv"],
                                               "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
-                                              "routed_scaling_factor": 2.5}),
+                                              "routed_scaling_factor": 2.5, "tie_word_embeddings": False}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip

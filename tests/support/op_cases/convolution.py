@@ -46,9 +46,7 @@ def convolution_case(
         "x": normal(g, int(counts.sum()) + padding, n * (3 if conv.gated else 1)),
         "cache": cache,
         "slots": torch.cat(slots),
-        "cu_q": counts.cumsum(0).int(),
-        "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
-        "block_tables": tables,
+        "paged": (counts.cumsum(0).int(), torch.tensor([c for _, c in rows], dtype=torch.int32), tables),
         "conv": conv,
     }
 
@@ -71,6 +69,6 @@ def convolution_cases(g: Generator) -> Iterator[Case]:
     layout = RowLayout.of(16, 32, F32)
     yield convolution_case(g, layout, conv, ((0, 3),))
     drafted = convolution_case(g, layout, conv, ((2, 20), (6, 40), (5, 5)))
-    # second: a row, then a draft of five: 0, 1 after 0, 2 after 0, 3, 4 after 2; third: a draft of three behind two rows
+    # second: a row, then a draft of five: 0, 1 and 2 after 0, 3, 4 after 2; third: a draft of three behind two rows
     masks = [0, 0, 0, 0b1, 0b11, 0b101, 0b1000, 0b10101, 0, 0, 0b1, 0b10, 0b110]
     yield drafted | {"tree": torch.tensor(masks)}

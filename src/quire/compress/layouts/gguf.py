@@ -189,7 +189,7 @@ class _Writer:
             local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
             if local.theta != rope.theta:
                 found[WINDOW[2]] = float(local.theta)
-        return found | _scaling(rope) | self.architecture.fixed
+        return {**found, **_scaling(rope), **self.architecture.fixed}
 
     def _difference(self, metadata: dict[str, Any]) -> str:
         """Name the first fact that a reader of these metadata would take for another, "" if there is none."""

@@ -286,7 +286,7 @@ class GgufModel:
         architecture = self.architecture
         own = (KV_HEADS,) if architecture.convolves else ()
         raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
-        raw |= architecture.facts | (self._mixers() if own else {})
+        raw |= {**architecture.facts, **(self._mixers() if own else {})}
         raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")

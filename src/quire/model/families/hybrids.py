@@ -95,7 +95,7 @@ def lfm2_width(config: HfConfig, layers: int) -> int:
 
 LFM2_DEFAULTS = {
     "num_key_value_heads": 8,
-    "norm_eps": 1e-5,
+    "rms_norm_eps": 1e-5,
     "rope_theta": 1e6,
     "max_position_embeddings": 128000,
     "tie_word_embeddings": True,
@@ -220,7 +220,7 @@ HYBRIDS = {
         | {
             "intermediate_size": 7168,
             "moe_intermediate_size": 1792,
-            "num_dense_layers": 2,
+            "first_k_dense_replace": 2,
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "norm_topk_prob": True,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.model.batch import Batch
 from quire.model.net.decoder import Attend, Layer, Wanted
 from quire.model.net.parts import Mlp, Norm, Product
-from quire.ops.arrays import Array
+from quire.ops.arrays import Array, address
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
 from quire.parallel.comm import Comm
@@ -92,7 +92,7 @@ class SequenceParallelNorm:
         added, normed = self.norm.add(ops, own, delta)
         if self.whole:
             return self.comm.all_gather(ops, added, rows), self.comm.all_gather(ops, normed, rows)
-        if added.data_ptr() != own.data_ptr():
+        if address(added) != address(own):
             ops.place_columns(own, added, 0)
         return x, self.comm.all_gather(ops, normed, rows)
 

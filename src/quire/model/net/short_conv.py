@@ -20,8 +20,6 @@ class ShortConv:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; what is convolved of the rows is written to `cache`."""
-        rows = layer.qkv(ops, h)
-        mixed = ops.causal_conv(
-            rows, cache[0], batch.slots, batch.cu_q, batch.context, batch.block_tables, self.conv, batch.tree
-        )
+        rows, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
+        mixed = ops.causal_conv(rows, cache[0], batch.slots, paged, self.conv, batch.tree)
         return layer.o(ops, chosen(ops, mixed, wanted))

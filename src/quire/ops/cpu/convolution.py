@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.core.dtypes import F32, I64
 from quire.ops.arrays import Host, address
 from quire.ops.convolution import Convolution, check_convolution
-from quire.ops.cpu.descriptor_cache import address_or_none, batch_descriptor, cache_descriptor
+from quire.ops.cpu.descriptor_cache import Paged, address_or_none, batch_descriptor, cache_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import ConvolutionDescriptor
 from quire.ops.layout import KVCache
@@ -19,9 +19,7 @@ def causal_conv(
     x: Host,
     cache: KVCache,
     slots: Host,
-    cu_q: Host,
-    context: Host,
-    block_tables: Host,
+    paged: Paged,
     conv: Convolution,
     tree: Host | None = None,
 ) -> Host:
@@ -29,7 +27,7 @@ def causal_conv(
     check(slots, "causal_conv slots", I64, rows)
     if tree is not None:
         check(tree, "causal_conv tree", I64, rows)
-    batch = batch_descriptor(cpu, "causal_conv", (cu_q, context, block_tables), tree)
+    batch = batch_descriptor(cpu, "causal_conv", paged, tree)
     at_cache, by = cache_descriptor(cpu, cache), _descriptor(cpu, conv, cache)
     out = cpu.arena.empty(rows, conv.width)
     if rows:

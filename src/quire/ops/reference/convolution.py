@@ -18,9 +18,7 @@ def causal_conv(
     x: Tensor,
     cache: KVCache,
     slots: Tensor,
-    cu_q: Tensor,
-    context: Tensor,
-    block_tables: Tensor,
+    paged: tuple[Tensor, Tensor, Tensor],
     conv: Convolution,
     tree: Tensor | None = None,
 ) -> Tensor:
@@ -29,13 +27,13 @@ def causal_conv(
     x f32 [T, n], or [T, 3 n] where the convolution is gated (`Convolution`). The row u[t] of each of x is stored at
     `slots` [T] int64 (block * block_size + offset; -1: not), in the format of the cache, and counts everywhere as it
     was rounded for that: no cut of a prompt changes a bit. Rows before a sequence's first here are read from its
-    blocks, those before position 0 are 0. The batch is as in `attention`; rows behind its last are 0. The sum is in
-    f32, from the bias and the oldest row on. `tree` as in `attention`: a row of a draft that branches follows its
-    ancestors there.
+    blocks, those before position 0 are 0. `paged`: cu_q, context and block_tables, as in `attention`; rows behind the
+    last sequence are 0. The sum is in f32, from the bias and the oldest row on. `tree` as in `attention`: a row of a
+    draft that branches follows its ancestors there.
     """
     if not isinstance(cache, AutogradCache):
         check_convolution(conv, cache)
-    n, layout = conv.width, cache.layout
+    n, layout, (cu_q, context, block_tables) = conv.width, cache.layout, paged
     u = x[:, :n] * x[:, 2 * n :] if conv.gated else x
     u = u.to(torch_dtype(layout.dtype)).to(x.dtype)
     ends, out = cu_q.tolist(), []

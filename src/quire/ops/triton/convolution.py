@@ -20,15 +20,13 @@ def causal_conv(
     x: Tensor,
     cache: KVCache,
     slots: Tensor,
-    cu_q: Tensor,
-    context: Tensor,
-    block_tables: Tensor,
+    paged: tuple[Tensor, Tensor, Tensor],
     conv: Convolution,
     tree: Tensor | None = None,
 ) -> Tensor:
     check_convolution(conv, cache)
     check_cache(cache)
-    n = conv.width
+    n, (cu_q, context, block_tables) = conv.width, paged
     rows, _ = activations(x, "causal_conv x", width=n * (3 if conv.gated else 1))
     tensor(slots, "causal_conv slots", torch.int64, rows)
     sequences = len(tensor(context, "causal_conv context", torch.int32, -1))
