@@ -3,7 +3,6 @@ no cut of its prompt, no draft, no way back and no hit changes a bit of its answ
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ways_to_serve as ways
 from engine_answers import Answer, engine_of, run
 from oracle import write
-from quire.core.params import SamplingParams
-from quire.core.request import Request
-from quire.engine.local import LocalEngine
 from quire.ops.native import load_native
 from speculation_methods import TINY, answers, requests_of, write_words
 from turns import reports
+from ways_to_serve import asked, compared, differing
 
+WAYS = ways.WAYS | {"method": st.sampled_from(("ngram", "suffix", "self"))}
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 BLOCK = 4
 
@@ -41,51 +40,8 @@ def alone(folder: Path) -> dict[str, list[Answer]]:
     return {r.id: answers(engine, [r])[r.id] for r in requests_of(99, "")}
 
 
-def asked(name: str, prompt: list[int], **params: Any) -> Request:
-    return Request(
-        id=name, prompt=tuple(prompt), params=SamplingParams(max_tokens=9, logprobs=2, **params), seed=1, arrival=0.0
-    )
-
-
-def differing(got: dict[str, list[Answer]], want: dict[str, list[Answer]]) -> list[tuple[str, int]]:
-    return [
-        (name, i)
-        for name, rows in want.items()
-        for i, (one, other) in enumerate(zip(rows, got[name], strict=True))
-        if one.bits() != other.bits() or one.reason != other.reason
-    ]
-
-
-WAYS = st.fixed_dictionaries({
-    "max_num_batched_tokens": st.sampled_from((1, 2, 3, 7, 16, 64, 512)),
-    "max_num_seqs": st.sampled_from((1, 3, 8)),
-    "block_size": st.sampled_from((1, 2, 4, 16)),
-    "enforce_eager": st.booleans(),
-    "threads": st.sampled_from((1, 2)),
-    "scarce": st.booleans(),
-    "drafts": st.sampled_from((0, 1, 2, 3, 5, 8)),
-    "method": st.sampled_from(("ngram", "suffix", "self")),
-})  # fmt: skip
-
-
-def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int) -> LocalEngine:
-    """Serve some of the requests in `way`; none differs from what it gives alone."""
-    options = dict(way)
-    scarce, drafts, method = options.pop("scarce"), options.pop("drafts"), options.pop("method")
-    options["max_num_seqs"] = min(options["max_num_seqs"], options["max_num_batched_tokens"])
-    options["num_blocks"] = (260 if scarce else 4096) // options["block_size"] + 24
-    if drafts:
-        spec: dict[str, Any] = {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
-        spec |= {"quantization": "int4"} if method == "self" else {"prompt_lookup_min": 1}
-        options["speculative_config"] = json.dumps(spec)
-    engine = engine_of(model=str(folder), **options)
-    some = random.Random(seed).sample(requests_of(99, ""), 7)
-    assert not differing(answers(engine, some), {r.id: alone[r.id] for r in some}), way
-    return engine
-
-
 @settings(max_examples=6, deadline=None)
-@given(way=WAYS, seed=st.integers(0, 1000))
+@given(way=st.fixed_dictionaries(WAYS), seed=st.integers(0, 1000))
 def test_no_way_to_serve_changes_a_bit(
     folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
 ) -> None:
@@ -94,7 +50,7 @@ def test_no_way_to_serve_changes_a_bit(
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(way=WAYS, seed=st.integers(0, 1000))
+@given(way=st.fixed_dictionaries(WAYS), seed=st.integers(0, 1000))
 def test_no_way_of_many_changes_a_bit(
     folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
 ) -> None:

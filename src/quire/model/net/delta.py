@@ -32,10 +32,8 @@ class GatedDeltaRule:
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
         assert isinstance(cache, StatefulCache) and batch.states is not None, "caches and steps have states"
-        qkv = layer.qkv(ops, h)
-        mixed = ops.causal_conv(
-            qkv, cache[0], batch.slots, batch.cu_q, batch.context, batch.block_tables, self.conv, batch.tree
-        )
+        qkv, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
+        mixed = ops.causal_conv(qkv, cache[0], batch.slots, paged, self.conv, batch.tree)
         _, found = ops.delta_rule(mixed, self.gates(ops, h), None, cache.states, batch.states, self.rule)
         gate = self.z(ops, h)
         found = ops.gated_rmsnorm(found, gate, self.scale, self.rule.value_dim, "silu", False, self.eps)
