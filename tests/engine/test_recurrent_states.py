@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is 
 BLOCK = 4
 STATE_WAYS = WAYS | {
     "method": st.sampled_from(("ngram", "suffix")),
+    "max_num_batched_tokens": st.sampled_from((2, 3, 7, 16, 64, 512)),
     "num_state_slots": st.sampled_from((0, 3, 9, 40)),
     "state_interval": st.sampled_from((0, 1, 8, 32)),
 }
@@ -109,7 +110,9 @@ def test_a_way_back_after_every_step_changes_no_bit(folder: Path, alone: dict[st
     assert not differing(got, {r.id: alone[r.id] for r in requests})
 
 
-def test_drafts_that_branch_are_refused(folder: Path) -> None:
+def test_drafts_that_branch_and_steps_of_one_row_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        engine_of(model=str(folder), max_num_batched_tokens=1, max_num_seqs=1)
     tree = '{"method": "suffix", "num_speculative_tokens": 4, "topk": 2}'
     with pytest.raises(ConfigError, match="one branch"):
         engine_of(model=str(folder), speculative_config=tree)

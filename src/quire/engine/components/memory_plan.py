@@ -17,6 +17,10 @@ from quire.run.executor import Executor
 from quire.run.kv_budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
 
 
+LEAST_ROWS = 2
+"""Of a step, where layers have a recurrent state."""
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """The KV cache, the bounds of a step, and bytes of a token in all layers."""
@@ -36,6 +40,12 @@ def make_memory_plan(executor: Executor) -> MemoryPlan:
     kv = plan_kv(config, shape, _cache_bytes(executor, shape))
     limits = _limits(config.scheduler, model, kv.max_model_len)
     check_limits(limits, kv.max_model_len)
+    if kv.states.slots and limits.max_num_batched_tokens < LEAST_ROWS:
+        raise ConfigError(
+            f"--max-num-batched-tokens must be at least {LEAST_ROWS} for a model with recurrent layers: a step runs a "
+            "token again beside the next one",
+            param="max_num_batched_tokens",
+        )
     return MemoryPlan(kv, limits, sum(each.bytes_per_token for each in kept.values()))
 
 
