@@ -213,7 +213,8 @@ def write_gguf(
     add_vocabulary(writer, config.vocab_size)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):
-            matrix = tensor.dim() > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
+            whole = "ffn_gate_inp" in name or "shortconv.conv" in name
+            matrix = tensor.dim() > 1 and name.endswith(".weight") and not whole
             kind = quantize(name) if matrix else None
             if kind is None:
                 writer.add_tensor(name, tensor.numpy())

@@ -27,7 +27,7 @@ pytestmark = [
 GEMMA = {"head_dim": 64, "sliding_window": 5, "query_pre_attn_scalar": 64}
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
-LFM2 = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+LFM2 = {"num_hidden_layers": 3, "layer_types": ["full_attention", "conv", "full_attention"]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),

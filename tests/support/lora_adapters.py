@@ -28,7 +28,10 @@ TARGETS = {
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     "cohere": ("q_proj", "v_proj", "down_proj"),
     "gpt_neox": ("query_key_value",),
+    "lfm2": ("in_proj", "out_proj", "q_proj", "w1", "w2"),
 }
+FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}}
+"""Of models whose usual ones have not all of these."""
 
 
 def write_adapter(folder: Path, oracle: PreTrainedModel, targets: tuple[str, ...], seed: int, **config: Any) -> Path:

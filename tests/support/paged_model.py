@@ -106,7 +106,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("phi3", {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}}),
     "phi4_mini": ("phi3", {"num_key_value_heads": 1, "tie_word_embeddings": True,
                            "rope_parameters": HALF_ROPE | {"partial_rotary_factor": 0.75}}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 64}),
     "lfm2_biases": ("lfm2", {"full_attn_idxs": [0, 2], "num_hidden_layers": 4, "conv_bias": True, "conv_L_cache": 4,
                              "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lora_adapters import TARGETS, write_adapter
+from lora_adapters import FACTS, TARGETS, write_adapter
 from lora_adapters import merged_by_hand as merged
 from lora_adapters import run_adapted as run
 from model_variants import LATENTS as LATENT_MODELS
@@ -35,7 +35,7 @@ LATENT, EXPERTS = LATENT_MODELS["deepseek_v2"][1], MIXTURES["qwen3_moe"][1]
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("family", TARGETS)
 def test_logits_equal_merged_weights_in_mixed_batches(family: str, name: str, tmp_path: Path) -> None:
-    oracle = write(tmp_path / "m", family)
+    oracle = write(tmp_path / "m", family, **FACTS.get(family, {}))
     one = write_adapter(tmp_path / "a", oracle, TARGETS[family], 1)
     two = write_adapter(tmp_path / "b", oracle, TARGETS[family][:1], 2, r=9, use_rslora=True)
     modules = (f"one={one}", f"two={two}")

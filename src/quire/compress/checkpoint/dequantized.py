@@ -26,7 +26,7 @@ from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
-from quire.model.load.reader import MatrixForm, WeightReader
+from quire.model.load.reader import MatrixForm, WeightReader, stored_less_one
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
@@ -205,8 +205,8 @@ class DequantizedSource:
             return to_torch(self._reader.read(names["bias"])).float()
         weight = self._reader.vector(slot.holder, slot.place.layer)
         assert weight is not None
-        weight = to_torch(weight)
-        return weight - 1.0 if self._spec.norm.endswith("1p") else weight
+        weight = to_torch(weight).view(disk_shape(DISK_ROLES[slot.holder], self._spec, self._family))
+        return weight - 1.0 if stored_less_one(slot.holder, self._spec) else weight
 
     def _matrix(self, slot: _Slot) -> Tensor:
         spec, family, layer = self._spec, self._family, slot.place.layer

@@ -109,9 +109,12 @@ def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
 def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
     """The shape of a role's unquantized weight on disk: a few families keep matrices as [k, n].
 
-    Their quantized files do not: those who quantize turn each matrix into the [n, k] of a linear layer first.
+    Their quantized files do not: those who quantize turn each matrix into the [n, k] of a linear layer first. Taps of
+    convolutions are [n, 1, taps], as each channel reads one.
     """
     shape = role.shape(spec)
+    if role.biased:
+        return shape[0], 1, *shape[1:]
     return shape[::-1] if family.transposed and role.kind == "linear" and role.layer else shape
 
 
@@ -182,8 +185,8 @@ def _misfits(
             yield f"{base}.{suffix} is {parts[suffix].dtype}, needs {needed} numbers"
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
-    one_channel = (*want[0][:1], 1, *want[0][1:])  # of a convolution, whose channels do not mix
-    if have not in (want[0], (math.prod(want[0]),), one_channel):
+    without_ones = tuple(n for n in want[0] if n != 1)
+    if have not in (want[0], (math.prod(want[0]),), without_ones):
         yield f"{base}.weight is {list(have)}, the config asks for {list(want[0])}"
     if "bias" in shapes and shapes["bias"] != want[1]:
         yield f"{base}.bias is {list(shapes['bias'])}, the config asks for {list(want[1])}"

@@ -95,7 +95,7 @@ FIELDS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "first_k_dense_replace": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count",
     "conv_L_cache": "shortconv.l_cache",
 }
 """Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
@@ -124,7 +124,8 @@ class Architecture:
     `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
     not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
     which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
-    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do.
+    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do. `spelling`:
+    fields that the family calls otherwise.
     """
 
     model_type: str
@@ -137,10 +138,15 @@ class Architecture:
     facts: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     convolves: bool = False
+    spelling: tuple[tuple[str, str], ...] = ()
 
 
 LFM2 = Architecture(
-    "lfm2", names={"final_norm": "token_embd_norm"}, facts={"block_auto_adjust_ff_dim": False}, convolves=True
+    "lfm2",
+    names={"final_norm": "token_embd_norm"},
+    facts={"block_auto_adjust_ff_dim": False},
+    convolves=True,
+    spelling=(("rms_norm_eps", "norm_eps"),),
 )
 SIGMOID = 2
 """Of the format's functions by which experts are scored."""
@@ -287,6 +293,7 @@ class GgufModel:
         own = (KV_HEADS,) if architecture.convolves else ()
         raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
         raw |= {**architecture.facts, **(self._mixers() if own else {})}
+        raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
         raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")

@@ -75,7 +75,7 @@ def conv_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
 
 
 def one_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """The same for all layers; those that convolve turn nothing."""
+    """Read one rope for all layers; those that convolve turn nothing."""
     head_dim = config.integer("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"))
     return (read_rope(config, head_dim, config.integer("max_position_embeddings"), "full_attention"),) * layers
 

@@ -25,6 +25,7 @@ from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
 from quire.model.role import ROWS
+from quire.model.spec import ModelSpec
 from quire.ops.arrays import (
     AnyArray,
     Array,
@@ -61,6 +62,11 @@ class MatrixForm:
     activations: str = "auto"
     runs: bool = False
     narrow: bool = True
+
+
+def stored_less_one(role: str, spec: ModelSpec) -> bool:
+    """Whether checkpoints hold the vector `role` less 1: weights of norms, in families that say so."""
+    return spec.norm.endswith("1p") and "norm" in role
 
 
 class WeightReader:
@@ -132,8 +138,7 @@ class WeightReader:
         name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
-        less = 1.0 if self.opened.spec.norm.endswith("1p") and "norm" in role and part == "weight" else 0.0
-        tensor = as_f32(self.read(name)) + less
+        tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
         self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
