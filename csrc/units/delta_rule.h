@@ -72,7 +72,8 @@ struct DeltaRule {
             unit_row(k, x + keys + key, dk, 1.0f);
             const int64_t at = head * by.value_dim;
             float* to = out + (first + r) * by.value_heads * by.value_dim + at;
-            rows[r] = {.q = q, .k = k, .v = x + 2 * keys + at, .out = to, .rate = b[r], .decay = a[r], .decays = nullptr, .seen_by = k, .steps = nullptr, .skip = 0.0f};
+            rows[r] = {.q = q, .k = k, .v = x + 2 * keys + at, .out = to, .rate = b[r], .decay = a[r], .decays = nullptr, .seen_by = k,
+                       .steps = nullptr, .skip = 0.0f};
             if constexpr (kChannels) decay_channels(rows[r], k + padded(), head, first + r);
         }
     }
@@ -120,10 +121,10 @@ struct DeltaRule {
     }
 };
 
-// qkv [rows, (2 key_heads) key_dim + value_heads value_dim]; gates b | a [rows, 2 value_heads], or b alone where `decay` [rows, value_heads,
+// qkv [rows, 2 key_heads key_dim + value_heads value_dim]; gates b | a [rows, 2 value_heads], or b alone where `decay` [rows, value_heads,
 // key_dim] is there; states [slots, value_heads, key_dim, value_dim], `step` numbers from one slot to the next.
-void delta_rule(float* out, const float* qkv, const float* gates, Optional<const float> decay, float* states, const StateBatchDescriptor* batch,
-                const DeltaDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
+void delta_rule(float* out, const float* qkv, const float* gates, Optional<const float> decay, float* states,
+                const StateBatchDescriptor* batch, const DeltaDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
     const States all{states, slots, step, by->key_dim, by->value_dim};
     if (by->key_heads < 1 || by->value_heads % by->key_heads) fail("delta_rule: value heads must be a multiple of key heads");
     if (decay.ptr) return walk_states(DeltaRule<true>{*by, out, qkv, gates, decay.ptr}, all, *batch, rows, by->value_heads);

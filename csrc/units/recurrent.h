@@ -152,7 +152,8 @@ inline void check_states(const StateBatchDescriptor& b, int64_t rows, int64_t sl
         if (b.source[s] < -1 || b.source[s] >= slots) fail("recurrent states: a slot that is read lies outside the states");
         for (int64_t i = 2 * s; i < 2 * s + 2; ++i) {
             if (b.target[i] < -1 || b.target[i] >= slots) fail("recurrent states: a slot that is stored lies outside the states");
-            if (b.target[i] >= 0 && (b.counts[i] < 0 || b.counts[i] > count)) fail("recurrent states: a state is stored after more rows than there are");
+            if (b.target[i] < 0) continue;
+            if (b.counts[i] < 0 || b.counts[i] > count) fail("recurrent states: a state is stored after more rows than there are");
         }
     }
 }

@@ -92,8 +92,8 @@ struct ScanRule {
     }
 };
 
-// x [rows, heads head_dim] with B | C [rows, 2 groups state] in `bc`, or behind the columns of x; dt [rows, heads], or [rows, head_dim] where
-// `selective`; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
+// x [rows, heads head_dim] with B | C [rows, 2 groups state] in `bc`, or behind the columns of x; dt [rows, heads], or [rows, head_dim]
+// where `selective`; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
 void ssm_scan(float* out, const float* x, Optional<const float> bc, const float* dt, float* states, const StateBatchDescriptor* batch,
               const ScanDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
     const States all{states, slots, step, by->state, by->head_dim};
