@@ -9,7 +9,8 @@ do, per second, and the larger of the two shares of the machine's limit. Shapes 
 Weights rotate through more memory than the caches hold. Run it on a quiet machine; where others use it too, `cpu us`,
 the processor time of a call, says more than its length.
 
-`latents` is attention over the latents of DeepSeek-V2-Lite (16 heads) and V3 (128 heads). `pack` is what the loader
+`latents` is attention over the latents of DeepSeek-V2-Lite (16 heads) and V3 (128 heads). `recurrent` is the delta rule
+and selective scans; their bytes are those of states, read and written, and of rows. `pack` is what the loader
 does with one matrix: GGUF blocks to super-blocks or integers, bf16 rounded to int4 or int8, or kept. Its bytes are
 those of the file and the packed ones; each target is fresh memory, as at a load.
 """

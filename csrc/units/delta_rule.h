@@ -19,14 +19,15 @@ QUIRE_INLINE void unit_row(float* out, const float* x, int64_t d, float scale) {
 
 // One row over a tile: the deltas d are known, o is read, and `next` what the row behind it reads along, where there is one.
 template <int kVectors, bool kChannels, bool kNext>
-QUIRE_INLINE void delta_row(const HeadRow& row, const float* next, int64_t dk, int lanes, StateTile in, StateTile to, const F (&d)[kVectors],
-                            F (&o)[kVectors], F (&seen)[kVectors]) {
+QUIRE_INLINE void delta_row(const HeadRow& row, const float* next, int64_t dk, int lanes, StateTile in, StateTile to, Ahead& ahead,
+                            const F (&d)[kVectors], F (&o)[kVectors], F (&seen)[kVectors]) {
     const float *keys = row.k, *queries = row.q, *decays = row.decays;
     F decay = set1(row.decay);
     for (int64_t i = 0; i < dk; ++i) {
         const F k = set1(keys[i]), q = set1(queries[i]);
         F n = q;
         if constexpr (kNext) n = set1(next[i]);
+        if constexpr (!kNext) ahead.fetch();
         if constexpr (kChannels) decay = set1(decays[i]);
         for (int c = 0; c < kVectors; ++c) {
             const F s = fma(k, d[c], mul(load_tile<kVectors>(in.at + i * in.step, c, lanes), decay));
@@ -71,7 +72,8 @@ struct DeltaRule {
             unit_row(k, x + keys + key, dk, 1.0f);
             const int64_t at = head * by.value_dim;
             float* to = out + (first + r) * by.value_heads * by.value_dim + at;
-            rows[r] = {.q = q, .k = k, .v = x + 2 * keys + at, .out = to, .rate = b[r], .decay = a[r], .decays = nullptr, .seen_by = k, .steps = nullptr, .skip = 0.0f};
+            rows[r] = {.q = q, .k = k, .v = x + 2 * keys + at, .out = to, .rate = b[r], .decay = a[r], .decays = nullptr, .seen_by = k,
+                       .steps = nullptr, .skip = 0.0f};
             if constexpr (kChannels) decay_channels(rows[r], k + padded(), head, first + r);
         }
     }
@@ -90,13 +92,16 @@ struct DeltaRule {
     }
 
     template <int kVectors>
-    void advance(const HeadRow* rows, int64_t count, int64_t column, int lanes, StateTile in, StateTile out_tile, StateTile own) const {
+    void advance(const HeadRow* rows, int64_t count, int64_t column, int lanes, StateTile in, StateTile out_tile, StateTile own,
+                 Ahead& ahead) const {
         const float* first = rows[0].seen_by;
         F seen[kVectors];
         for (int c = 0; c < kVectors; ++c) seen[c] = set1(0.0f);
-        for (int64_t i = 0; i < by.key_dim; ++i)
+        for (int64_t i = 0; i < by.key_dim; ++i) {
+            ahead.fetch();
             for (int c = 0; c < kVectors; ++c)
                 seen[c] = fma(load_tile<kVectors>(in.at + i * in.step, c, lanes), set1(first[i]), seen[c]);
+        }
         for (int64_t r = 0; r < count; ++r) {
             const HeadRow& row = rows[r];
             F d[kVectors], o[kVectors];
@@ -106,9 +111,9 @@ struct DeltaRule {
                 o[c] = seen[c] = set1(0.0f);
             }
             if (r + 1 < count) {
-                delta_row<kVectors, kChannels, true>(row, rows[r + 1].seen_by, by.key_dim, lanes, in, own, d, o, seen);
+                delta_row<kVectors, kChannels, true>(row, rows[r + 1].seen_by, by.key_dim, lanes, in, own, ahead, d, o, seen);
             } else {
-                delta_row<kVectors, kChannels, false>(row, nullptr, by.key_dim, lanes, in, out_tile, d, o, seen);
+                delta_row<kVectors, kChannels, false>(row, nullptr, by.key_dim, lanes, in, out_tile, ahead, d, o, seen);
             }
             for (int c = 0; c < kVectors; ++c) store_tile<kVectors>(row.out + column, c, o[c], lanes);
             in = own;
@@ -116,10 +121,10 @@ struct DeltaRule {
     }
 };
 
-// qkv [rows, (2 key_heads) key_dim + value_heads value_dim]; gates b | a [rows, 2 value_heads], or b alone where `decay` [rows, value_heads,
+// qkv [rows, 2 key_heads key_dim + value_heads value_dim]; gates b | a [rows, 2 value_heads], or b alone where `decay` [rows, value_heads,
 // key_dim] is there; states [slots, value_heads, key_dim, value_dim], `step` numbers from one slot to the next.
-void delta_rule(float* out, const float* qkv, const float* gates, Optional<const float> decay, float* states, const StateBatchDescriptor* batch,
-                const DeltaDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
+void delta_rule(float* out, const float* qkv, const float* gates, Optional<const float> decay, float* states,
+                const StateBatchDescriptor* batch, const DeltaDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
     const States all{states, slots, step, by->key_dim, by->value_dim};
     if (by->key_heads < 1 || by->value_heads % by->key_heads) fail("delta_rule: value heads must be a multiple of key heads");
     if (decay.ptr) return walk_states(DeltaRule<true>{*by, out, qkv, gates, decay.ptr}, all, *batch, rows, by->value_heads);

@@ -16,7 +16,8 @@ QUIRE_INLINE void gate_span(float* x, const float* z, int64_t d, bool sigmoid) {
 // x [rows, width] in place; rows of z are `z_step` numbers apart.
 void gated_rmsnorm(float* x, const float* z, const GatedNormDescriptor* by, int64_t rows, int64_t width, int64_t z_step) {
     const GatedNormDescriptor g = *by;
-    if (g.span < 1 || width % g.span || (g.weight && g.weights != g.span && g.weights != width)) fail("gated_rmsnorm: the spans do not fit the row");
+    const bool fits = g.span >= 1 && width % g.span == 0 && (!g.weight || g.weights == g.span || g.weights == width);
+    if (!fits) fail("gated_rmsnorm: the spans do not fit the row");
     const int64_t span = g.span, spans = width / span;
     parallel_ranges(rows * spans, 6 * span, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin; at < end; ++at) {

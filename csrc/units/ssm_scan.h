@@ -7,16 +7,18 @@
 namespace quire::QUIRE_UNIT {
 namespace {
 
-// One row over a tile: what is added is d, what is read y. `a`: the decays of channels, `dv` numbers from one row to the next.
-template <int kVectors, bool kSelective>
-QUIRE_INLINE void scan_row(const HeadRow& row, const float* a, int64_t dk, int64_t dv, int lanes, StateTile in, StateTile to,
+// One row over a tile: what is added is d, what is read y. Of channels that have their own time steps `step` are these times log2(e), and
+// `a` the rates, `dv` numbers from one row to the next.
+template <int kVectors, bool kSelective, bool kLast>
+QUIRE_INLINE void scan_row(const HeadRow& row, const float* a, int64_t dk, int64_t dv, int lanes, StateTile in, StateTile to, Ahead& ahead,
                            const F (&step)[kVectors], const F (&d)[kVectors], F (&y)[kVectors]) {
     const float *keys = row.k, *queries = row.q;
     F decay = set1(row.decay);
     for (int64_t i = 0; i < dk; ++i) {
         const F k = set1(keys[i]), q = set1(queries[i]);
+        for (int c = 0; kLast && c < kVectors; ++c) ahead.fetch();
         for (int c = 0; c < kVectors; ++c) {
-            if constexpr (kSelective) decay = vexp(mul(step[c], load_tile<kVectors>(a + i * dv, c, lanes)));
+            if constexpr (kSelective) decay = exp2_below<false>(mul(step[c], load_tile<kVectors>(a + i * dv, c, lanes)));
             const F s = fma(k, d[c], mul(load_tile<kVectors>(in.at + i * in.step, c, lanes), decay));
             store_tile<kVectors>(to.at + i * to.step, c, s, lanes);
             y[c] = fma(s, q, y[c]);
@@ -54,35 +56,44 @@ struct ScanRule {
     }
 
     template <int kVectors>
-    void advance(const HeadRow* rows, int64_t count, int64_t column, int lanes, StateTile in, StateTile out_tile, StateTile own) const {
+    F time_step(const HeadRow& row, int64_t column, int c, int lanes) const {
+        if constexpr (!kSelective) return set1(row.rate);
+        const F bias = by.dt_bias ? load_tile<kVectors>(by.dt_bias + column, c, lanes) : set1(0.0f);
+        return limited(load_tile<kVectors>(row.steps + column, c, lanes), bias);
+    }
+    template <int kVectors>
+    F skip(const HeadRow& row, int64_t column, int c, int lanes) const {
+        return kSelective ? load_tile<kVectors>(by.d + column, c, lanes) : set1(row.skip);
+    }
+
+    template <int kVectors>
+    void advance(const HeadRow* rows, int64_t count, int64_t column, int lanes, StateTile in, StateTile out_tile, StateTile own,
+                 Ahead& ahead) const {
         for (int64_t r = 0; r < count; ++r) {
             const HeadRow& row = rows[r];
-            const StateTile to = r + 1 < count ? own : out_tile;
             F step[kVectors], d[kVectors], y[kVectors];
             for (int c = 0; c < kVectors; ++c) {
-                step[c] = set1(row.rate);
-                if constexpr (kSelective) {
-                    const F bias = by.dt_bias ? load_tile<kVectors>(by.dt_bias + column, c, lanes) : set1(0.0f);
-                    step[c] = limited(load_tile<kVectors>(row.steps + column, c, lanes), bias);
-                }
-                d[c] = mul(step[c], load_tile<kVectors>(row.v + column, c, lanes));
+                const F rate = time_step<kVectors>(row, column, c, lanes);
+                d[c] = mul(rate, load_tile<kVectors>(row.v + column, c, lanes));
+                step[c] = mul(rate, set1(1.44269504f));
                 y[c] = set1(0.0f);
             }
-            scan_row<kVectors, kSelective>(row, by.a + column, by.state, by.head_dim, lanes, in, to, step, d, y);
+            if (r + 1 < count) {
+                scan_row<kVectors, kSelective, false>(row, by.a + column, by.state, by.head_dim, lanes, in, own, ahead, step, d, y);
+            } else {
+                scan_row<kVectors, kSelective, true>(row, by.a + column, by.state, by.head_dim, lanes, in, out_tile, ahead, step, d, y);
+            }
             for (int c = 0; c < kVectors; ++c) {
-                if (by.d) {
-                    const F skip = kSelective ? load_tile<kVectors>(by.d + column, c, lanes) : set1(row.skip);
-                    y[c] = fma(skip, load_tile<kVectors>(row.v + column, c, lanes), y[c]);
-                }
-                store_tile<kVectors>(row.out + column, c, y[c], lanes);
+                const F x = load_tile<kVectors>(row.v + column, c, lanes);
+                store_tile<kVectors>(row.out + column, c, by.d ? fma(skip<kVectors>(row, column, c, lanes), x, y[c]) : y[c], lanes);
             }
             in = own;
         }
     }
 };
 
-// x [rows, heads head_dim] with B | C [rows, 2 groups state] in `bc`, or behind the columns of x; dt [rows, heads], or [rows, head_dim] where
-// `selective`; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
+// x [rows, heads head_dim] with B | C [rows, 2 groups state] in `bc`, or behind the columns of x; dt [rows, heads], or [rows, head_dim]
+// where `selective`; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
 void ssm_scan(float* out, const float* x, Optional<const float> bc, const float* dt, float* states, const StateBatchDescriptor* batch,
               const ScanDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
     const States all{states, slots, step, by->state, by->head_dim};

@@ -22,7 +22,8 @@ def test_no_cut_no_batch_and_no_store_changes_a_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["delta_rule", "ssm_scan", "gated_rmsnorm"])
 def test_bf16_activations_are_rounded_once(name: str) -> None:
-    for case in list(CASES[name](torch.Generator().manual_seed(0)))[4:6]:
+    few = [case for case in CASES[name](torch.Generator().manual_seed(0)) if len(next(iter(case.values()))) in (2, 3)]
+    for case in few[:3]:
         found, expected = run_gpu(name, case, torch.bfloat16), run_reference(name, case, torch.bfloat16)
         for f, e in zip(found, expected, strict=True):
             close(name, f, e, 2**-7)
