@@ -17,6 +17,8 @@ from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
 from quire.ops.arrays import to_torch
 from quire.ops.backend import Ops
+from quire.ops.layout import with_states
+from quire.ops.recurrent import StateBatch
 
 TOLERANCE = 1e-5
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -27,6 +29,9 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original
 HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 0.7,
          "final_logit_softcapping": 2.0}  # fmt: skip
+DELTA = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "linear_attention",
+         "full_attention", "linear_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 8, "linear_value_head_dim": 16}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -109,6 +114,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 64}),
     "lfm2_biases": ("lfm2", {"full_attn_idxs": [0, 2], "num_hidden_layers": 4, "conv_bias": True, "conv_L_cache": 4,
                              "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_wide_values": ("qwen3_5_text", DELTA | {"linear_num_value_heads": 2, "linear_value_head_dim": 24,
+                                                     "attention_bias": True, "tie_word_embeddings": True}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 
@@ -127,6 +135,9 @@ class Paged:
             for parts in model.layouts
         ]
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
+        for i, layout in enumerate(model.own_states):
+            if layout is not None:
+                self.caches[i] = with_states(self.caches[i], model.decoder.ops.zeros(layout.shape(len(sequences))))
         self.computed = [0] * len(sequences)
 
     def batch(self, counts: list[int], wanted: int | None = None) -> Batch:
@@ -135,6 +146,9 @@ class Paged:
         Wants logits of all rows, or of the last `wanted`.
         """
         tokens, positions, slots, ends, context, tables = [], [], [], [0], [], []
+        source = torch.tensor([s if done else -1 for s, done in enumerate(self.computed)], dtype=torch.int32)
+        stored = torch.tensor([[n, 0] for n in counts], dtype=torch.int32)
+        target = torch.tensor([[s, -1] for s in range(len(counts))], dtype=torch.int32)
         for s, n in enumerate(counts):
             at = torch.arange(self.computed[s], self.computed[s] + n)
             tokens.append(torch.tensor(self.sequences[s])[at])
@@ -152,6 +166,9 @@ class Paged:
             context=torch.tensor(context, dtype=torch.int32),
             block_tables=torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).int(),
             logit_rows=torch.arange(ends[-1], dtype=torch.int32)[0 if wanted is None else ends[-1] - wanted :],
+            states=StateBatch(torch.tensor(ends, dtype=torch.int32), source, stored, target)
+            if any(self.model.own_states)
+            else None,
         )
         placed: Batch = self.model.decoder.ops.place(batch)
         return placed

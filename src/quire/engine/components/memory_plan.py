@@ -16,7 +16,6 @@ from quire.run.caches import kept_by, state_bytes
 from quire.run.executor import Executor
 from quire.run.kv_budget import FREE_MEMORY_SHARE, KVPlan, check_asked, plan_kv, shape_kv
 
-
 LEAST_ROWS = 2
 """Of a step, where layers have a recurrent state."""
 

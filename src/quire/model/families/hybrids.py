@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
-from quire.model.families.names import BIAS_FLAGS, LLAMA, STACKED, without
+from quire.model.families.names import LLAMA, STACKED, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
@@ -168,6 +168,7 @@ QWEN_NEXT_DEFAULTS = {
     "layer_types": delta_kinds,
 }
 QWEN_NEXT_READS = {"mixers": delta_mixers, "delta": delta_sizes, "windows": delta_windows, "rope": one_rope}
+QWEN_NEXT_BIASES = {"attention_bias": ("q_gate.bias", "k.bias", "v.bias", "o.bias")}
 QWEN_NEXT_EXPERTS = {
     "num_experts": 512,
     "num_experts_per_tok": 10,
@@ -182,7 +183,7 @@ HYBRIDS = {
         QWEN_NEXT_DEFAULTS | QWEN_NEXT_EXPERTS | {"num_key_value_heads": 2},
         QWEN_NEXT_READS | {"moe": read_moe()},
         ("q_norm", "k_norm", "attn_gate", "shared_switch"),
-        BIAS_FLAGS,
+        QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
     ),
@@ -191,7 +192,7 @@ HYBRIDS = {
         QWEN_NEXT_DEFAULTS | {"num_key_value_heads": 4},
         QWEN_NEXT_READS,
         ("q_norm", "k_norm", "attn_gate"),
-        BIAS_FLAGS,
+        QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=NAKED,
     ),
@@ -202,7 +203,7 @@ HYBRIDS = {
         | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
         QWEN_NEXT_READS | {"moe": read_moe("softmax", True)},
         ("q_norm", "k_norm", "attn_gate", "shared_switch"),
-        BIAS_FLAGS,
+        QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
     ),

@@ -20,19 +20,24 @@ def load_delta_rule(reader: WeightReader, index: int) -> tuple[Linear, GatedDelt
     spec = DeltaSpec(
         sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, -np.exp(decay), np.ascontiguousarray(bias)
     )
-    conv = Convolution(np.ascontiguousarray(_own_channels(reader, taps).T), activation="silu")
+    biases = reader.vector("delta_conv", index, "bias")
+    conv = Convolution(
+        np.ascontiguousarray(_own_channels(reader, taps.reshape(len(taps), -1)).T),
+        None if biases is None else _own_channels(reader, to_numpy(biases)),
+        "silu",
+    )
     z, gates = (reader.linear(roles, index) for roles in (("delta_z",), ("delta_b", "delta_a")))
     rule = GatedDeltaRule(conv, spec, z, gates, scale, reader.local.norm_eps)
     return reader.linear(("delta_q", "delta_k", "delta_v"), index), rule
 
 
-def _own_channels(reader: WeightReader, taps: Host) -> Host:
-    """The taps [channels, taps] of a rank's queries, keys and values."""
+def _own_channels(reader: WeightReader, channels: Host) -> Host:
+    """What [channels, ...] of the convolution is of a rank's queries, keys and values."""
     whole, spec = reader.opened.spec.delta, reader.opened.spec
     first, stop = reader.share.role("delta_q", spec)
     rows, before = list[Host](), 0
     for size in (whole.keys, whole.keys, whole.values):
         each = size // whole.key_heads
-        rows.append(taps[before + first * each : before + stop * each])
+        rows.append(channels[before + first * each : before + stop * each])
         before += size
-    return np.concatenate(rows).reshape(-1, whole.taps)
+    return np.concatenate(rows)

@@ -81,7 +81,7 @@ ROLES = {
     "delta_z": _matrix(lambda s: s.delta.values),
     "delta_b": _matrix(lambda s: s.delta.value_heads, wide=True),
     "delta_a": _matrix(lambda s: s.delta.value_heads, wide=True),
-    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_has),
+    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_has, biased=True),
     "delta_decay": _vector(lambda s: s.delta.value_heads),
     "delta_bias": _vector(lambda s: s.delta.value_heads),
     "delta_scale": Role("vector", lambda s: (s.delta.value_dim,), where=_has),
