@@ -21,7 +21,7 @@ AGAIN = {"retry-after": "1"}
 
 
 async def health(server: ModelServer, request: Request) -> Response:
-    """Return 200 while the server can answer; 503 while the engine that it was started with restarts or is gone."""
+    """Return 200 while the server can answer, and 503 while its engine restarts or is gone."""
     ready = server.permanent is None or server.permanent.engine.ready
     return Response(status_code=200) if ready else Response(status_code=503, headers=AGAIN)
 
@@ -32,7 +32,7 @@ async def livez(server: ServerState, request: Request) -> Response:
 
 
 async def readyz(server: ModelServer, request: Request) -> Response:
-    """Return 200 while the server accepts requests, and its engine makes progress or its pinned models were loaded."""
+    """Return 200 while the server accepts requests and its engine makes progress (several models: once the pinned ones are loaded)."""
     if server.permanent is None:
         checks = {"not draining": not server.draining, "pinned models were loaded": server.started}
     else:
