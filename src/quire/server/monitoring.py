@@ -32,7 +32,7 @@ async def livez(server: ServerState, request: Request) -> Response:
 
 
 async def readyz(server: ModelServer, request: Request) -> Response:
-    """Return 200 while the server accepts requests and its engine makes progress (several models: once the pinned ones are loaded)."""
+    """Return 200 while the server accepts requests and its engine runs (several models: the pinned ones are loaded)."""
     if server.permanent is None:
         checks = {"not draining": not server.draining, "pinned models were loaded": server.started}
     else:
