@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -87,6 +87,10 @@ class Service:
     def defaults(self) -> dict[str, Any]:
         """Sampling defaults of requests that give none."""
         return sampling_defaults(self.config, self.engine.info)
+
+    def defaults_or(self, fallback: Mapping[str, float]) -> dict[str, float]:
+        """`defaults`, or where the model has none of sampling those of an API, `fallback`."""
+        return sampling_defaults(self.config, self.engine.info, fallback)
 
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""

@@ -67,6 +67,12 @@ def test_history_reaches_the_template(server: LiveServer, client: Any) -> None:
     assert prompt(server).startswith("<user>hi<assistant>[weather Rome]<tool>sunny[{")
 
 
+def test_defaults_are_ollamas(server: LiveServer, client: Any) -> None:
+    client.chat(model="stub", messages=HI, options={"num_predict": 1, "top_p": 0.5})
+    params = server.stub.submitted[-1].params
+    assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.8, 40, 0.5, 1.1)
+
+
 def test_a_prompt(server: LiveServer, client: Any) -> None:
     ask = client.generate
     options = {"num_predict": 4, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7, "stop": ["x"],

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from live_server import LiveServer, live
+from stub_engine import StubEngine, stub_info
 from tool_replies import saying
 
 SAID = "Let me see what is here.\nNo more."
@@ -65,6 +66,20 @@ def test_llama_cpps_fields(server: LiveServer) -> None:
     [first, *_] = complete(server, n_probs=2)["completion_probabilities"]
     assert first["logprob"] == -0.5 and [top["id"] for top in first["top_logprobs"]] == [first["id"], first["id"] + 1]
     assert complete(server, prompt=server.tokenizer.encode("hello"), return_tokens=True, n_predict=2)["tokens"]
+
+
+def test_llama_cpps_defaults(server: LiveServer) -> None:
+    complete(server, n_predict=1, top_k=7)
+    params = server.stub.submitted[-1].params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 7, 0.95, 0.05)
+    settings = server.http.get("/props").json()["default_generation_settings"]["params"]
+    assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.8, 40, 0.05)
+    server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert server.stub.submitted[-1].params.temperature == 1.0, "OpenAI's"
+    with live(StubEngine(stub_info(generation_defaults={"temperature": 0.3}))) as own:
+        complete(own, n_predict=1)
+        params = own.stub.submitted[-1].params
+        assert (params.temperature, params.top_k, params.min_p) == (0.3, 0, 0.0), "the model's"
 
 
 def test_llama_cpps_state(server: LiveServer) -> None:

@@ -15,6 +15,7 @@ from quire.core.options.fields import about
 from quire.core.params import Bias, Logprobs, RepetitionPenalty, SamplingParams
 from quire.core.request import TokenLogprob, random_id
 from quire.engine.image_sources import Base64, ImageSource
+from quire.engine.requests import LLAMA_CPP_SAMPLING
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.fields import (
     FrequencyPenaltyField,
@@ -141,7 +142,7 @@ async def completion(service: Service, request: Request) -> Response:
     if isinstance(body.prompt, ImagePrompt):
         text, sources = await off_read(request, _with_image_marks, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
-    asked = completion_of(body)
+    asked = completion_of(service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
         generation = await submit_completion(service, asked, arrival, request.state.tenant, most=None, sources=sources)
@@ -158,11 +159,13 @@ def _with_image_marks(service: Service, prompt: ImagePrompt) -> tuple[str, list[
     return prompt.prompt_string.replace(MARK, service.media.mark), sources
 
 
-def completion_of(body: LlamaCppRequest) -> CompletionRequest:
+def completion_of(service: Service, body: LlamaCppRequest) -> CompletionRequest:
     """What `body` asks for, as a completion. It goes on until the model ends it or the context is full, as there."""
     if body.grammar and body.json_schema is not None:
         raise BadRequest("grammar: json_schema asks for a shape already; give one", param="grammar")
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    found = service.defaults_or(LLAMA_CPP_SAMPLING)
+    fields |= {name: found[name] for name in LLAMA_CPP_SAMPLING if fields[name] is None and name in found}
     if body.grammar:
         fields["structured_outputs"] = {"grammar": body.grammar}
     if body.json_schema is not None:
@@ -317,7 +320,7 @@ class Slot(msgspec.Struct, kw_only=True):
 async def props(service: Service, request: Request) -> Response:
     """Return the server's properties in llama.cpp's format."""
     info = service.engine.info
-    params = settings_of(service, SamplingParams(**(service.defaults | {"max_tokens": None})))
+    params = settings_of(service, SamplingParams(**(service.defaults_or(LLAMA_CPP_SAMPLING) | {"max_tokens": None})))
     params["n_predict"] = -1
     found = Props(
         default_generation_settings={"n_ctx": info.max_model_len, "params": params},

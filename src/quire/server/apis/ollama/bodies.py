@@ -33,6 +33,10 @@ FIELD_NAMES = {"max_tokens": "options.num_predict", "repetition_penalty": "optio
 """Fields of chat completions by which errors may go, and what they are called here."""
 
 
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+"""Ollama's defaults, for a model that has none."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is known of Ollama's options; those about memory and threads are the server's here. -1 = no limit."""
 
@@ -190,11 +194,13 @@ def _fields(service: Service, body: OllamaRequest) -> dict[str, Any]:
     same = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
     fields: dict[str, Any] = {name: getattr(given, name) for name in same}
     limit = given.num_predict
+    fields["repetition_penalty"] = given.repeat_penalty
+    found = service.defaults_or(SAMPLING)
+    fields |= {name: found[name] for name in SAMPLING if fields[name] is None and name in found}
     return fields | {
         "model": body.model,
         "max_tokens": None if limit in (-1, -2) else limit,
         "seed": None if given.seed == -1 else given.seed,
-        "repetition_penalty": given.repeat_penalty,
         "response_format": _format(body.format),
         "stream": body.stream is not False,
     }
