@@ -47,7 +47,7 @@ MARK = "<__media__>"
 FIELD_NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 """Fields of completions by which errors may go, and what they are called here."""
 _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
-         "ignore_eos", "stream")  # fmt: skip
+         "ignore_eos", "stream", "grammar", "json_schema")  # fmt: skip
 
 
 class ImagePrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,15 +161,9 @@ def _with_image_marks(service: Service, prompt: ImagePrompt) -> tuple[str, list[
 
 def completion_of(service: Service, body: LlamaCppRequest) -> CompletionRequest:
     """What `body` asks for, as a completion. It goes on until the model ends it or the context is full, as there."""
-    if body.grammar and body.json_schema is not None:
-        raise BadRequest("grammar: json_schema asks for a shape already; give one", param="grammar")
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     found = service.defaults_or(LLAMA_CPP_SAMPLING)
     fields |= {name: found[name] for name in LLAMA_CPP_SAMPLING if fields[name] is None and name in found}
-    if body.grammar:
-        fields["structured_outputs"] = {"grammar": body.grammar}
-    if body.json_schema is not None:
-        fields["structured_outputs"] = {"json": body.json_schema}
     return CompletionRequest(
         **fields,
         max_tokens=None if body.n_predict == -1 else body.n_predict,
