@@ -51,6 +51,7 @@ def server_of_one(service: Service) -> ModelServer:
         scheme=info.quantization,
         passport=read_json(Path(info.folder) / "quire.json"),
         pinned=True,
+        family=info.family,
     )
     return ModelServer(Pool.of_one(entry, LoadedModel(service, ExitStack())), service.options, service.http)
 
