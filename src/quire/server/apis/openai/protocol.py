@@ -240,16 +240,20 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
 
 
 class TokenizeText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize with a text."""
+    """POST /tokenize with a text: vLLM's `prompt`, or llama.cpp's `content`."""
 
-    prompt: Annotated[str, about("The text.")]
+    prompt: Annotated[str | None, about("The text.")] = None
+    content: Annotated[str | None, about("The text, without special tokens unless add_special; instead of prompt.")] = (
+        None
+    )
+    add_special: Annotated[bool | None, about("As add_special_tokens, for content; the default is false.")] = None
     model: ModelField = None
     add_special_tokens: AddSpecialTokensField = None
     return_token_strs: ReturnTokenStrsField = None
 
 
 class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize with chat messages: the same fields make the same prompt."""
+    """POST /tokenize and /apply-template with chat messages: the same fields make the same prompt."""
 
     messages: Annotated[
         list[Message],

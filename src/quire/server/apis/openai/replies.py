@@ -194,9 +194,22 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class Text(msgspec.Struct, kw_only=True):
-    """Response of /detokenize."""
+    """Response of /detokenize: the text by vLLM's name, and by llama.cpp's."""
 
     prompt: str
+    content: str
+
+
+class Prompt(msgspec.Struct, kw_only=True):
+    """Response of /apply-template."""
+
+    prompt: str
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Response of /health."""
+
+    status: str
 
 
 class Readiness(msgspec.Struct, kw_only=True):
