@@ -30,6 +30,7 @@ from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
+from quire.server.apis.openai.tools import warn_of_hidden_tools
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.http.json_response import JsonResponse
@@ -101,6 +102,7 @@ async def _chat(service: Service, request: Request, body: GenerateRequest | Chat
     asked = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
+        await warn_of_hidden_tools(service, request, asked)
         generation, parsing = await submit_chat(service, asked, arrival, request.state.tenant)
     answer = _Answer(service, generation, parsing, body, reasons=asked.include_reasoning is not False)
     return await respond(request, answer)
