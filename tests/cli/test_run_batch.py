@@ -97,7 +97,7 @@ def test_a_changed_request_is_no_answered_one(server: LiveServer, tmp_path: Path
     assert run_on(server, source, target) == ((2, 1), 2)
     before = target.read_text()
     source.write_text(LINES[0].replace("def add", "def sub") + "\n")
-    with pytest.raises(ConfigError, match="custom_id 'a' than line 1 of .*remove that file"):
+    with pytest.raises(ConfigError, match=r"custom_id 'a' than line 1 of .*remove that file"):
         run_on(server, source, target)
     assert target.read_text() == before
     source.write_text("\n".join([LINES[0], LINES[3].replace('"max_tokens": 0', '"max_tokens": 1')]) + "\n")

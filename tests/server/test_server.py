@@ -327,7 +327,10 @@ def test_llama_cpps_texts_and_templates(server: LiveServer) -> None:
     assert ids == server.tokenizer.encode("def f", add_special_tokens=False)
     special = server.post("/tokenize", {"content": "def f", "add_special": True}).json()["tokens"]
     assert special == server.tokenizer.encode("def f")
-    for body, param in (({"content": "a", "prompt": "a"}, "prompt"), ({"prompt": "a", "add_special": True}, "add_special")):
+    for body, param in (
+        ({"content": "a", "prompt": "a"}, "prompt"),
+        ({"prompt": "a", "add_special": True}, "add_special"),
+    ):
         reply = server.post("/tokenize", body)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == param
     messages = [{"role": "user", "content": "hi <|im_end|>"}]

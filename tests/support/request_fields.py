@@ -59,7 +59,8 @@ OF_VLLM: dict[str, set[str]] = {
                 "presence_penalty", "frequency_penalty"},
 }  # fmt: skip
 """As the sources of vLLM 0.33 say; the guided_ names are older."""
-OF_LLAMA_CPP: dict[str, set[str]] = {CHAT: {"grammar", "json_schema"}, COMPLETIONS: {"grammar", "json_schema"}}
+_LLAMA_CPP = {"grammar", "json_schema", "timings_per_token"}
+OF_LLAMA_CPP: dict[str, set[str]] = {CHAT: _LLAMA_CPP, COMPLETIONS: _LLAMA_CPP}
 """Those that llama-server adds and that change an answer."""
 _SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
 _FUNCTION: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -75,7 +76,8 @@ SAMPLES: dict[str, Any] = {
     "tool_choice": "none", "functions": [{"name": "f"}], "function_call": {"name": "f"}, "reasoning_effort": "none",
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
     "structured_outputs": {"choice": ["a", "b"]}, "guided_json": {"const": 5}, "guided_regex": "[ab]",
-    "guided_choice": ["a", "b"], "guided_grammar": 'root ::= "a"', "grammar": 'root ::= "a"', "json_schema": {"const": 5}, "guided_decoding_backend": "xgrammar",
+    "guided_choice": ["a", "b"], "guided_grammar": 'root ::= "a"', "guided_decoding_backend": "xgrammar",
+    "grammar": 'root ::= "a"', "json_schema": {"const": 5}, "timings_per_token": True,
     "guided_whitespace_pattern": "[ ]?", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "length_penalty": 0.5,
     "stop_token_ids": [9], "allowed_token_ids": [9, 10], "bad_words": ["a"], "min_tokens": 2, "prompt_logprobs": 1,
     "truncate_prompt_tokens": 1, "priority": 3, "cache_salt": "s", "request_id": "mine", "use_beam_search": True,

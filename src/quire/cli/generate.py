@@ -84,8 +84,8 @@ def open_llm(config: EngineConfig) -> LLM:
 
 
 def sampling(llm: LLM, fallback: Mapping[str, float] | None = None, **asked: Any) -> SamplingParams:
-    """The model's own sampling defaults, else `fallback`, with what was asked for in their place; as long as the context
-    by default."""
+    """The model's own sampling defaults, else `fallback`, with what was asked for in their place; as long as the
+    context by default."""
     from quire.core.params import SamplingParams
     from quire.engine.requests import sampling_defaults
 

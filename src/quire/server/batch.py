@@ -146,8 +146,8 @@ def check_unchanged(source: Path, target: Path, most: int) -> None:
         name = name_of(text)
         if name is not None and known.pop(name, request_id(text)) != request_id(text):
             raise ConfigError(
-                f"{target}: has an answer to another request with the custom_id {name!r} than line {number} of {source}; "
-                "remove that file, or name another as --output-file",
+                f"{target}: has an answer to another request with the custom_id {name!r} than line {number} of "
+                f"{source}; remove that file, or name another as --output-file",
                 param="output_file",
             )
 

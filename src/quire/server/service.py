@@ -96,7 +96,7 @@ class Service:
         """Sampling defaults of requests that give none."""
         return sampling_defaults(self.config, self.engine.info)
 
-    def defaults_or(self, fallback: Mapping[str, float]) -> dict[str, float]:
+    def defaults_or(self, fallback: Mapping[str, float]) -> dict[str, Any]:
         """`defaults`, or where the model has none of sampling those of an API, `fallback`."""
         return sampling_defaults(self.config, self.engine.info, fallback)
 

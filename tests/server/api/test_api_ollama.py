@@ -110,7 +110,10 @@ NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "r
 
 def test_a_shape_is_a_grammar() -> None:
     with live() as server, ollama.Client(host=server.url) as client:
-        for shape, given in (("json", {"json_object": True}), (NAMED, {"json": NAMED | {"additionalProperties": False}})):
+        for shape, given in (
+            ("json", {"json_object": True}),
+            (NAMED, {"json": NAMED | {"additionalProperties": False}}),
+        ):
             client.generate(model="stub", prompt="hi", raw=True, format=shape, options={"num_predict": 60})
             grammar = server.stub.submitted[-1].grammar
             direct = {"structured_outputs": given, "max_tokens": 60}

@@ -49,6 +49,36 @@ def test_llama_cpp_streams(server: LiveServer) -> None:
     assert events[-1]["timings"]["predicted_n"] == events[-1]["tokens_predicted"]
 
 
+def test_llama_cpp_continues_several(server: LiveServer) -> None:
+    prompts = ["hello", "hello there"]
+    both = server.post("/completion", {"prompt": prompts}).json()
+    assert [(each["index"], each["content"], each["prompt"]) for each in both] == [
+        (0, SAID, "hello"),
+        (1, SAID, prompts[1]),
+    ]
+    assert [each["tokens_evaluated"] for each in both] == [len(server.tokenizer.encode(text)) for text in prompts]
+    assert [each["index"] for each in server.post("/completion", {"prompt": [[9, 9]], "n_predict": 1}).json()] == [0]
+    assert isinstance(complete(server, prompt=[9, 9], n_predict=1), dict), "ids are one prompt"
+    reply = server.post("/completion", {"prompt": prompts, "stream": True, "timings_per_token": True})
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
+    for index in range(2):
+        own = [event for event in events if event["index"] == index]
+        assert "".join(event["content"] for event in own) == SAID
+        assert [event["stop"] for event in own] == [False] * (len(own) - 1) + [True] and all(
+            "timings" in e for e in own
+        )
+
+
+def test_timings_of_openais_replies(server: LiveServer) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "hi", "max_tokens": 3})):
+        assert "timings" not in server.post(path, body).json()
+        timings = server.post(path, body | {"timings_per_token": True}).json()["timings"]
+        assert timings["predicted_n"] == 3 and timings.keys() == complete(server, n_predict=1)["timings"].keys()
+        events, done = server.events(path, body | {"timings_per_token": True})
+        assert done and all("timings" in event for event in events) and events[-1]["timings"]["predicted_n"] == 3
+
+
 def test_llama_cpps_fields(server: LiveServer) -> None:
     fields = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 7,
               "logit_bias": [[17, 2.5], [18, False]], "ignore_eos": True, "n_predict": 2, "mirostat": 2}  # fmt: skip

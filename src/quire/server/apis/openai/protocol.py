@@ -38,6 +38,7 @@ from quire.server.apis.fields import (
     StructuredOutputsField,
     SuffixField,
     TemperatureField,
+    TimingsPerTokenField,
     ToolChoiceField,
     ToolsField,
     TopKField,
@@ -136,6 +137,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guided_grammar: Annotated[Any, about("A grammar (Lark or GBNF); an older name of structured_outputs.")] = None
     grammar: Annotated[Any, about("llama.cpp's: a grammar (GBNF or Lark) that the output must match.")] = None
     json_schema: Annotated[Any, about("llama.cpp's: a JSON schema that the output must match.")] = None
+    timings_per_token: TimingsPerTokenField = None
     guided_decoding_backend: Annotated[Any, about("The grammar backend; only guidance is accepted.")] = None
     guided_whitespace_pattern: Annotated[Any, about("Spaces between tokens of JSON, as a regular expression.")] = None
     use_beam_search: Annotated[
