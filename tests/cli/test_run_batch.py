@@ -84,10 +84,25 @@ def test_a_run_that_is_repeated_adds_nothing(server: LiveServer, tmp_path: Path)
     assert run_on(server, source, target)[0] == (10, 9)
     first = target.read_text()
     assert sum(each["custom_id"] == "a" for each in answers(target)) == 1
-    assert run_on(server, source, target) == ((0, 0), 10) and target.read_text() == first
+    assert run_on(server, source, target) == ((9, 9), 10), "errors are tried again"
+    assert sorted(target.read_text().splitlines()) == sorted(first.splitlines())
     kept = [text for text in first.splitlines(keepends=True) if json.loads(text)["custom_id"] != "a"]
     target.write_text("".join(kept))
-    assert run_on(server, source, target)[0] == (1, 0), "the error of a repeated id is no answer to its first line"
+    assert run_on(server, source, target)[0] == (10, 9), "the error of a repeated id is no answer to its first line"
+
+
+def test_a_changed_request_is_no_answered_one(server: LiveServer, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join([LINES[0], LINES[3]]) + "\n")
+    assert run_on(server, source, target) == ((2, 1), 2)
+    before = target.read_text()
+    source.write_text(LINES[0].replace("def add", "def sub") + "\n")
+    with pytest.raises(ConfigError, match=r"custom_id 'a' than line 1 of .*remove that file"):
+        run_on(server, source, target)
+    assert target.read_text() == before
+    source.write_text("\n".join([LINES[0], LINES[3].replace('"max_tokens": 0', '"max_tokens": 1')]) + "\n")
+    assert run_on(server, source, target) == ((1, 0), 2), "one that had an error may change"
+    assert [each["response"]["status_code"] for each in answers(target)] == [200, 200]
 
 
 def test_ollamas_tag_is_read_past_on_every_route(server: LiveServer) -> None:
@@ -113,7 +128,7 @@ def test_ollamas_tag_is_read_past_on_every_route(server: LiveServer) -> None:
 def test_a_file_of_another_kind_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"other": 1}\n')
     with pytest.raises(ConfigError, match="no answer of a batch"):
-        answered(tmp_path / "x", 1000)
+        answered(tmp_path / "x")
     assert (tmp_path / "x").read_text() == '{"other": 1}\n'
     with pytest.raises(BadRequest, match="custom_id"):
         read_line(b'{"url": "/v1/completions", "body": {}}')

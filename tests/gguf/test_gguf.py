@@ -266,6 +266,16 @@ def test_files_are_told_by_their_first_bytes(tmp_path: Path) -> None:
         describe(str(tmp_path / "model.gguf"))
 
 
+def test_sampling_defaults_lie_beside_a_file(sound: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(sound)
+    before = describe(str(tmp_path / "model.gguf")).generation
+    assert before.sampling == {}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9, "eos_token_id": 3}')
+    after = describe(str(tmp_path / "model.gguf")).generation
+    assert after.sampling == {"temperature": 0.2, "top_p": 0.9}
+    assert after.eos_token_ids == before.eos_token_ids, "the file knows its own"
+
+
 def test_metadata_is_what_the_gguf_package_reads(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(sound)

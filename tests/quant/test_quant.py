@@ -188,7 +188,7 @@ def test_shard_never_cuts_a_head_and_replicates_few_kv_heads() -> None:
     k = dense(normal(32, 64))
     ranks = [shard(k, None, "k", SPEC, Share(rank, 4))[0].dequantize() for rank in range(4)]
     assert torch.equal(ranks[0], ranks[1]) and torch.equal(torch.cat((ranks[0], ranks[2])), k.dequantize())
-    with pytest.raises(ConfigError, match="q: 4 cannot be split"):
+    with pytest.raises(ConfigError, match="4 attention heads cannot be split"):
         shard(dense(normal(64, 64)), None, "q", SPEC, Share(0, 3))
 
 

@@ -316,13 +316,33 @@ def test_tokenize_and_detokenize(server: LiveServer) -> None:
     reply = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
     assert reply["tokens"] == server.tokenizer.encode(text) and reply["count"] == len(reply["tokens"])
     assert reply["max_model_len"] == 256 and "".join(reply["token_strs"]) == text
-    assert server.post("/detokenize", {"tokens": reply["tokens"]}).json() == {"prompt": text}
+    assert server.post("/detokenize", {"tokens": reply["tokens"]}).json() == {"prompt": text, "content": text}
     messages = [{"role": "user", "content": "hi"}]
     chat = server.post("/tokenize", {"messages": messages, "model": "stub"}).json()
     assert chat["tokens"] == server.template.encode(messages) and chat["token_strs"] is None
 
 
+def test_llama_cpps_texts_and_templates(server: LiveServer) -> None:
+    ids = server.post("/tokenize", {"content": "def f"}).json()["tokens"]
+    assert ids == server.tokenizer.encode("def f", add_special_tokens=False)
+    special = server.post("/tokenize", {"content": "def f", "add_special": True}).json()["tokens"]
+    assert special == server.tokenizer.encode("def f")
+    for body, param in (
+        ({"content": "a", "prompt": "a"}, "prompt"),
+        ({"prompt": "a", "add_special": True}, "add_special"),
+    ):
+        reply = server.post("/tokenize", body)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+    messages = [{"role": "user", "content": "hi <|im_end|>"}]
+    assert server.post("/apply-template", {"messages": messages}).json() == {"prompt": server.template.render(messages)}
+    plain = server.post("/apply-template", {"messages": messages, "add_generation_prompt": False}).json()["prompt"]
+    assert plain == server.template.render(messages, add_generation_prompt=False)
+    assert server.post("/apply-template", {"messages": []}).status_code == 400
+
+
 def test_small_routes(server: LiveServer) -> None:
+    for path in ("/health", "/v1/health"):
+        assert server.http.get(path).json() == {"status": "ok"}
     for path in ("/health", "/ping", "/livez", "/readyz"):
         assert server.http.get(path).status_code == 200, path
     assert server.http.post("/ping").status_code == 200

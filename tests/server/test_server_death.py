@@ -45,7 +45,8 @@ def test_an_engine_that_dies_ends_every_request_with_an_error_and_then_the_serve
         wait_until(lambda: not server.thread.is_alive())
         reply = ask(server, "POST", "/v1/completions", json={"prompt": "a"})
         assert reply.status_code == 503 and reply.headers["retry-after"]
-        assert ask(server, "GET", "/health").status_code == 503
+        health = ask(server, "GET", "/health")
+        assert health.status_code == 503 and health.json()["status"] == "no engine answers now"
         ready = ask(server, "GET", "/readyz")
         assert ready.status_code == 503 and ready.json()["checks"]["engine alive"] is False
         assert ask(server, "GET", "/livez").status_code == 200

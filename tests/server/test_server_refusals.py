@@ -301,7 +301,8 @@ def test_hosts_and_keys() -> None:
     with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
         assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
         shown = (page.path for page in (*pages(), *live_pages()))
-        public = ("/livez", "/readyz", "/health", "/ping", "/metrics", "/dashboard/history", *shown)
+        public = ("/livez", "/readyz", "/health", "/ping", "/v1/health", "/metrics", "/dashboard/history",
+                  "/dashboard/diagnosis", *shown)  # fmt: skip
         for path in public:
             assert server.http.get(path).status_code == 200
         routes = [(route.path, method) for route in server.app.routes for method in sorted(route.methods or ())]

@@ -25,6 +25,7 @@ def test_entries_are_whole_and_names_are_there_once() -> None:
         assert entry.python is not None or is_hub_name(entry.hub), name
         assert entry.license in SPDX or entry.license.startswith("LicenseRef-"), name
         assert entry.mb > 0 and entry.context > 0
+        assert entry.sampling.keys() <= {"temperature", "top_p", "top_k", "min_p"}, name
     assert {entry.kind for entry in catalog().values()} == {"chat", "vectors", "base"}
 
 

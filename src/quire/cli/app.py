@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "eval": Listed(
         "quire.cli.evaluate:evaluate",
-        "Exact answers and perplexity of the bundled model; perplexity on --text of any model; passports.",
+        "How good a model is: perplexity, questions with choices and short answers; beside another; passports.",
         MAKE,
     ),
     "bench": Listed("quire.cli.bench:bench", "Measure latency, throughput, or a server under load.", MEASURE),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -83,13 +83,14 @@ def open_llm(config: EngineConfig) -> LLM:
         return LLM.from_config(config)
 
 
-def sampling(llm: LLM, **asked: Any) -> SamplingParams:
-    """The model's own sampling defaults, with what was asked for in their place; as long as the context by default."""
+def sampling(llm: LLM, fallback: Mapping[str, float] | None = None, **asked: Any) -> SamplingParams:
+    """The model's own sampling defaults, else `fallback`, with what was asked for in their place; as long as the
+    context by default."""
     from quire.core.params import SamplingParams
     from quire.engine.requests import sampling_defaults
 
     asked["stop"] = [text_of(word) for word in asked["stop"]] or None
-    defaults = sampling_defaults(llm.config, llm.info)
+    defaults = sampling_defaults(llm.config, llm.info, fallback)
     return SamplingParams(**({"max_tokens": None} | defaults | {k: v for k, v in asked.items() if v is not None}))
 
 

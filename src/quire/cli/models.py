@@ -123,6 +123,7 @@ def _entry_of(model: _ReadEntry, room: int | None) -> ModelEntry:
         scheme=config.model.quantization or found.facts.scheme,
         passport=read_json(found.facts.folder / "quire.json"),
         pinned=model.pinned,
+        family=found.facts.spec.family,
     )
 
 

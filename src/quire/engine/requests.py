@@ -90,9 +90,22 @@ class Seeds:
         return int.from_bytes(digest, "little") >> 1
 
 
-def sampling_defaults(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
-    """Values for `SamplingParams` where a request gives none: generation_config.json's, or for "vllm" none (vLLM's)."""
-    return {} if config.model.generation_config == "vllm" else info.generation_defaults
+LLAMA_CPP_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama.cpp's defaults, for a model that has none."""
+_SAMPLED_BY = frozenset({"temperature", "top_k", "top_p", "min_p"})
+
+
+def sampling_defaults(
+    config: EngineConfig, info: EngineInfo, fallback: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Values for `SamplingParams` where a request gives none: generation_config.json's, or for "vllm" none (vLLM's).
+
+    `fallback`: values for a model whose generation_config.json says nothing of sampling.
+    """
+    if config.model.generation_config == "vllm":
+        return {}
+    own = info.generation_defaults
+    return own if not fallback or own.keys() & _SAMPLED_BY else {**fallback, **own}
 
 
 def held(info: EngineInfo, prompt_tokens: int) -> int:

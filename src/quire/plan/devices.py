@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.options.values import near_names
@@ -73,7 +74,7 @@ def _device(name: str, row: Mapping[str, Any]) -> DeviceSheet:
 
 DEVICES: dict[str, DeviceSheet] = {
     name: _device(name, row)
-    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    for name, row in msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes()).items()
 }
 THIS = "this"
 """The machine that runs this."""

@@ -1,11 +1,13 @@
 """Files of requests in OpenAI's batch format, answered by the application itself, without a socket.
 
-Each answer is a line that is written whole; a run that was cut off goes on behind the lines that are there.
+Each answer is a line that is written whole. A run that was cut off goes on behind the good answers that are there; the
+id of each is a digest of its request, so that no answer is taken for that to another request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +16,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from quire.core.errors import BadRequest, ConfigError, EngineFailure
+from quire.core.files import becoming
 from quire.core.request import random_id
 from quire.server.http.parsing import read_json
 from quire.server.routes import TABLE
@@ -90,6 +93,11 @@ def id_of(number: int) -> str:
     return f"batch_req_line_{number}"
 
 
+def request_id(text: bytes) -> str:
+    """The id of the answer to a line: the same for the same request alone."""
+    return f"batch_req_{hashlib.blake2b(text.strip(), digest_size=16).hexdigest()}"
+
+
 def lines_of(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not empty, with their numbers from 1; one of more than `most` bytes is cut there,
     and so no JSON."""
@@ -104,36 +112,63 @@ def lines_of(path: Path, most: int) -> Iterator[tuple[int, bytes]]:
                 yield number, text
 
 
-def answered(path: Path, most: int) -> set[str]:
-    """What `path` has answers to: custom_ids, and for lines without one of their own `id_of`.
-
-    A last line that is not whole is cut off.
+def answered(path: Path) -> dict[str, str]:
+    """The good answers that `path` has: custom_id -> id, which is that of the request (`request_id`). A last line that
+    is not whole is none.
 
     `ConfigError` for a file that is no output of a batch.
     """
+    return {name: answer_id for _, name, answer_id in _good_lines(path)}
+
+
+def _good_lines(path: Path) -> Iterator[tuple[bytes, str, str]]:
+    """Lines of an output without an error, with their custom_ids and ids."""
     if not path.is_file():
-        return set()
-    found, end = set[str](), 0
-    with path.open("rb+") as file:
+        return
+    with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith(b"\n"):
-                break
+                return
             try:
                 answer = msgspec.json.decode(text)
-                found.add(answer["id"] if answer["custom_id"] is None else answer["custom_id"])
+                name, answer_id, response = answer["custom_id"], answer["id"], answer["response"]
+                good = response is not None and response["status_code"] < 400
             except (msgspec.DecodeError, KeyError, TypeError):
                 raise ConfigError(f"{path}: line {number} is no answer of a batch; name another file") from None
-            end += len(text)
-        file.truncate(end)
-    return found
+            if good:
+                yield text, name, answer_id
+
+
+def check_unchanged(source: Path, target: Path, most: int) -> None:
+    """`ConfigError` where `target` has a good answer to an earlier request of the same custom_id."""
+    known = answered(target)
+    for number, text in lines_of(source, most) if known else ():
+        name = name_of(text)
+        if name is not None and known.pop(name, request_id(text)) != request_id(text):
+            raise ConfigError(
+                f"{target}: has an answer to another request with the custom_id {name!r} than line {number} of "
+                f"{source}; remove that file, or name another as --output-file",
+                param="output_file",
+            )
+
+
+def _drop_errors(target: Path) -> None:
+    """Leave good answers only in an output: lines with an error are asked again."""
+    if not target.is_file():
+        return
+    with becoming(target) as part, part.open("wb") as out:
+        out.writelines(text for text, _, _ in _good_lines(target))
 
 
 async def run(app: ASGIApp, source: Path, target: Path, most: int, done: Callable[[bool], None]) -> tuple[int, int]:
     """Answer the requests of `source` in `target`; (answered now, of which are errors). `most`: bytes of a line.
 
-    `done` is called for each line, with whether it went well; those that `target` has count, too.
+    `done` is called for each line, with whether it went well; those that `target` has count, too. Lines that ended with
+    an error are asked again. Answers are written in the order in which they end. Errors as of `check_unchanged`.
     """
-    known = answered(target, most)
+    check_unchanged(source, target, most)
+    _drop_errors(target)
+    known = answered(target)
     counts, lock = [0, 0], asyncio.Lock()
     room = asyncio.Semaphore(TOGETHER)
     seen = set[str]()
@@ -155,7 +190,8 @@ async def run(app: ASGIApp, source: Path, target: Path, most: int, done: Callabl
                 for number, text in lines_of(source, most):
                     name = name_of(text)
                     twice = name in seen
-                    if (id_of(number) if name is None or twice else name) in known:
+                    if name in known and not twice:
+                        seen.add(name)
                         done(True)
                         continue
                     seen |= {name} if name is not None else set()
@@ -169,7 +205,7 @@ async def run(app: ASGIApp, source: Path, target: Path, most: int, done: Callabl
 async def _answer(app: ASGIApp, number: int, text: bytes, twice: bool) -> BatchAnswer:
     """Answer a line; `twice`: its custom_id is that of an earlier one, whose answer alone is to be found by it."""
     name = name_of(text)
-    answer = BatchAnswer(id=f"batch_req_{random_id()}", custom_id=name, response=None, error=None)
+    answer = BatchAnswer(id=request_id(text), custom_id=name, response=None, error=None)
     if name is None or twice:
         answer.id, answer.custom_id = id_of(number), None
     try:

@@ -80,7 +80,7 @@ async def live_history(server: ServerState, request: Request) -> Response:
 
 
 async def live_diagnosis(server: ModelServer, request: Request) -> Response:
-    """Return what is wrong with the server now, as sentences. Public if /metrics is, without names of tenants then."""
+    """Return what is wrong with the server now, as sentences. Without a key they name no tenant."""
     named = request.state.tenant.admin or not server.keys.needed
     found = diagnose(server.history, named=named, draining=server.draining)
     return JsonResponse(msgspec.json.encode(found), headers={"cache-control": "no-store"})

@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.server.apis.openai.replies import Load, Readiness, Version
+from quire.server.apis.openai.replies import Health, Load, Readiness, Version
 from quire.server.http.gateway import ServerState
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
@@ -21,9 +21,11 @@ AGAIN = {"retry-after": "1"}
 
 
 async def health(server: ModelServer, request: Request) -> Response:
-    """Return 200 while the server can answer; 503 while the engine that it was started with restarts or is gone."""
+    """Return 200 while the server can answer, and 503 while its engine restarts or is gone."""
     ready = server.permanent is None or server.permanent.engine.ready
-    return Response(status_code=200) if ready else Response(status_code=503, headers=AGAIN)
+    reply = _json(Health(status="ok" if ready else "no engine answers now"), 200 if ready else 503)
+    reply.headers.update({} if ready else AGAIN)
+    return reply
 
 
 async def livez(server: ServerState, request: Request) -> Response:
@@ -32,7 +34,7 @@ async def livez(server: ServerState, request: Request) -> Response:
 
 
 async def readyz(server: ModelServer, request: Request) -> Response:
-    """Return 200 while the server accepts requests, and its engine makes progress or its pinned models were loaded."""
+    """Return 200 while the server accepts requests and its engine runs (several models: the pinned ones are loaded)."""
     if server.permanent is None:
         checks = {"not draining": not server.draining, "pinned models were loaded": server.started}
     else:
@@ -71,9 +73,19 @@ def _json(value: msgspec.Struct, status: int = 200) -> Response:
 
 _NO_ENGINE = "No engine answers now"
 ROUTES = (
-    Route("GET", "/health", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
-    Route("GET", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
-    Route("POST", "/ping", health, access="monitoring", unavailable=_NO_ENGINE, per_model=False, group="Monitoring"),
+    *(
+        Route(
+            method,
+            path,
+            health,
+            reply=(Health,),
+            access="monitoring",
+            unavailable=_NO_ENGINE,
+            per_model=False,
+            group="Monitoring",
+        )
+        for method, path in (("GET", "/health"), ("GET", "/v1/health"), ("GET", "/ping"), ("POST", "/ping"))
+    ),
     Route("GET", "/livez", livez, access="public", per_model=False, group="Monitoring"),
     Route(
         "GET",

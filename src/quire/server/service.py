@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -21,6 +22,7 @@ from quire.server.text_generation.output_parsing import Formats, formats_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
+logger = logging.getLogger("quire.server")
 VERSION = quire.__version__
 
 
@@ -48,6 +50,12 @@ class Service:
     def __post_init__(self) -> None:
         self.options = self.options.sized(self.engine.info.takes_images)
         self.formats: Formats = formats_of(self.options, self.template, self.tokenizer)
+        if self.options.enable_auto_tool_choice and self.template is not None and not self.template.shows_tools:
+            logger.warning(
+                "--enable-auto-tool-choice: the chat template of %s does not tell the model of tools, so that it will "
+                "call none by itself; give --chat-template FILE, or force calls by tool_choice",
+                self.names[0],
+            )
         self.media = Media(self.engine, self.config, self.options, self.tokenizer)
 
     @cached_property
@@ -87,6 +95,10 @@ class Service:
     def defaults(self) -> dict[str, Any]:
         """Sampling defaults of requests that give none."""
         return sampling_defaults(self.config, self.engine.info)
+
+    def defaults_or(self, fallback: Mapping[str, float]) -> dict[str, Any]:
+        """`defaults`, or where the model has none of sampling those of an API, `fallback`."""
+        return sampling_defaults(self.config, self.engine.info, fallback)
 
     def check_model(self, name: str | None) -> None:
         """A request must name the served model or one of its adapters, or none."""

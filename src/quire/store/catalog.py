@@ -41,6 +41,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantization: str = ""
     kind: Kind = "chat"
     also: tuple[str, ...] = ()
+    sampling: dict[str, float] = {}
     python: PythonFile | None = None
 
 

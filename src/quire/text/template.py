@@ -44,6 +44,10 @@ Message = Mapping[str, Any]
 IMAGE_PART: Mapping[str, Any] = {"type": "image"}
 """An image among the parts of a message's content, as templates are told of it."""
 _WORD = "wordofaprobe"
+_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {"name": _WORD, "description": _WORD, "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class TemplateInput(NamedTuple):
@@ -185,8 +189,17 @@ class ChatTemplate:
         printed = "'type'" in seen or '"type"' in seen  # a list that is taken for a text
         return TemplateInput(_WORD in text, _WORD in seen and seen != told and not printed)
 
-    def _probe(self, content: Any) -> str:
-        values = {**self._tokenizer.named, "messages": [{"role": "user", "content": content}], "tools": None}
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the model is told of tools: what the template writes with a tool is not what it writes without. True
+        where it writes nothing of a user's message alone, so that nothing is known."""
+        if "tool_use" in self._sources:
+            return True
+        written = self._probe(_WORD, [_TOOL])
+        return not written or written != self._probe(_WORD)
+
+    def _probe(self, content: Any, tools: list[Any] | None = None) -> str:
+        values = {**self._tokenizer.named, "messages": [{"role": "user", "content": content}], "tools": tools}
         try:
             return RENDERER.render(
                 self._sources.get("default", ""), {**values, "add_generation_prompt": True}, self._max_chars

@@ -117,7 +117,9 @@ def test_a_share_caches_its_own_heads_and_latents_whole(tmp_path: Path) -> None:
 
 def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "llama")
-    with pytest.raises(ConfigError, match="q: 4 cannot be split over --tensor-parallel-size 3"):
+    with pytest.raises(
+        ConfigError, match="4 attention heads cannot be split over --tensor-parallel-size 3; 1, 2 and 4 can"
+    ):
         load(tmp_path, Share(0, 3))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from live_server import LiveServer, live
+from live_server import LiveServer, live, text_tools
 from quire.core.structured import StructuredOutputsParams
 from quire.text.infill import BEFORE, BEHIND, Format, infill
+from stub_engine import StubEngine, stub_info
 from tool_replies import SAID, TOOLS, saying
 
 ollama = pytest.importorskip("ollama", reason="the extra 'clients' is not installed")
@@ -67,6 +69,12 @@ def test_history_reaches_the_template(server: LiveServer, client: Any) -> None:
     assert prompt(server).startswith("<user>hi<assistant>[weather Rome]<tool>sunny[{")
 
 
+def test_defaults_are_ollamas(server: LiveServer, client: Any) -> None:
+    client.chat(model="stub", messages=HI, options={"num_predict": 1, "top_p": 0.5})
+    params = server.stub.submitted[-1].params
+    assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.8, 40, 0.5, 1.1)
+
+
 def test_a_prompt(server: LiveServer, client: Any) -> None:
     ask = client.generate
     options = {"num_predict": 4, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7, "stop": ["x"],
@@ -97,9 +105,15 @@ def test_log_probabilities(server: LiveServer, client: Any) -> None:
     assert all(len(entry.top_logprobs) == 2 for entry in reply.logprobs)
 
 
+NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
 def test_a_shape_is_a_grammar() -> None:
     with live() as server, ollama.Client(host=server.url) as client:
-        for shape, given in (("json", {"json_object": True}), ({"const": 5}, {"json": {"const": 5}})):
+        for shape, given in (
+            ("json", {"json_object": True}),
+            (NAMED, {"json": NAMED | {"additionalProperties": False}}),
+        ):
             client.generate(model="stub", prompt="hi", raw=True, format=shape, options={"num_predict": 60})
             grammar = server.stub.submitted[-1].grammar
             direct = {"structured_outputs": given, "max_tokens": 60}
@@ -117,6 +131,44 @@ def test_what_is_served(server: LiveServer, client: Any) -> None:
     assert shown.capabilities == ["completion", "embedding", "tools", "thinking"] and "tool_call" in shown.template
     assert next(v for k, v in shown.modelinfo.items() if k.endswith(".context_length")) == 2048
     assert set(server.http.get("/api/version").json()) == {"version"}
+
+
+def test_a_shape_that_the_limit_closes_ends_by_length() -> None:
+    with live() as server, ollama.Client(host=server.url) as client:
+        server.stub.script = server.tokenizer.encode('{"a": 1}', add_special_tokens=False)
+        for limit, reason in ((60, "stop"), (len(server.stub.script) + 1, "length")):
+            options = {"num_predict": limit}
+            reply = client.generate(model="stub", prompt="hi", raw=True, format=NAMED, options=options)
+            assert (reply.response, reply.done_reason) == ('{"a": 1}', reason)
+
+
+def test_loading_and_unloading(server: LiveServer) -> None:
+    for alive, reason in ((0, "unload"), ("0s", "unload"), ("5m", "load"), (None, "load"), (-1, "load")):
+        reply = server.post("/api/generate", {"model": "stub", "keep_alive": alive})
+        assert reply.json()["done_reason"] == reason
+        assert ("keep_alive" in reply.headers.get("warning", "")) == (alive is not None)
+
+
+def test_models_are_managed_by_commands(server: LiveServer) -> None:
+    for method, path, command in (
+        ("POST", "/api/pull", "quire pull"),
+        ("POST", "/api/create", "quire compress"),
+        ("POST", "/api/copy", "--served-model-name"),
+        ("DELETE", "/api/delete", "quire rm"),
+    ):
+        reply = server.http.request(method, path, json={"model": "smollm2"})
+        assert reply.status_code == 501 and command in reply.json()["error"], path
+
+
+def test_a_file_is_of_its_own_family(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    info = stub_info(folder=str(tmp_path / "model.gguf"), family="llama", quantization="gguf Q4_1")
+    with live(StubEngine(info), tools=text_tools()) as server:
+        [listed] = server.http.get("/api/tags").json()["models"]
+        shown = server.post("/api/show", {"model": listed["name"]}).json()
+    assert listed["details"] == shown["details"]
+    assert (listed["details"]["family"], listed["details"]["format"]) == ("llama", "gguf")
+    assert shown["model_info"]["general.architecture"] == "llama" and "llama.vocab_size" in shown["model_info"]
 
 
 def test_bodies_need_no_type_unless_a_page_sends_them(server: LiveServer) -> None:

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from live_server import LiveServer, live
+from stub_engine import StubEngine, stub_info
 from tool_replies import saying
 
 SAID = "Let me see what is here.\nNo more."
@@ -48,6 +49,36 @@ def test_llama_cpp_streams(server: LiveServer) -> None:
     assert events[-1]["timings"]["predicted_n"] == events[-1]["tokens_predicted"]
 
 
+def test_llama_cpp_continues_several(server: LiveServer) -> None:
+    prompts = ["hello", "hello there"]
+    both = server.post("/completion", {"prompt": prompts}).json()
+    assert [(each["index"], each["content"], each["prompt"]) for each in both] == [
+        (0, SAID, "hello"),
+        (1, SAID, prompts[1]),
+    ]
+    assert [each["tokens_evaluated"] for each in both] == [len(server.tokenizer.encode(text)) for text in prompts]
+    assert [each["index"] for each in server.post("/completion", {"prompt": [[9, 9]], "n_predict": 1}).json()] == [0]
+    assert isinstance(complete(server, prompt=[9, 9], n_predict=1), dict), "ids are one prompt"
+    reply = server.post("/completion", {"prompt": prompts, "stream": True, "timings_per_token": True})
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
+    for index in range(2):
+        own = [event for event in events if event["index"] == index]
+        assert "".join(event["content"] for event in own) == SAID
+        assert [event["stop"] for event in own] == [False] * (len(own) - 1) + [True] and all(
+            "timings" in e for e in own
+        )
+
+
+def test_timings_of_openais_replies(server: LiveServer) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "hi", "max_tokens": 3})):
+        assert "timings" not in server.post(path, body).json()
+        timings = server.post(path, body | {"timings_per_token": True}).json()["timings"]
+        assert timings["predicted_n"] == 3 and timings.keys() == complete(server, n_predict=1)["timings"].keys()
+        events, done = server.events(path, body | {"timings_per_token": True})
+        assert done and all("timings" in event for event in events) and events[-1]["timings"]["predicted_n"] == 3
+
+
 def test_llama_cpps_fields(server: LiveServer) -> None:
     fields = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 7,
               "logit_bias": [[17, 2.5], [18, False]], "ignore_eos": True, "n_predict": 2, "mirostat": 2}  # fmt: skip
@@ -65,6 +96,20 @@ def test_llama_cpps_fields(server: LiveServer) -> None:
     [first, *_] = complete(server, n_probs=2)["completion_probabilities"]
     assert first["logprob"] == -0.5 and [top["id"] for top in first["top_logprobs"]] == [first["id"], first["id"] + 1]
     assert complete(server, prompt=server.tokenizer.encode("hello"), return_tokens=True, n_predict=2)["tokens"]
+
+
+def test_llama_cpps_defaults(server: LiveServer) -> None:
+    complete(server, n_predict=1, top_k=7)
+    params = server.stub.submitted[-1].params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 7, 0.95, 0.05)
+    settings = server.http.get("/props").json()["default_generation_settings"]["params"]
+    assert (settings["temperature"], settings["top_k"], settings["min_p"]) == (0.8, 40, 0.05)
+    server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert server.stub.submitted[-1].params.temperature == 1.0, "OpenAI's"
+    with live(StubEngine(stub_info(generation_defaults={"temperature": 0.3}))) as own:
+        complete(own, n_predict=1)
+        params = own.stub.submitted[-1].params
+        assert (params.temperature, params.top_k, params.min_p) == (0.3, 0, 0.0), "the model's"
 
 
 def test_llama_cpps_state(server: LiveServer) -> None:

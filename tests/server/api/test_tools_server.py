@@ -153,6 +153,31 @@ def test_parsers_by_name_for_a_template_that_shows_none() -> None:
             pass
 
 
+def test_tools_that_the_template_does_not_show_are_told_of(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    path = "/v1/chat/completions"
+    with saying("a", plain, tool_call_parser="pythonic", enable_auto_tool_choice=True) as hidden:
+        assert "--enable-auto-tool-choice: the chat template of stub does not tell" in caplog.text
+        for more, told in (
+            ({"tools": TOOLS, "tool_choice": "auto"}, True),
+            ({"tools": TOOLS}, True),
+            ({"tools": TOOLS, "tool_choice": "none"}, False),
+            ({}, False),
+        ):
+            warned = hidden.post(path, body | more).headers.get("warning", "")
+            assert ("tools: the chat template does not tell the model of tools" in warned) == told, more
+        both = hidden.post(path, body | {"tools": TOOLS, "colour": 1}).headers["warning"]
+        assert "colour" in both and "tools: " in both
+        assert "tools: " in hidden.post("/api/chat", {"model": "stub", "tools": TOOLS, **body}).headers["warning"]
+    caplog.clear()
+    assert "warning" not in server.post(path, body | {"tools": TOOLS}).headers
+    with saying("a", enable_auto_tool_choice=True):
+        assert "enable-auto-tool-choice" not in caplog.text
+
+
 def test_special_tokens_that_are_markers_are_text() -> None:
     tokenizer, _ = text_tools()
     (first, a), (_, b) = list(tokenizer.special.items())[:2]

@@ -140,6 +140,7 @@ def test_the_access_log_as_text(capsys: pytest.CaptureFixture[str]) -> None:
         server.http.get("/nothing%0Ahere")
         first, second = lines(server, capsys, 2)
     assert re.search(r'"POST /v1/completions" 200 0\.\d{3} s id=\w+ tokens=\d+\(\d+ cached\)\+3 queue=', first)
+    assert re.search(r" ttft=\d\.\d{3} tokens/s=\d+\.\d", first), "speed of decoding"
     assert '"GET /nothing%0Ahere" 404' in second and "tokens" not in second
 
 

@@ -12,7 +12,7 @@ from quire.cli.chat.conversation import Conversation
 from quire.cli.generate import sampling, timings
 from quire.core.errors import BadRequest
 from quire.engine.llm import LLM
-from quire.engine.requests import EncodedPrompt, Prompt
+from quire.engine.requests import LLAMA_CPP_SAMPLING, EncodedPrompt, Prompt
 
 
 class LocalChat:
@@ -45,7 +45,7 @@ class LocalChat:
         stop = settings["stop"]
         settings["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         self.timings = ""
-        with closing(self._llm.stream(prompt, sampling(self._llm, **settings))) as deltas:
+        with closing(self._llm.stream(prompt, sampling(self._llm, LLAMA_CPP_SAMPLING, **settings))) as deltas:
             for delta in deltas:
                 if stopped():
                     return

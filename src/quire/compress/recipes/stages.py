@@ -82,8 +82,9 @@ class Gptq(Rtn, frozen=True, kw_only=True):
     """GPTQ (Frantar et al. 2022) rounds column by column and lets later columns compensate for each error.
 
     For numerical stability, it adds the mean of the Hessian's diagonal times `damping` to the diagonal. `act_order`
-    rounds the columns with the largest activations first. With `static_groups`, the scales are computed before the
-    rounding, and neighbouring columns form a group.
+    rounds the columns with the largest activations first. Without `static_groups`, a group
+    holds columns that are rounded one after the other. With it, neighbouring columns form a group, whose scale is
+    computed before the rounding.
     """
 
     damping: Positive = 0.01
@@ -134,8 +135,8 @@ class SmoothQuant(KvCacheStage, frozen=True, kw_only=True):
 class LlmInt8(MatrixStage, frozen=True, kw_only=True):
     """LLM.int8() (Dettmers et al. 2022) makes weights int8 and keeps columns with outliers in 16 bits.
 
-    A column has outliers if the magnitude of an activation in it exceeds `threshold`. Other engines read `threshold`
-    from the checkpoint. quire itself computes with 16-bit activations in every column.
+    A column has outliers if the magnitude of an activation in it exceeds `threshold`. The checkpoint
+    records `threshold` for other engines. quire ignores it, and computes with 16-bit activations in every column.
     """
 
     threshold: Positive = 6.0
@@ -167,7 +168,7 @@ class Nf4(MatrixStage, frozen=True, kw_only=True):
 
 
 class Mxfp4(KvCacheStage, frozen=True, kw_only=True):
-    """MXFP4 (OCP microscaling formats 1.0) stores weights as 4-bit floats (e2m1). 32 weights share a power of two."""
+    """MXFP4 (OCP microscaling formats 1.0) stores weights as 4-bit floats (e2m1), 32 of which share a scale."""
 
 
 class Mixed(KvCacheStage, frozen=True, kw_only=True):
@@ -206,7 +207,7 @@ class Gguf(Stage, frozen=True, kw_only=True):
 
 
 class Prune(MatrixStage, frozen=True, kw_only=True):
-    """Pruning sets weights to zero. `magnitude` prunes the smallest weights.
+    """Pruning sets weights to zero: `magnitude` the smallest ones, `wanda` those that change the result least.
 
     `wanda` (Sun et al. 2024) multiplies the magnitude of each weight by the norm of its input, and prunes the weights
     with the smallest products. Set `sparsity`, the share of weights to prune in each matrix, or set `pattern`. The
@@ -300,7 +301,7 @@ class Student(Struct, frozen=True, kw_only=True):
 class Distil(Training, frozen=True, kw_only=True):
     """Distillation of hidden states trains the student to match the hidden states and the logits of the source model.
 
-    The student is the model that earlier stages made. With `student`, it is a new model with random weights.
+    The student is the model that earlier stages made, or a new model with random weights, whose sizes `student` gives.
     """
 
     student: Student | None = None

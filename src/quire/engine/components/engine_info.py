@@ -77,4 +77,5 @@ def engine_info(
         image_limits=ImageLimits() if encoding is None else encoding.limits.per_image,
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
         kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,
+        family=model.spec.family,
     )

@@ -248,8 +248,12 @@ class Share:
             return rank * (units // step) // world * step, (rank + 1) * (units // step) // world * step
         if spread == SHARED and world % units == 0:
             return rank * units // world, rank * units // world + 1
+        possible = [str(n) for n in range(1, units + 1) if units % n == 0 or spread == STEPS]
+        several = f"{', '.join(possible[:-1])} and {possible[-1]}" if len(possible) > 1 else "only 1"
+        can = f"1 to {units}" if spread == STEPS else several
         raise ConfigError(
-            f"{what}: {units} cannot be split over --tensor-parallel-size {self.world}", param="tensor_parallel_size"
+            f"{units} {_units_of(what)} cannot be split over --tensor-parallel-size {world}; {can} can",
+            param="tensor_parallel_size",
         )
 
     def role(self, name: str, spec: ModelSpec) -> tuple[int, int]:
@@ -270,6 +274,16 @@ class Share:
             part = self.cut(name, spec, shape[axis])
             shape[axis] = part.stop - part.start
         return tuple(shape)
+
+
+def _units_of(name: str) -> str:
+    """What the units of a role are, in words."""
+    own = name.removeprefix("encoder_")
+    if own in ("k", "v", "k_row_norm", "k_head_norms"):
+        return "key/value heads"
+    if own in ("gate", "up", "down") or own.startswith(("expert_", "shared_")):
+        return "columns of an MLP"
+    return "attention heads" if own in MIXED or own == "relative_bias" else f"rows of {name}"
 
 
 def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:

@@ -66,6 +66,10 @@ CacheSaltField = Annotated[
 StructuredOutputsField = Annotated[
     Any, about("Structured output: one of json, regex, choice, grammar, json_object, structural_tag.")
 ]
+TimingsPerTokenField = Annotated[
+    bool | None,
+    about("llama.cpp's: the reply, and each event of a stream, has timings: milliseconds, tokens per second."),
+]
 SuffixField = Annotated[str | None, about("Text after the gap, for models with fill-in-the-middle tokens.")]
 AddGenerationPromptField = Annotated[bool | None, about("End the prompt with the beginning of an assistant message.")]
 ContinueFinalMessageField = Annotated[bool | None, about("Continue the last message instead of starting a new one.")]

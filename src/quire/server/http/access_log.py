@@ -111,6 +111,8 @@ def text_line(found: Entry) -> str:
         names = ("queue", "prefill", "decode", "ttft")
         spans = [(name, getattr(times, f"{name}_seconds")) for name in names]
         words += [f"{name}={seconds:.3f}" for name, seconds in spans if seconds is not None]
+        if times.decode_seconds and times.generated_tokens > 1:
+            words.append(f"tokens/s={(times.generated_tokens - 1) / times.decode_seconds:.1f}")
     return " ".join(words)
 
 

@@ -166,12 +166,17 @@ def drop_unknown(value: Any, kind: type) -> tuple[Any, list[str]]:
     return _dropped(value, _type(kind), "", found), found
 
 
-def warning(names: list[str]) -> bytes:
-    """The value of a `Warning` header (RFC 7234, 5.5; code 299) that names ignored fields, printable and short."""
+def warning(text: str) -> bytes:
+    """The value of a `Warning` header (RFC 7234, 5.5; code 299) that says a text of printable ASCII characters."""
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'299 quire "{quoted}"'.encode("ascii")
+
+
+def ignored_warning(names: list[str]) -> bytes:
+    """The value of a `Warning` header that names ignored fields, printable and short."""
     shown = [name[:MAX_NAME].encode("unicode_escape").decode() for name in names[:MAX_NAMED]]
     text = ", ".join(shown) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'299 quire "ignored, without effect here: {quoted}"'.encode("ascii")
+    return warning(f"ignored, without effect here: {text}")
 
 
 class IgnoredFields:

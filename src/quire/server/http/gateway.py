@@ -17,7 +17,7 @@ from quire.core.errors import BadRequest, QuireError, Unavailable, is_panic
 from quire.core.request import random_id
 from quire.engine.frontend.streams import CallQueue
 from quire.server.http.activity import Activity
-from quire.server.http.body import IgnoredFields, warning
+from quire.server.http.body import IgnoredFields, ignored_warning, warning
 from quire.server.http.dialects import Dialect
 from quire.server.http.disconnect import ClientGone
 from quire.server.http.errors import HttpError, error_headers
@@ -84,7 +84,8 @@ class Gateway:
 
     A route finds in `request.state.tenant` whose key was sent; its salt parts the prefix cache, as the time and
     `cached_tokens` of a hit would confirm a guess at another's prompt. In `request.state.ignored` it notes fields
-    of the body that mean nothing here: the response's `Warning` header names them.
+    of the body that mean nothing here, in `warnings` what else a client is to know of its answer: the response's
+    `Warning` headers say both.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Gateway:
         exchange = Exchange(_request_id(headers), scope, time.time(), time.monotonic(), body=body)
         exchange.dialect = self._table.dialect(path)
         exchange.operation = next((route.operation for route in routes if route.method == scope["method"]), None)
-        ignored: list[str] = []
+        ignored, warnings = list[str](), list[str]()
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -127,7 +128,8 @@ class Gateway:
                 if self._server.draining:
                     message["headers"].append((b"connection", b"close"))
                 if ignored:
-                    message["headers"].append((b"warning", warning(ignored)))
+                    message["headers"].append((b"warning", ignored_warning(ignored)))
+                message["headers"].extend((b"warning", warning(text)) for text in warnings)
             await send(message)
 
         counted = scope["method"] == "POST"
@@ -136,7 +138,7 @@ class Gateway:
             self._check(exchange, path, headers)
             if counted:
                 await self._server.engines.turns.mine()
-            own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored}
+            own = {"tenant": exchange.tenant, "exchange": exchange, "ignored": ignored, "warnings": warnings}
             exchange.scope = {**scope, "state": {**scope.get("state", {}), **own}}  # the router adds its route to it
             await self._app(exchange.scope, receive, reply)
         except ClientGone:

@@ -14,11 +14,11 @@ from quire.core.errors import ConfigError
 class ModelEntry:
     """A model that a server may load.
 
-    `aliases`: further names that requests may give. `pinned`: it is loaded at the start, and makes no room for others.
-    `server_options`: options of the server that this model has otherwise (`PER_MODEL`). `needed_bytes`: bytes of its
-    weights and KV cache, planned from the headers of its files, as `max_model_len`, `folder` and `scheme` (of its
-    weights) are. `root`: the name of its files, as a folder or the Hub has it. `passport`: quire.json of its
-    folder, {} where there is none.
+    `aliases`: further names that requests may give. `pinned`: it is loaded at the start, and makes no room for
+    others. `server_options`: options of the server that this model has otherwise (`PER_MODEL`). `needed_bytes`: bytes
+    of its weights and KV cache, planned from the headers of its files, as `max_model_len`, `folder` and `scheme` (of
+    its weights) are, and `family`, its architecture. `root`: the name of its files, as a folder or the Hub has it.
+    `passport`: quire.json of its folder, {} where there is none.
     """
 
     name: str
@@ -32,6 +32,7 @@ class ModelEntry:
     scheme: str
     passport: Mapping[str, Any]
     pinned: bool = False
+    family: str = ""
 
     @property
     def adapters(self) -> tuple[str, ...]:

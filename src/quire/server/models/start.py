@@ -31,8 +31,9 @@ def open_service(client: EngineClient, config: EngineConfig, options: ServerOpti
     info = client.info
     tokenizer = model_tokenizer(config.model, info.folder, info.vocab_size)
     template = model_template(config.model, info.folder, tokenizer, info.max_model_len)
+    service = Service(AsyncEngine(client), tokenizer, template, options, config, http)
     RENDERER.rest()  # a server of completions alone has no use for its process
-    return Service(AsyncEngine(client), tokenizer, template, options, config, http)
+    return service
 
 
 def server_of_one(service: Service) -> ModelServer:
@@ -51,6 +52,7 @@ def server_of_one(service: Service) -> ModelServer:
         scheme=info.quantization,
         passport=read_json(Path(info.folder) / "quire.json"),
         pinned=True,
+        family=info.family,
     )
     return ModelServer(Pool.of_one(entry, LoadedModel(service, ExitStack())), service.options, service.http)
 

@@ -44,6 +44,38 @@ class Usage(msgspec.Struct, kw_only=True):
     completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
+class LlamaCppTimings(msgspec.Struct, kw_only=True):
+    """Milliseconds and tokens per second of the prompt's part that was not cached, and of what was generated."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+def llama_cpp_timings(usage: Usage, times: Timings) -> LlamaCppTimings:
+    """Where the time went so far, as llama.cpp's server says it."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    read, written = usage.prompt_tokens - cached, usage.completion_tokens
+    prompt, predicted = times.prefill_seconds or 0.0, times.decode_seconds or 0.0
+    return LlamaCppTimings(
+        cache_n=cached,
+        prompt_n=read,
+        prompt_ms=1e3 * prompt,
+        prompt_per_token_ms=1e3 * prompt / max(1, read),
+        prompt_per_second=read / prompt if prompt else 0.0,
+        predicted_n=written,
+        predicted_ms=1e3 * predicted,
+        predicted_per_token_ms=1e3 * predicted / max(1, written),
+        predicted_per_second=written / predicted if predicted else 0.0,
+    )
+
+
 class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the prefix cache had of a prompt, and where and why it had no more; null: all but the last token."""
 

@@ -18,7 +18,7 @@ from quire.server.apis.message_answer import Block, BlockChange, MessageAnswer, 
 from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.prompts import encode_chat
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
-from quire.server.apis.openai.tools import calling_of
+from quire.server.apis.openai.tools import calling_of, warn_of_hidden_tools
 from quire.server.apis.unsupported import without_effect
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import ANTHROPIC
@@ -67,6 +67,7 @@ async def create_message(service: Service, request: Request) -> Response:
     chat = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
+        await warn_of_hidden_tools(service, request, chat)
         generation, parsing = await submit_chat(service, chat, arrival, request.state.tenant)
     answer = _Answer(
         service, generation, parsing,

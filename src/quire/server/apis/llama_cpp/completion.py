@@ -15,6 +15,7 @@ from quire.core.options.fields import about
 from quire.core.params import Bias, Logprobs, RepetitionPenalty, SamplingParams
 from quire.core.request import TokenLogprob, random_id
 from quire.engine.image_sources import Base64, ImageSource
+from quire.engine.requests import LLAMA_CPP_SAMPLING
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.fields import (
     FrequencyPenaltyField,
@@ -25,9 +26,11 @@ from quire.server.apis.fields import (
     SeedField,
     StreamField,
     TemperatureField,
+    TimingsPerTokenField,
     TopKField,
     TopPField,
 )
+from quire.server.apis.openai.choices import State
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.protocol import CompletionRequest
@@ -39,14 +42,14 @@ from quire.server.http.routes import SSE, Route
 from quire.server.http.sse import event
 from quire.server.service import VERSION, Service
 from quire.server.text_generation.generation import Generated, Piece
-from quire.server.text_generation.reports import Report
+from quire.server.text_generation.reports import LlamaCppTimings, Report, llama_cpp_timings
 
 MARK = "<__media__>"
 """Where an image stands in a prompt."""
 FIELD_NAMES = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 """Fields of completions by which errors may go, and what they are called here."""
 _SAME = ("model", "prompt", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
-         "ignore_eos", "stream")  # fmt: skip
+         "ignore_eos", "stream", "grammar", "json_schema")  # fmt: skip
 
 
 class ImagePrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +63,8 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """POST /completion. `n_predict` and `seed` of -1 are none; `cache_prompt` false: nothing cached is used."""
 
     prompt: Annotated[
-        str | list[int] | ImagePrompt, about("Text to continue, token ids, or a list of either; each gets a choice.")
+        str | list[str | int | list[int]] | ImagePrompt,
+        about("Text to continue, token ids, or a list of either; the reply is then a list."),
     ]
     model: ModelField = None
     n_predict: Annotated[int | None, about("Largest number of output tokens; -1 = until the context is full.")] = None
@@ -82,22 +86,9 @@ class LlamaCppRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     n_probs: Annotated[Logprobs | None, about("Return logprobs of so many most probable tokens.")] = None
     cache_prompt: Annotated[bool | None, about("false: do not use the prefix cache.")] = None
     return_tokens: Annotated[bool | None, about("The reply has token ids.")] = None
+    timings_per_token: TimingsPerTokenField = None
     grammar: Annotated[str | None, about("A grammar (GBNF or Lark) that the output must match.")] = None
     json_schema: Annotated[dict[str, Any] | None, about("A JSON schema that the output must match.")] = None
-
-
-class LlamaCppTimings(msgspec.Struct, kw_only=True):
-    """Milliseconds and tokens per second of the prompt's part that was not cached, and of what was generated."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
 
 
 class LlamaCppReply(msgspec.Struct, kw_only=True):
@@ -141,7 +132,7 @@ async def completion(service: Service, request: Request) -> Response:
     if isinstance(body.prompt, ImagePrompt):
         text, sources = await off_read(request, _with_image_marks, service, body.prompt)
         body = msgspec.structs.replace(body, prompt=text)
-    asked = completion_of(body)
+    asked = completion_of(service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
         generation = await submit_completion(service, asked, arrival, request.state.tenant, most=None, sources=sources)
@@ -158,15 +149,11 @@ def _with_image_marks(service: Service, prompt: ImagePrompt) -> tuple[str, list[
     return prompt.prompt_string.replace(MARK, service.media.mark), sources
 
 
-def completion_of(body: LlamaCppRequest) -> CompletionRequest:
+def completion_of(service: Service, body: LlamaCppRequest) -> CompletionRequest:
     """What `body` asks for, as a completion. It goes on until the model ends it or the context is full, as there."""
-    if body.grammar and body.json_schema is not None:
-        raise BadRequest("grammar: json_schema asks for a shape already; give one", param="grammar")
     fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    if body.grammar:
-        fields["structured_outputs"] = {"grammar": body.grammar}
-    if body.json_schema is not None:
-        fields["structured_outputs"] = {"json": body.json_schema}
+    found = service.defaults_or(LLAMA_CPP_SAMPLING)
+    fields |= {name: found[name] for name in LLAMA_CPP_SAMPLING if fields[name] is None and name in found}
     return CompletionRequest(
         **fields,
         max_tokens=None if body.n_predict == -1 else body.n_predict,
@@ -191,7 +178,7 @@ def _biases(given: list[list[Any]] | dict[int, float] | None) -> dict[int, float
 
 
 class _Answer(Answer):
-    """One continuation."""
+    """A continuation of each prompt."""
 
     dialect = LLAMA_CPP
 
@@ -199,41 +186,41 @@ class _Answer(Answer):
         super().__init__(service, generation, service.answering(body.model), bool(body.stream))
         self._body = body
         self._names = LogprobWriter(service.tokenizer, as_ids=False)
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._last = Piece(0, "", [], [], None)
+        self._states = [State() for _ in generation.requests]
 
     async def events(self, pieces: list[Piece]) -> bytes:
         """An event for each piece."""
-        return b"".join(event(self._part(piece)) for piece in pieces if piece.text or piece.tokens)
+        return b"".join(event(self._part(piece)) for piece in pieces if self._note(piece))
+
+    def _note(self, piece: Piece) -> bool:
+        """Keep why a continuation ended; whether there is more to say."""
+        state = self._states[piece.choice]
+        if piece.finish_reason is not None:
+            state.finish_reason, state.stop_reason = piece.finish_reason, piece.stop_reason
+        return bool(piece.text or piece.tokens)
 
     def tail(self) -> bytes:
-        """The account."""
-        return event(self._ended(self._part(Piece(0, "", [], [], None))))
+        """The account of each."""
+        empty = (Piece(choice, "", [], [], None) for choice in range(len(self._states)))
+        return b"".join(event(self._ended(self._part(piece))) for piece in empty)
 
     def add(self, pieces: list[Piece]) -> None:
         """Collect for `reply`."""
         for piece in pieces:
-            self._note(piece)
-            self._text.append(piece.text)
-            self._tokens += piece.tokens
-            self._logprobs += piece.logprobs
+            self._states[piece.choice].add(piece)
 
     async def reply(self) -> list[bytes]:
-        """Reply with the whole answer."""
-        whole = Piece(0, "".join(self._text), self._tokens, self._logprobs, None)
-        said = self._ended(self._part(whole))
-        return [await off_loop(len(whole.text), msgspec.json.encode, said)]
-
-    def _note(self, piece: Piece) -> None:
-        if piece.finish_reason is not None:
-            self._last = piece
+        """Reply with the whole answer, a list where a list of prompts came."""
+        whole = [state.whole(choice) for choice, state in enumerate(self._states)]
+        said = [self._ended(self._part(piece)) for piece in whole]
+        several = isinstance(self._body.prompt, list) and not isinstance(self._body.prompt[0], int)
+        size = sum(len(piece.text) for piece in whole)
+        return [await off_loop(size, msgspec.json.encode, said if several else said[0])]
 
     def _part(self, piece: Piece) -> LlamaCppReply:
-        self._note(piece)
-        usage = self.generation.usage()
+        usage = self.generation.usage(piece.choice)
         reply = LlamaCppReply(
+            index=piece.choice,
             content=piece.text,
             tokens=piece.tokens if self._body.return_tokens or self.stream else [],
             stop=False,
@@ -242,6 +229,8 @@ class _Answer(Answer):
         )
         if self._body.n_probs and piece.logprobs:
             reply.completion_probabilities = [self._entry(item) for item in piece.logprobs]
+        if self._body.timings_per_token:
+            reply.timings = self._timings(piece.choice)
         return reply
 
     def _entry(self, item: TokenLogprob) -> dict[str, Any]:
@@ -254,37 +243,28 @@ class _Answer(Answer):
                 "top_logprobs": top}  # fmt: skip
 
     def _ended(self, reply: LlamaCppReply) -> LlamaCppReply:
-        last, [request] = self._last, self.generation.requests
-        word = last.stop_reason if isinstance(last.stop_reason, str) else ""
+        state, request = self._states[reply.index], self.generation.requests[reply.index]
+        word = state.stop_reason if isinstance(state.stop_reason, str) else ""
         reply.stop, reply.model, reply.truncated = True, self.model, False
-        reply.stop_type = "limit" if last.finish_reason == "length" else "word" if word else "eos"
+        reply.stop_type = "limit" if state.finish_reason == "length" else "word" if word else "eos"
         reply.stopping_word = word
-        reply.prompt = self._body.prompt if isinstance(self._body.prompt, str) else self._decoded()
+        reply.prompt = self._prompt(reply.index)
         reply.generation_settings = settings_of(self.service, request.params)
-        reply.tokens_cached = self.generation.usage().prompt_tokens_details.cached_tokens
-        reply.timings, reply.quire = self._timings(), self.verdict
+        reply.tokens_cached = self.generation.usage(reply.index).prompt_tokens_details.cached_tokens
+        reply.timings, reply.quire = self._timings(reply.index), self.verdict
         return reply
 
-    def _decoded(self) -> str:
-        shown = self.service.media.shown(self.generation.requests[0])
+    def _prompt(self, choice: int) -> str:
+        sent = self._body.prompt
+        text = sent[choice] if isinstance(sent, list) else sent
+        if isinstance(text, str):
+            return text
+        shown = self.service.media.shown(self.generation.requests[choice])
         return self.service.tokenizer.decode(shown, skip_special_tokens=False)
 
-    def _timings(self) -> LlamaCppTimings:
-        usage, times = self.generation.usage(), self.generation.timings()
-        cached = usage.prompt_tokens_details.cached_tokens
-        read, written = usage.prompt_tokens - cached, usage.completion_tokens
-        prompt, predicted = times.prefill_seconds or 0.0, times.decode_seconds or 0.0
-        return LlamaCppTimings(
-            cache_n=cached,
-            prompt_n=read,
-            prompt_ms=1e3 * prompt,
-            prompt_per_token_ms=1e3 * prompt / max(1, read),
-            prompt_per_second=read / prompt if prompt else 0.0,
-            predicted_n=written,
-            predicted_ms=1e3 * predicted,
-            predicted_per_token_ms=1e3 * predicted / max(1, written),
-            predicted_per_second=written / predicted if predicted else 0.0,
-        )
+    def _timings(self, choice: int) -> LlamaCppTimings:
+        times = self.generation.timings(self.generation.requests[choice])
+        return llama_cpp_timings(self.generation.usage(choice), times)
 
 
 def settings_of(service: Service, params: Any) -> dict[str, Any]:
@@ -317,7 +297,7 @@ class Slot(msgspec.Struct, kw_only=True):
 async def props(service: Service, request: Request) -> Response:
     """Return the server's properties in llama.cpp's format."""
     info = service.engine.info
-    params = settings_of(service, SamplingParams(**(service.defaults | {"max_tokens": None})))
+    params = settings_of(service, SamplingParams(**(service.defaults_or(LLAMA_CPP_SAMPLING) | {"max_tokens": None})))
     params["n_predict"] = -1
     found = Props(
         default_generation_settings={"n_ctx": info.max_model_len, "params": params},

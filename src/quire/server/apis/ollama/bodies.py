@@ -27,10 +27,14 @@ from quire.server.apis.unsupported import refuse_unbuilt, without_effect
 from quire.server.service import Service
 
 FIELD_NAMES = {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
-           "response_format": "format", "reasoning_effort": "think",
+           "response_format": "format", "structured_outputs.json": "format", "reasoning_effort": "think",
            **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop",
                                                    "presence_penalty", "frequency_penalty")}}  # fmt: skip
 """Fields of chat completions by which errors may go, and what they are called here."""
+
+
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+"""Ollama's defaults, for a model that has none."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,23 +194,27 @@ def _fields(service: Service, body: OllamaRequest) -> dict[str, Any]:
     same = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
     fields: dict[str, Any] = {name: getattr(given, name) for name in same}
     limit = given.num_predict
+    fields["repetition_penalty"] = given.repeat_penalty
+    found = service.defaults_or(SAMPLING)
+    fields |= {name: found[name] for name in SAMPLING if fields[name] is None and name in found}
     return fields | {
         "model": body.model,
         "max_tokens": None if limit in (-1, -2) else limit,
         "seed": None if given.seed == -1 else given.seed,
-        "repetition_penalty": given.repeat_penalty,
-        "response_format": _format(body.format),
+        **_format(body.format),
         "stream": body.stream is not False,
     }
 
 
-def _format(shape: Any) -> dict[str, Any] | None:
+def _format(shape: Any) -> dict[str, Any]:
+    """Fields that ask for the shape. Objects of a schema have no other names than it lists, where it does not say."""
     if shape in (None, ""):
-        return None
+        return {}
     if shape == "json":
-        return {"type": "json_object"}
+        return {"response_format": {"type": "json_object"}}
     if isinstance(shape, dict):
-        return {"type": "json_schema", "json_schema": {"schema": shape}}
+        joined = b'"allOf"' in msgspec.json.encode(shape)  # objects of several parts, none of which lists all names
+        return {"structured_outputs": {"json": shape, "disable_additional_properties": not joined}}
     raise BadRequest('format: must be "json" or a JSON schema', param="format")
 
 

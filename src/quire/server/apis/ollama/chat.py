@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.completions import submit_completion
 from quire.server.apis.openai.logprobs import LogprobWriter
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
+from quire.server.apis.openai.tools import warn_of_hidden_tools
 from quire.server.http.body import off_read, read_struct
 from quire.server.http.dialects import OLLAMA
 from quire.server.http.json_response import JsonResponse
@@ -100,17 +102,20 @@ async def _chat(service: Service, request: Request, body: GenerateRequest | Chat
     asked = await off_read(request, chat_of, service, body)
     with mapped_fields(FIELD_NAMES):
         check_body(service, asked)
+        await warn_of_hidden_tools(service, request, asked)
         generation, parsing = await submit_chat(service, asked, arrival, request.state.tenant)
     answer = _Answer(service, generation, parsing, body, reasons=asked.include_reasoning is not False)
     return await respond(request, answer)
 
 
 def _loaded(service: Service, body: OllamaRequest) -> Response:
-    """Clients that ask for nothing want the model in memory, where it is."""
+    """Clients that ask for nothing want the model in memory, where it is, or out of it: it stays all the same, and the
+    `Warning` header says so."""
     empty: dict[str, Any] = {"response": ""}
     if isinstance(body, ChatRequest):
         empty = {"message": {"role": "assistant", "content": ""}}
-    reply = OllamaReply(model=body.model, created_at=_now(), done=True, done_reason="load", **empty)
+    reason = "unload" if re.fullmatch(r"0+(ns|us|µs|ms|s|m|h)?", str(body.keep_alive)) else "load"
+    reply = OllamaReply(model=body.model, created_at=_now(), done=True, done_reason=reason, **empty)
     return JsonResponse(_encode(reply))
 
 
@@ -170,7 +175,11 @@ class _Answer(MessageAnswer):
 
     def _ended(self, reply: OllamaReply) -> OllamaReply:
         usage, times = self.generation.usage(), self.generation.timings()
-        reply.done, reply.done_reason = True, "stop" if self.finish_reason == "stop" else "length"
+        request = self.generation.requests[0]
+        # A grammar closes what the limit cuts short, which then is whole and ends as the model would end it.
+        closed = request.grammar is not None and usage.completion_tokens >= (request.params.max_tokens or 0)
+        stopped = self.finish_reason == "stop" and not closed
+        reply.done, reply.done_reason = True, "stop" if stopped else "length"
         reply.total_duration, reply.load_duration = _nanos(times.e2e_seconds), 0
         reply.prompt_eval_count, reply.prompt_eval_duration = usage.prompt_tokens, _nanos(times.prefill_seconds)
         reply.eval_count, reply.eval_duration = usage.completion_tokens, _nanos(times.decode_seconds)

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask of models: /api/tags, /api/ps, /api/show, /api/version."""
+"""What Ollama's clients ask of models: /api/tags, /api/ps, /api/show, /api/version, and what commands do here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from quire.server.apis.ollama.chat import stamp
 from quire.server.apis.openai.replies import Version
 from quire.server.http.body import read_struct
 from quire.server.http.dialects import OLLAMA
+from quire.server.http.errors import HttpError
 from quire.server.http.gateway import ServerState
 from quire.server.http.json_response import JsonResponse
 from quire.server.http.routes import Route
@@ -80,7 +81,7 @@ def _tag(server: ModelServer, model: PooledModel, name: str) -> OllamaModel:
     if server.permanent is not None:
         return _loaded_model(server.permanent, name, modified_at=when)
     digest = hashlib.sha256(f"{entry.folder}\0{entry.scheme}\0{name}".encode()).hexdigest()
-    details = details_of(entry.folder, entry.scheme)
+    details = details_of(entry.folder, entry.scheme, entry.family)
     return OllamaModel(name=name, model=name, modified_at=when, size=entry.needed_bytes, digest=digest, details=details)
 
 
@@ -105,7 +106,7 @@ async def show(service: Service, request: Request) -> Response:
         raise BadRequest("model: required, and missing", param="model")
     service.check_model(name)
     info, formats = service.engine.info, service.formats
-    details = details_of(info.folder, info.quantization)
+    details = details_of(info.folder, info.quantization, info.family)
     pooling = info.pooling
     capabilities = ["completion"] if pooling.generates else []
     capabilities += ["embedding"] if not pooling.refused and not pooling.labels else []
@@ -133,17 +134,43 @@ async def version(server: ServerState, request: Request) -> Response:
     return _json(Version(version=VERSION))
 
 
+async def pull(server: ServerState, request: Request) -> Response:
+    """Refuse to download a model: `quire pull` does it."""
+    raise _by_command("quire pull MODEL downloads it, and quire serve MODEL serves it")
+
+
+async def create(server: ServerState, request: Request) -> Response:
+    """Refuse to make a model: flags of `quire serve` and `quire compress` do it."""
+    raise _by_command(
+        "quire compress MODEL OUT makes one, and flags of quire serve (--chat-template, --generation-config) change one"
+    )
+
+
+async def copy(server: ServerState, request: Request) -> Response:
+    """Refuse to copy a model: `--served-model-name` gives it further names."""
+    raise _by_command("quire serve MODEL --served-model-name NAME gives it another name")
+
+
+async def delete(server: ServerState, request: Request) -> Response:
+    """Refuse to remove a model: `quire rm` does it."""
+    raise _by_command("quire rm MODEL removes it")
+
+
+def _by_command(command: str) -> HttpError:
+    return HttpError(501, f"a running server does not change models: {command}", code="not_implemented")
+
+
 def _loaded_model(service: Service, name: str, **more: Any) -> OllamaModel:
     info = service.engine.info
     digest = hashlib.sha256(f"{info.model}\0{info.weights}\0{name}\0{service.fingerprint}".encode()).hexdigest()
-    details = details_of(info.folder, info.quantization)
+    details = details_of(info.folder, info.quantization, info.family)
     return OllamaModel(name=name, model=name, size=info.weight_bytes, digest=digest, details=details, **more)
 
 
-def details_of(folder: str, quantization: str) -> Details:
-    """Details of the files of a model."""
+def details_of(folder: str, quantization: str, family: str) -> Details:
+    """Details of the files of a model. `family`: what it is called where no config.json says it."""
     path = Path(folder)
-    family = str(read_json(path / "config.json").get("model_type", "unknown")) if folder else "unknown"
+    family = str(read_json(path / "config.json").get("model_type", family or "unknown")) if folder else "unknown"
     kind = "gguf" if path.suffix == ".gguf" else "safetensors"
     return Details(format=kind, family=family, families=[family], quantization_level=quantization)
 
@@ -152,9 +179,14 @@ def _json(value: msgspec.Struct) -> Response:
     return JsonResponse(msgspec.json.encode(value))
 
 
+_BY_COMMAND = {501: "A command does it, which the error names"}
 ROUTES = (
     Route("POST", "/api/show", show, body=(Named,), reply=(Shown,), dialect=OLLAMA, model_field="name"),
     Route("GET", "/api/tags", tags, reply=(OllamaModels,), dialect=OLLAMA, per_model=False),
     Route("GET", "/api/ps", ps, reply=(OllamaModels,), dialect=OLLAMA, per_model=False),
     Route("GET", "/api/version", version, reply=(Version,), dialect=OLLAMA, per_model=False),
+    Route("POST", "/api/pull", pull, dialect=OLLAMA, per_model=False, errors=_BY_COMMAND),
+    Route("POST", "/api/create", create, dialect=OLLAMA, per_model=False, errors=_BY_COMMAND),
+    Route("POST", "/api/copy", copy, dialect=OLLAMA, per_model=False, errors=_BY_COMMAND),
+    Route("DELETE", "/api/delete", delete, dialect=OLLAMA, per_model=False, errors=_BY_COMMAND),
 )

@@ -141,7 +141,7 @@ _BESIDE = (
     "stream", "logprobs", "prompt_logprobs", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "allowed_token_ids", "bad_words",
     "min_tokens", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "tools", "echo",
+    "guided_grammar", "grammar", "json_schema", "tools", "echo",
 )  # fmt: skip
 _OFF: tuple[object, ...] = (0, 0.0, [], {})
 _WHOLE = ("top_p", "repetition_penalty")

@@ -38,7 +38,7 @@ from quire.server.apis.openai.sampling_params import (
     token_limit,
 )
 from quire.server.apis.openai.structured_output import OutputShape
-from quire.server.apis.openai.tools import asked_of, calling_of
+from quire.server.apis.openai.tools import asked_of, calling_of, warn_of_hidden_tools
 from quire.server.http.body import LARGE, off_loop, off_read
 from quire.server.http.routes import SSE, Route
 from quire.server.keys import Tenant
@@ -58,6 +58,7 @@ async def create_chat_completion(service: Service, request: Request) -> Response
     arrival = time.monotonic()
     body = await read_body(service, request, ChatCompletionRequest)
     request.state.ignored.extend(await off_read(request, details_of, body.messages))
+    await warn_of_hidden_tools(service, request, body)
     generation, parsing = await submit_chat(service, body, arrival, request.state.tenant)
     return await respond(request, _Answer(service, body, generation, parsing))
 

@@ -22,7 +22,7 @@ from quire.server.http.json_parts import encode
 from quire.server.http.sse import event
 from quire.server.service import Service
 from quire.server.text_generation.generation import Generated, Piece
-from quire.server.text_generation.reports import PromptReport, Report, Usage
+from quire.server.text_generation.reports import PromptReport, Report, Usage, llama_cpp_timings
 from quire.text.detokenizer import Offsets
 
 Body = TypeVar("Body", bound=SamplingFields)
@@ -154,7 +154,7 @@ class ChoicesAnswer(Answer, Generic[Body]):
             usage: Usage | UnsetType | None = None if self._usage_at_end else UNSET
             if self._usage_always:
                 usage = self.usage()
-            events.append(event(self.chunk_of([part], usage), large))
+            events.append(event(self._timed(self.chunk_of([part], usage)), large))
             state.begun = True
         return b"".join(events)
 
@@ -205,8 +205,15 @@ class ChoicesAnswer(Answer, Generic[Body]):
         groups = [numbers[at : at + made] for at in range(0, len(numbers), made)]
         return [i for group in groups for i in sorted(group, key=lambda i: -self._states[i].likelihood)[:n]]
 
+    def _timed(self, reply: Reply) -> Reply:
+        """Add the times so far, where they are asked for."""
+        if self.body.timings_per_token:
+            reply.timings = llama_cpp_timings(self.generation.usage(), self.generation.timings())
+        return reply
+
     def _reported(self, reply: Reply) -> Reply:
         """Add what the body's `quire` asks for, and what schemas do not allow."""
+        reply = self._timed(reply)
         if self.body.quire is not None:
             reply.quire = report(self.request_id, self.began, self.generation, self.body.quire)
         if self.schema_errors:

@@ -14,7 +14,7 @@ from quire.server.models.state import ModelServer, service_of
 
 
 async def list_models(server: ModelServer, request: Request) -> Response:
-    """List all models with their states, under all of their names, and their adapters."""
+    """List the models and LoRA adapters with their states. A model with several names has an entry for each name."""
     server.pool.note_failures()
     return json_response(ModelList(data=[model_card(server, *named) for named in server.named_models()]))
 

@@ -25,6 +25,7 @@ from quire.server.text_generation.media import ImageBytes
 from quire.text.messages.ids import shorten
 from quire.text.template import IMAGE_PART, RESERVED
 from quire.text.template_renderer import PROCESSES
+from quire.text.tokenizer import CUT
 
 OF_REQUEST = RESERVED | {"continue_final_message", "image_mark", "documents", "self"}
 """What `chat_template_kwargs` may not set: what a request has fields for, or may not have. Templates are rendered where
@@ -162,6 +163,15 @@ async def encode_chat(service: Service, body: ChatBody, param: str | None, held:
     if sources:
         return await encode_with_images(service, text, sources, held, param)
     return EncodedPrompt((await encode_texts(service, [text], False, param))[0])
+
+
+async def render_chat(service: Service, body: ChatBody) -> str:
+    """The text of a conversation, for showing."""
+    if service.template is None:
+        raise BadRequest("messages: this model has no chat template", param="messages")
+    run = asyncio.get_running_loop().run_in_executor
+    text, _ = await run(_RENDERING, _rendered, service, body, _most_tokens(service))
+    return text.replace(CUT, "")
 
 
 def _most_tokens(service: Service) -> int:

@@ -38,6 +38,7 @@ from quire.server.apis.fields import (
     StructuredOutputsField,
     SuffixField,
     TemperatureField,
+    TimingsPerTokenField,
     ToolChoiceField,
     ToolsField,
     TopKField,
@@ -134,6 +135,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     guided_regex: Annotated[Any, about("A regular expression; an older name of structured_outputs.")] = None
     guided_choice: Annotated[Any, about("A list of texts; an older name of structured_outputs.")] = None
     guided_grammar: Annotated[Any, about("A grammar (Lark or GBNF); an older name of structured_outputs.")] = None
+    grammar: Annotated[Any, about("llama.cpp's: a grammar (GBNF or Lark) that the output must match.")] = None
+    json_schema: Annotated[Any, about("llama.cpp's: a JSON schema that the output must match.")] = None
+    timings_per_token: TimingsPerTokenField = None
     guided_decoding_backend: Annotated[Any, about("The grammar backend; only guidance is accepted.")] = None
     guided_whitespace_pattern: Annotated[Any, about("Spaces between tokens of JSON, as a regular expression.")] = None
     use_beam_search: Annotated[
@@ -238,16 +242,20 @@ class ChatCompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_un
 
 
 class TokenizeText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize with a text."""
+    """POST /tokenize with a text: vLLM's `prompt`, or llama.cpp's `content`."""
 
-    prompt: Annotated[str, about("The text.")]
+    prompt: Annotated[str | None, about("The text.")] = None
+    content: Annotated[str | None, about("The text, without special tokens unless add_special; instead of prompt.")] = (
+        None
+    )
+    add_special: Annotated[bool | None, about("As add_special_tokens, for content; the default is false.")] = None
     model: ModelField = None
     add_special_tokens: AddSpecialTokensField = None
     return_token_strs: ReturnTokenStrsField = None
 
 
 class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize with chat messages: the same fields make the same prompt."""
+    """POST /tokenize and /apply-template with chat messages: the same fields make the same prompt."""
 
     messages: Annotated[
         list[Message],

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.options.fields import about
 from quire.server.http.json_parts import Parts
-from quire.server.text_generation.reports import Report, Usage
+from quire.server.text_generation.reports import LlamaCppTimings, Report, Usage
 
 PromptLogprobs = Iterator[dict[str, Any] | None]
 
@@ -47,6 +47,7 @@ class Completion(Parts, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: LlamaCppTimings | UnsetType = UNSET
     quire: Report | UnsetType = UNSET
 
 
@@ -140,6 +141,7 @@ class ChatCompletion(Parts, kw_only=True):
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    timings: LlamaCppTimings | UnsetType = UNSET
     quire: Report | UnsetType = UNSET
 
 
@@ -154,6 +156,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    timings: LlamaCppTimings | UnsetType = UNSET
     quire: Report | UnsetType = UNSET
 
 
@@ -194,9 +197,22 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class Text(msgspec.Struct, kw_only=True):
-    """Response of /detokenize."""
+    """Response of /detokenize: the text by vLLM's name, and by llama.cpp's."""
 
     prompt: str
+    content: str
+
+
+class Prompt(msgspec.Struct, kw_only=True):
+    """Response of /apply-template."""
+
+    prompt: str
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """Response of /health."""
+
+    status: str
 
 
 class Readiness(msgspec.Struct, kw_only=True):

@@ -18,6 +18,7 @@ from quire.server.apis.openai.chat import submit_chat
 from quire.server.apis.openai.responses_answer import ResponseAnswer, ResponseReply
 from quire.server.apis.openai.responses_bodies import FIELD_NAMES, Item, ResponsesRequest, chat_of, ignored_of, items_of
 from quire.server.apis.openai.sampling_params import check_body, mapped_fields
+from quire.server.apis.openai.tools import warn_of_hidden_tools
 from quire.server.http.body import LARGE, off_loop, off_read, read_struct
 from quire.server.http.dialects import RESPONSES
 from quire.server.http.exchange import Exchange
@@ -168,6 +169,7 @@ async def create_response(service: Service, request: Request) -> Response:
     chat = await off_loop(_WALKED if before else request.state.exchange.body.size, chat_of, body, before)
     with mapped_fields(FIELD_NAMES):
         check_body(service, chat)
+        await warn_of_hidden_tools(service, request, chat)
         generation, parsing = await submit_chat(service, chat, arrival, tenant)
     asked = _Asked(memory, tenant.name, [*before, *items_of(body)], store)
     answer = _Answer(service, generation, parsing, body, asked)

@@ -20,6 +20,8 @@ from quire.text.structured.answer_checks import NO_CHECKS, AnswerChecks
 from quire.text.structured.grammar_reader import PATIENCE, SECONDS
 
 _GUIDED = ("json", "regex", "choice", "grammar")
+_LLAMA_CPP = {"json_schema": "json", "grammar": "grammar"}
+"""llama.cpp's fields -> what they are of `structured_outputs`."""
 _BACKENDS = ("auto", "guidance")
 _ASKING = ThreadPoolExecutor(2, "quire-asking")
 """Where what is asked is written down, which takes no long time; who waits for a grammar holds no thread."""
@@ -68,6 +70,8 @@ def _asked(body: SamplingFields) -> list[tuple[str, Any]]:
     spaces = {} if body.guided_whitespace_pattern is None else {"whitespace_pattern": body.guided_whitespace_pattern}
     found = [(f"guided_{kind}", {kind: value} | spaces) for kind in _GUIDED
              if (value := getattr(body, f"guided_{kind}")) is not None]  # fmt: skip
+    found += [(name, {kind: value}) for name, kind in _LLAMA_CPP.items()
+              if (value := getattr(body, name)) not in (None, "")]  # fmt: skip
     if body.structured_outputs is not None:
         found.insert(0, ("structured_outputs", body.structured_outputs))
     if body.response_format is not None and (made := _format(body.response_format)) is not None:
@@ -81,7 +85,8 @@ def _format(value: Any) -> dict[str, Any] | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"json_object": True}
+        schema = value.get("schema")
+        return {"json_object": True} if schema is None else {"json": schema}
     if kind == "json_schema":
         inner = value.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, dict) else None
@@ -114,7 +119,13 @@ def named(body: SamplingFields, param: str = "") -> Iterator[None]:
 
 def _own_name(body: SamplingFields, kind: str) -> str:
     if body.response_format is not None and _format(body.response_format) is not None:
-        return "response_format.json_schema.schema" if kind == "json" else "response_format"
+        if kind != "json":
+            return "response_format"
+        plain = body.response_format["type"] == "json_object"
+        return "response_format.schema" if plain else "response_format.json_schema.schema"
+    for name, own in _LLAMA_CPP.items():
+        if getattr(body, name) not in (None, "") and kind in (own, ""):
+            return name
     if body.structured_outputs is None and kind in KINDS:
         return f"guided_{kind}"
     return f"structured_outputs.{kind}" if kind else "structured_outputs"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
 
 from quire.core.errors import BadRequest
 from quire.core.structured import StructuredOutputsParams, renamed_reference
@@ -44,6 +46,18 @@ def calling_of(service: Service, body: ChatCompletionRequest) -> Calling:
             param="tools",
         )
     return Calling(schemas if reads else None, choice)
+
+
+async def warn_of_hidden_tools(service: Service, request: Request, body: ChatCompletionRequest) -> None:
+    """Have the response's `Warning` header say that the model is not told of the tools that it may call."""
+    template = service.template
+    if not body.tools or body.tool_choice not in (None, "auto") or template is None:
+        return
+    if not await asyncio.to_thread(lambda: template.shows_tools):
+        request.state.warnings.append(
+            "tools: the chat template does not tell the model of tools; force calls by tool_choice, or give the server "
+            "--chat-template"
+        )
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> Schemas:
