@@ -45,7 +45,8 @@ def option_command(
     """Make a function the command `name` with a flag for every option of `groups` (heading of help -> struct).
 
     The function gets the options that were given as one mapping, its first argument, and `params` by their names.
-    `model_argument`: the model may be given as the argument [MODEL] too. `several`: --model may be given several times,
+    `model_argument`: the model may be given as the argument [MODEL] too; where --model gives one and the command takes
+    `words`, that argument is the first of these. `several`: --model may be given several times,
     and is a list then. `examples`: command lines for its help, and what each does.
     """
     flags = flags_of(groups, several)
@@ -57,7 +58,10 @@ def option_command(
             if several and len(options.get("model", ())) == 1:
                 [options["model"]] = options["model"]
             if (model := given.pop(ARGUMENT, None)) is not None:
-                set_model(options, model)
+                if "words" in given and options.get("model", model) != model:
+                    given["words"] = (model, *given["words"])
+                else:
+                    set_model(options, model)
             return function(options, **given)
 
         params = [*first, *flags.values()]

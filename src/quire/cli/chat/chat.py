@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from itertools import chain
 
 from quire.cli.chat.backend import ChatBackend
 from quire.cli.chat.commands import Leave, run_command
@@ -19,11 +20,14 @@ class Chat:
     def __init__(self, backend: ChatBackend, conversation: Conversation, screen: Screen) -> None:
         self.backend, self.conversation, self.screen = backend, conversation, screen
 
-    def run(self) -> None:
-        """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat."""
+    def run(self, first: str = "") -> None:
+        """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat.
+
+        `first`: the message to begin with, before what is typed.
+        """
         if self.screen.live:
             self._banner()
-        for line in self.screen.lines():
+        for line in chain([first] if first else [], self.screen.lines()):
             try:
                 if run_command(self, line):
                     continue
