@@ -59,7 +59,7 @@ def is_path_name(name: str) -> bool:
     if name.startswith(("./", "../", "/", "~")) or name in (".", ".."):
         return True
     parts = name.split("/")
-    if len(parts) == 3 and is_hub_name(name):
+    if len(parts) > 2 and is_hub_name(name):
         return Path(parts[0]).is_dir()
     return len(parts) > 2 or (name.endswith(MODEL_SUFFIXES) and look_up(name) is None)
 

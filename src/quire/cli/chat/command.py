@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
 from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
+from quire.cli.foreign_commands import unread_variables, warn
 from quire.cli.generate import open_llm, sampling_options, standard_input, typed
 from quire.cli.model_names import ensure, with_default
 from quire.cli.params import Argument, Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
+from quire.core.options.fields import flag
+from quire.engine.engine_options import KNOWN
 
 if TYPE_CHECKING:
     from quire.cli.chat.chat import Chat
@@ -82,6 +86,7 @@ def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
 )
 def run(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
     """Chat with a model, or answer PROMPT once; a model that is not here is pulled first."""
+    warn(unread_variables(os.environ, "run", (flag(name) for name in KNOWN)))
     if given["server"] is None and isinstance(options.get("model"), str):
         options["model"] = ensure(options["model"])
     prompt = _joined(words)
@@ -129,7 +134,6 @@ def _server_chat(url: str, key: str | None, options: dict[str, Any], conversatio
     from quire.cli.chat.chat import Chat
     from quire.cli.chat.remote import RemoteChat
     from quire.cli.chat.screen import Screen
-    from quire.core.options.fields import flag
 
     if other := [name for name in options if name not in ("model", "seed")]:
         raise ConfigError(f"{flag(other[0])}: is decided by the server that was started; leave it out", param=other[0])
