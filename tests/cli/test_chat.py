@@ -48,6 +48,8 @@ def test_every_command_on_a_terminal(folder: str, tmp_path: Path) -> None:
         assert "[tools: weather]" in ask(f"/tools {tools}") and "[no tools]" in ask("/tools off")
         assert "takes no images" in ask(f"/image {tools}")
         assert "tokens/s" in ask("/retry")
+        assert "not shown" in ask("/set quiet") and "tokens/s" not in ask("/retry")
+        assert "is shown" in ask("/set verbose") and "tokens/s" in ask("/retry")
         assert "3 messages" in ask(f"/save {saved}")
         assert "no conversation of quire's" in ask(f"/save {tools}") or "is no conversation" in terminal.seen
         assert "forgotten" in ask("/clear") and "nothing to ask again" in ask("/retry")

@@ -12,6 +12,7 @@ import pytest
 from command_line import Run, run
 from paths import ROOT
 from quire.cli.app import app
+from quire.cli.bench import bench
 from quire.cli.foreign_flags import in_our_flags
 from quire.cli.params import Command
 from quire.core.errors import ConfigError
@@ -151,3 +152,59 @@ def test_the_page_says_what_the_table_says() -> None:
                 assert flag(alias.ours) in told or not told or alias.reason, (spelling, told)
             seen += 1
     assert seen > 30
+
+
+BENCH = {name: bench.get_command(click.Context(bench), name) for name in ("latency", "throughput", "serve")}
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("latency", "-p 512 -n 64 -r 3", "--input-len 512 --output-len 64 --iters 3"),
+        ("latency", "--num-iters 3 --num-iters-warmup 2 --output-json f", "--iters 3 --warmup 2 --output f"),
+        ("throughput", "--random-input-len 9 --dataset-name random", "--input-len 9"),
+        ("serve", "--random-input-len 9 --random-output-len=7", "--input-len 9 --output-len 7"),
+        ("serve", "--dataset-name random --save-result --result-filename f --backend vllm", "--output f"),
+        ("serve", "--disable-tqdm --num-warmups 3", "--warmup 3"),
+    ],
+)
+def test_flags_of_other_benchmarks(name: str, theirs: str, ours: str) -> None:
+    found = BENCH[name]
+    assert isinstance(found, Command)
+    assert params(found, theirs.split()) == params(found, ours.split()) != params(found, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("bench serve --dataset-name sharegpt", ["--dataset-name sharegpt: vLLM's flag is refused", "--trace"]),
+        ("bench serve --save-result", ["--save-result: vLLM's", "--output FILE"]),
+        ("bench serve -p text", ["-p text: llama.cpp's", "--input-len"]),
+        ("bench throughput --prompt text", ["--prompt text", "--input-len"]),
+        ("bench latency -f file", ["-f file", "--input-len"]),
+        ("bench serve --result-dir d", ["--result-dir d", "--output FOLDER/FILE"]),
+        ("chat -p text", ["-p text", "-sys", "first message"]),
+        ("generate --verbose", ["--verbose: llama.cpp's", "has none like it; of quire serve: use --log-level"]),
+        ("serve --verbose", ["refused: use --log-level debug"]),
+    ],
+)
+def test_what_means_something_else_is_refused_by_our_flag(run: Run, line: str, words: list[str]) -> None:
+    code, _, err = run(*line.split())
+    assert code == 2 and all(word in err for word in words), err
+
+
+def test_a_prompt_may_be_a_flag(run: Run) -> None:
+    assert params(command("generate"), ["-p", "text"])["prompt"] == "text"
+    assert params(command("run"), ["m", "--prompt", "text"])["prompt"] == "text"
+    assert params(command("eval"), ["m", "-f", "a", "--file", "b"])["text"] == ("a", "b")
+    short = ["-n", "4", "--temperature", "0", "--num-blocks", "64"]
+    assert run("generate", "-p", "def", *short)[1] == run("generate", "def", *short)[1] != ""
+    code, out, err = run("run", "-m", "pydoc", "-p", "def", *short, "--verbose")
+    assert code == 0 and "tokens/s" in err and out == run("run", "pydoc", "def", *short)[1]
+
+
+def test_a_flag_is_guessed_where_the_words_are_near(run: Run) -> None:
+    assert "Did you mean" not in run("bench", "serve", "--data-name", "x")[2]
+    assert "--max-num-seqs" in run("serve", "--max-num-seq", "3")[2]
+    assert "--temperature" in run("chat", "--temprature", "1")[2]
+    assert "--gpu-memory-utilization" in run("serve", "--gpu-memory-util", "1")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -19,6 +19,9 @@ from quire.core.options.fields import OptionField, Struct, fields_of, flag
 from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN, UNBUILT, engine_config
 from quire.server.server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from quire.core.options.aliases import Alias
 
 T = TypeVar("T", bound=msgspec.Struct)
 PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device", "lora": "LoRA",
@@ -41,6 +44,7 @@ def option_command(
     model_argument: bool = True,
     several: bool = False,
     examples: Sequence[tuple[str, str]] = (),
+    foreign: tuple[Alias, ...] = (),
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a function the command `name` with a flag for every option of `groups` (heading of help -> struct).
 
@@ -48,6 +52,7 @@ def option_command(
     `model_argument`: the model may be given as the argument [MODEL] too; where --model gives one and the command takes
     `words`, that argument is the first of these. `several`: --model may be given several times,
     and is a list then. `examples`: command lines for its help, and what each does.
+    `foreign`: flags of other tools that mean something in this command alone.
     """
     flags = flags_of(groups, several)
     first = [*params, _model_argument()] if model_argument else list(params)
@@ -65,7 +70,9 @@ def option_command(
             return function(options, **given)
 
         params = [*first, *flags.values()]
-        return Command(name, groups=groups, examples=examples, params=params, callback=run, help=function.__doc__)
+        return Command(
+            name, groups=groups, examples=examples, foreign=foreign, params=params, callback=run, help=function.__doc__
+        )
 
     return made
 

@@ -33,6 +33,11 @@ def sampling_options() -> tuple[Option, ...]:
     )
 
 
+def prompt_option() -> Option:
+    """A prompt as a flag."""
+    return option("--prompt", "-p", metavar="TEXT", help="A prompt, as an argument is.")
+
+
 @option_command(
     "generate",
     ENGINE,
@@ -43,13 +48,14 @@ def sampling_options() -> tuple[Option, ...]:
         help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, "
         "or of a GGUF file, or before others the name of a pulled model, is the model.",
     ),
+    prompt_option(),
     *sampling_options(),
     model_argument=False,
 )
-def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> None:
+def generate(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **asked: Any) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
-    prompts = list(words)
-    if prompts and "model" not in options:
+    prompts = [*words, *([] if prompt is None else [prompt])]
+    if words and "model" not in options:
         if _is_model(*prompts[:2]):
             set_model(options, prompts.pop(0))
         else:

@@ -15,10 +15,15 @@ from quire.core.version import VERSION
 
 
 class Chat:
-    """A conversation between whoever types on `screen` and the model of `backend`."""
+    """A conversation between whoever types on `screen` and the model of `backend`.
 
-    def __init__(self, backend: ChatBackend, conversation: Conversation, screen: Screen) -> None:
-        self.backend, self.conversation, self.screen = backend, conversation, screen
+    `verbose`: whether the speed of each answer is shown; None: where standard error is a terminal.
+    """
+
+    def __init__(
+        self, backend: ChatBackend, conversation: Conversation, screen: Screen, verbose: bool | None = None
+    ) -> None:
+        self.backend, self.conversation, self.screen, self.verbose = backend, conversation, screen, verbose
 
     def run(self, first: str = "") -> None:
         """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat.
@@ -52,7 +57,7 @@ class Chat:
             self.conversation.unask()
             raise
         self.conversation.messages.append({"role": "assistant", "content": text})
-        if self.backend.timings and sys.stderr.isatty():
+        if self.backend.timings and (sys.stderr.isatty() if self.verbose is None else self.verbose):
             self.screen.say(self.backend.timings)
 
     def _banner(self) -> None:

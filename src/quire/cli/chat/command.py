@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
 from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
 from quire.cli.foreign_commands import unread_variables, warn
-from quire.cli.generate import open_llm, sampling_options, standard_input, typed
+from quire.cli.generate import open_llm, prompt_option, sampling_options, standard_input, typed
 from quire.cli.model_names import ensure, with_default
 from quire.cli.params import Argument, Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
+from quire.core.options.command_aliases import CHAT
 from quire.core.options.fields import flag
 from quire.engine.engine_options import KNOWN
 
@@ -30,6 +31,7 @@ def chat_options() -> tuple[Option, ...]:
             help="Chat with a running server that speaks OpenAI's API, not with a model here.",
         ),
         option("--api-key", help="Key of that server."),
+        option("--verbose", is_flag=True, default=None, help="Show speed after each answer, as a terminal does."),
         *sampling_options(),
         option("--min-p", type=float, help="Choose among tokens at least this probable, the likeliest being 1."),
         option("--presence-penalty", type=float, help="Lower what the text has already, once."),
@@ -58,6 +60,7 @@ def _words(model: str, words: str) -> tuple[Argument, Argument]:
     *_words("As of --model.", "Begin the chat with this message."),
     *chat_options(),
     model_argument=False,
+    foreign=CHAT,
     examples=(
         ("quire chat model.gguf", "chat with a model in a file"),
         ('quire chat FOLDER --system "Answer in French." --temperature 0.2', "with a system message"),
@@ -76,6 +79,7 @@ def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
         "As of --model; it is pulled if it is not here.",
         "Answer this once, and end. Piped standard input is added to it.",
     ),
+    prompt_option(),
     *chat_options(),
     model_argument=False,
     examples=(
@@ -84,12 +88,12 @@ def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
         ('cat notes.txt | quire run smollm2 "Summarize this:"', "answer about a text"),
     ),
 )
-def run(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
+def run(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **given: Any) -> None:
     """Chat with a model, or answer PROMPT once; a model that is not here is pulled first."""
     warn(unread_variables(os.environ, "run", (flag(name) for name in KNOWN)))
     if given["server"] is None and isinstance(options.get("model"), str):
         options["model"] = ensure(options["model"])
-    prompt = _joined(words)
+    prompt = _joined(words if prompt is None else (*words, prompt))
     source = standard_input()
     if not source.isatty():
         piped = typed(source.read).strip()
@@ -108,7 +112,7 @@ def _talk(options: dict[str, Any], given: dict[str, Any], prompt: str, once: boo
 
     `given` has the values of `chat_options` and the model's seed.
     """
-    system, server, key = (given.pop(name) for name in ("system", "server", "api_key"))
+    system, server, key, verbose = (given.pop(name) for name in ("system", "server", "api_key", "verbose"))
     settings = {name: value for name, value in given.items() if name in SETTINGS and value not in (None, ())}
     if "stop" in settings:
         settings["stop"] = [text_of(word) for word in settings["stop"]]
@@ -116,7 +120,9 @@ def _talk(options: dict[str, Any], given: dict[str, Any], prompt: str, once: boo
     conversation = Conversation(settings=settings)
     conversation.system = text_of(system) if system else ""
     if server is not None:
-        _run(_server_chat(server, key, options, conversation), prompt, once)
+        chat = _server_chat(server, key, options, conversation)
+        chat.verbose = verbose
+        _run(chat, prompt, once)
         return
     if key is not None:
         raise ConfigError("--api-key: is the key of a server; give --server URL too", param="api_key")
@@ -126,7 +132,7 @@ def _talk(options: dict[str, Any], given: dict[str, Any], prompt: str, once: boo
         from quire.cli.chat.local import LocalChat
         from quire.cli.chat.screen import Screen
 
-        _run(Chat(LocalChat(llm), conversation, Screen()), prompt, once)
+        _run(Chat(LocalChat(llm), conversation, Screen(), verbose), prompt, once)
 
 
 def _server_chat(url: str, key: str | None, options: dict[str, Any], conversation: Conversation) -> Chat:
