@@ -32,6 +32,8 @@ def test_every_command_on_a_terminal(folder: str, tmp_path: Path) -> None:
     with Terminal(["-m", "quire", "chat", folder, *FLAGS, "-n", "5", "--system", "Be short."]) as terminal:
         banner = terminal.wait("\n> ")
         assert "context of 30,000 tokens" in banner and "/exit leaves" in banner and "weights" in banner
+        assert "up to " in banner and "of KV cache in float32" in banner and "taken as it fills" in banner
+        assert "sequences at a time" in banner
 
         def ask(line: str) -> str:
             terminal.type(line)

@@ -64,9 +64,8 @@ def _print_rates(console: Console, kind: str, results: dict[str, Any]) -> None:
     table.add_column()
     table.add_column(justify="right")
     for name, value in (results["rates"] | results.get("engine", {})).items():
-        table.add_row(
-            NAMES.get(name) or name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-        )
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+        table.add_row(NAMES.get(name) or name.replace("_", " "), shown)
     console.print(table)
 
 
