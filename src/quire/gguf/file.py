@@ -59,7 +59,8 @@ def is_gguf(path: Path) -> bool:
 
 def gguf_files(folder: Path) -> list[Path]:
     """The models in GGUF files of a folder that has no config.json, by name: of shards (-00001-of-00003) the first."""
-    if (folder / "config.json").exists():
+    config = folder / "config.json"
+    if config.exists() or config.is_symlink():
         return []
     found = sorted(path for path in folder.glob("*.gguf") if is_gguf(path))
     return [path for path in found if (shard := SHARD.search(path.name)) is None or int(shard[1]) == 1]
