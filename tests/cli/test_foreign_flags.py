@@ -13,6 +13,7 @@ from command_line import Run, run
 from paths import ROOT
 from quire.cli.app import app
 from quire.cli.bench import bench
+from quire.cli.flags import to_engine
 from quire.cli.foreign_flags import in_our_flags
 from quire.cli.params import Command
 from quire.core.errors import ConfigError
@@ -208,3 +209,25 @@ def test_a_flag_is_guessed_where_the_words_are_near(run: Run) -> None:
     assert "--max-num-seqs" in run("serve", "--max-num-seq", "3")[2]
     assert "--temperature" in run("chat", "--temprature", "1")[2]
     assert "--gpu-memory-utilization" in run("serve", "--gpu-memory-util", "1")[2]
+
+
+def test_integers_have_suffixes() -> None:
+    serve = command("serve")
+    for given, number in (("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("1m", 10**6), ("2G", 2 << 30), ("12", 12)):
+        found = params(serve, ["--kv-cache-memory-bytes", given, "--max-num-batched-tokens", given, "-c", given])
+        assert found["kv_cache_memory_bytes"] == found["max_num_batched_tokens"] == number
+        assert to_engine({"max_model_len": found["max_model_len"]}).model.max_model_len == number
+    for wrong in ("1.5", "k", "4kk", "1.0001k", "4x"):
+        with pytest.raises(click.UsageError, match="integer"):
+            params(serve, ["--max-num-seqs", wrong])
+
+
+def test_flags_of_several_words() -> None:
+    serve = command("serve")
+    found = params(serve, ["m", "--lora-modules", "a=X", "b=Y", '{"name": "c"}', "--port", "9"])
+    assert found["lora_modules"] == ("a=X", "b=Y", '{"name": "c"}') and found["port"] == 9
+    assert params(serve, ["--lora-modules", "a=X", "m"])["model_argument"] == "m"
+    assert params(serve, ["m", "--served-model-name", "a", "b", "--port", "9"])["served_model_name"] == ("a", "b")
+    assert params(serve, ["--served-model-name", "a", "b", "-m", "m"])["served_model_name"] == ("a", "b")
+    found = params(serve, ["--served-model-name", "a", "m"])
+    assert found["served_model_name"] == ("a",) and found["model_argument"] == "m", "what may be the model is that"

@@ -12,7 +12,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from quire.cli.model_names import known_models
-from quire.cli.params import Argument, Command, Option
+from quire.cli.params import INTEGER, Argument, Command, Option, without_suffix
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.options.fields import OptionField, Struct, fields_of, flag
@@ -121,7 +121,7 @@ def _flag(field: OptionField, group: str, several: bool, large: bool) -> Option:
         group=group,
         field=field,
         rare=large and not field.common,
-        type=kind,
+        type=INTEGER if kind is int else kind,
         multiple=several,
         default=None,
         help=field.help + _shown(default),
@@ -204,6 +204,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _length(value: str) -> int | str:
+    value = without_suffix(value)
     if value == "auto":
         return value
     if not value.isdecimal() or int(value) < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.core.errors import ConfigError
@@ -44,9 +44,36 @@ def in_our_flags(words: Sequence[str], known: Known) -> list[str]:
             made.append(word)
             if not equals and known.takes_value.get(name) and left:
                 made.append(left.pop(0))
+                made += _further(name, left, known, words)
             continue
         made += _translated(name, value if equals else None, left, known, words)
     return made
+
+
+def _further(name: str, left: list[str], known: Known, words: Sequence[str]) -> list[str]:
+    """Values behind the first of a flag that vLLM lets have several, each with the flag; taken from those `left`.
+
+    A word that may be the model is no further name, unless a flag gives the model.
+    """
+    if known.by_name.get("lora_modules") == name:
+        more = _taken(left, lambda word: "=" in word or word.startswith("{"))
+    elif known.by_name.get("served_model_name") == name and "port" in known.by_name and _has_model(words):
+        more = _taken(left, lambda word: True)
+    else:
+        more = []
+    return [part for word in more for part in (name, word)]
+
+
+def _taken(left: list[str], fits: Callable[[str], bool]) -> list[str]:
+    found = []
+    while left and not left[0].startswith("-") and fits(left[0]):
+        found.append(left.pop(0))
+    return found
+
+
+def _has_model(words: Sequence[str]) -> bool:
+    """Whether the command line gives the model by its flag, or as its first word."""
+    return not words[0].startswith("-") or any(word.partition("=")[0] in ("-m", "--model") for word in words)
 
 
 def _translated(name: str, value: str | None, left: list[str], known: Known, words: Sequence[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,33 @@ PATH: click.Path = click.Path(path_type=Path)
 NEAR, PREFIX = 0.8, 4
 """Share of letters that a flag has in common with what was meant as it, or letters that one begins with."""
 
+SUFFIXES = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+SUFFIXES |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
+"""What the letter behind a number multiplies it by, as in vLLM's flags."""
+SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+
 KINDS = {"integer": "int", "integer range": "int range", "text": "str", "boolean": "bool"}
 """Names of types in help, where they are not click's own."""
+
+
+def without_suffix(text: str) -> str:
+    """The number that 4k, 25.6k (thousands) or 4K, 2G (powers of 1024) is, in digits; other texts as they are."""
+    found = SUFFIXED.fullmatch(text.strip())
+    if found is None:
+        return text
+    number = Fraction(found[1]) * SUFFIXES[found[2]]
+    return str(number.numerator) if number.denominator == 1 else text
+
+
+class Integer(click.types.IntParamType):
+    """An integer, which may end with k, m, g, t (1k = 1000) or K, M, G, T (1K = 1024)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number; a suffix multiplies it."""
+        return super().convert(without_suffix(value) if isinstance(value, str) else value, param, ctx)
+
+
+INTEGER = Integer()
 
 
 def near_flags(given: str, known: Iterable[str]) -> list[str]:
