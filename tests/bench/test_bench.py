@@ -20,7 +20,7 @@ from quire.bench.arrivals import due_times
 from quire.bench.http import Client, HttpFailure
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.bench.quality import heldout_texts, perplexity, read_questions, windows
-from quire.bench.records import Record, from_intended, goodput, latencies, milliseconds, rates
+from quire.bench.records import Record, from_intended, goodput, latencies, milliseconds, phase_rates, rates
 from quire.bench.workload import Length, random_items
 from quire.core.errors import ConfigError, Unavailable
 from tiny_model import OPTIONS, write_tiny
@@ -40,6 +40,17 @@ def test_a_record_counts_as_defined() -> None:
     total = rates([record, Record(intended=0.0, error="no")], 2.0)
     assert (total["completed"], total["failed"], total["requests_per_minute"]) == (1, 1, 30.0)
     assert (total["output_tokens_per_s"], total["total_tokens_per_s"]) == (2.5, 5.0)
+
+
+def test_speeds_of_prompts_and_of_generation() -> None:
+    first = [Record(intended=1.0, sent=1.0, chunks=[1.5, 2.5], input_tokens=10, output_tokens=5)]
+    second = [
+        Record(intended=3.0, sent=3.0, chunks=[3.5, 5.0], input_tokens=10, output_tokens=5),
+        Record(intended=3.0, sent=3.0, chunks=[4.0, 5.5], input_tokens=10, output_tokens=5),
+    ]
+    found = phase_rates([*first, *second, Record(intended=9.0, error="no")])
+    assert found == pytest.approx({"prompt_tokens_per_s": 30 / 1.5, "generation_tokens_per_s": 12 / 3.0})
+    assert "generation_tokens_per_s" not in phase_rates([Record(1.0, 1.0, [2.0], 4, 1)]), "there was one token"
 
 
 def test_percentiles_and_nothing() -> None:

@@ -32,6 +32,8 @@ def test_every_command_on_a_terminal(folder: str, tmp_path: Path) -> None:
     with Terminal(["-m", "quire", "chat", folder, *FLAGS, "-n", "5", "--system", "Be short."]) as terminal:
         banner = terminal.wait("\n> ")
         assert "context of 30,000 tokens" in banner and "/exit leaves" in banner and "weights" in banner
+        assert "up to " in banner and "of KV cache in float32" in banner and "taken as it fills" in banner
+        assert "sequences at a time" in banner
 
         def ask(line: str) -> str:
             terminal.type(line)
@@ -48,6 +50,8 @@ def test_every_command_on_a_terminal(folder: str, tmp_path: Path) -> None:
         assert "[tools: weather]" in ask(f"/tools {tools}") and "[no tools]" in ask("/tools off")
         assert "takes no images" in ask(f"/image {tools}")
         assert "tokens/s" in ask("/retry")
+        assert "not shown" in ask("/set quiet") and "tokens/s" not in ask("/retry")
+        assert "is shown" in ask("/set verbose") and "tokens/s" in ask("/retry")
         assert "3 messages" in ask(f"/save {saved}")
         assert "no conversation of quire's" in ask(f"/save {tools}") or "is no conversation" in terminal.seen
         assert "forgotten" in ask("/clear") and "nothing to ask again" in ask("/retry")

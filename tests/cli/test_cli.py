@@ -274,7 +274,7 @@ def test_bench_writes_what_is_needed_to_repeat_it(run: Run, folder: str, tmp_pat
     waste = found["results"]["kv_waste"]
     assert waste["paged"]["mean"] < waste["contiguous_max_model_len"]["mean"]
     code, out, _ = run("bench", "latency", folder, *FLAGS, "--iters", "2", "--batch-size", "2", *load)
-    assert code == 0 and "ttft" in out
+    assert code == 0 and "ttft" in out and "prompt tokens/s (pp)" in out and "generation tokens/s (tg)" in out
     assert json.loads(output.read_text())["results"]["rates"]["completed"] == 4
     code, _, err = run("bench", "latency", folder, *FLAGS, "--input-len", "200")
     assert code == 2 and "--input-len" in err

@@ -12,6 +12,8 @@ import pytest
 from command_line import Run, run
 from paths import ROOT
 from quire.cli.app import app
+from quire.cli.bench import bench
+from quire.cli.flags import to_engine
 from quire.cli.foreign_flags import in_our_flags
 from quire.cli.params import Command
 from quire.core.errors import ConfigError
@@ -151,3 +153,81 @@ def test_the_page_says_what_the_table_says() -> None:
                 assert flag(alias.ours) in told or not told or alias.reason, (spelling, told)
             seen += 1
     assert seen > 30
+
+
+BENCH = {name: bench.get_command(click.Context(bench), name) for name in ("latency", "throughput", "serve")}
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "ours"),
+    [
+        ("latency", "-p 512 -n 64 -r 3", "--input-len 512 --output-len 64 --iters 3"),
+        ("latency", "--num-iters 3 --num-iters-warmup 2 --output-json f", "--iters 3 --warmup 2 --output f"),
+        ("throughput", "--random-input-len 9 --dataset-name random", "--input-len 9"),
+        ("serve", "--random-input-len 9 --random-output-len=7", "--input-len 9 --output-len 7"),
+        ("serve", "--dataset-name random --save-result --result-filename f --backend vllm", "--output f"),
+        ("serve", "--disable-tqdm --num-warmups 3", "--warmup 3"),
+    ],
+)
+def test_flags_of_other_benchmarks(name: str, theirs: str, ours: str) -> None:
+    found = BENCH[name]
+    assert isinstance(found, Command)
+    assert params(found, theirs.split()) == params(found, ours.split()) != params(found, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("bench serve --dataset-name sharegpt", ["--dataset-name sharegpt: vLLM's flag is refused", "--trace"]),
+        ("bench serve --save-result", ["--save-result: vLLM's", "--output FILE"]),
+        ("bench serve -p text", ["-p text: llama.cpp's", "--input-len"]),
+        ("bench throughput --prompt text", ["--prompt text", "--input-len"]),
+        ("bench latency -f file", ["-f file", "--input-len"]),
+        ("bench serve --result-dir d", ["--result-dir d", "--output FOLDER/FILE"]),
+        ("chat -p text", ["-p text", "-sys", "first message"]),
+        ("generate --verbose", ["--verbose: llama.cpp's", "has none like it; of quire serve: use --log-level"]),
+        ("serve --verbose", ["refused: use --log-level debug"]),
+    ],
+)
+def test_what_means_something_else_is_refused_by_our_flag(run: Run, line: str, words: list[str]) -> None:
+    code, _, err = run(*line.split())
+    assert code == 2 and all(word in err for word in words), err
+
+
+def test_a_prompt_may_be_a_flag(run: Run) -> None:
+    assert params(command("generate"), ["-p", "text"])["prompt"] == "text"
+    assert params(command("run"), ["m", "--prompt", "text"])["prompt"] == "text"
+    assert params(command("eval"), ["m", "-f", "a", "--file", "b"])["text"] == ("a", "b")
+    short = ["-n", "4", "--temperature", "0", "--num-blocks", "64"]
+    assert run("generate", "-p", "def", *short)[1] == run("generate", "def", *short)[1] != ""
+    code, out, err = run("run", "-m", "pydoc", "-p", "def", *short, "--verbose")
+    assert code == 0 and "tokens/s" in err and out == run("run", "pydoc", "def", *short)[1]
+
+
+def test_a_flag_is_guessed_where_the_words_are_near(run: Run) -> None:
+    assert "Did you mean" not in run("bench", "serve", "--data-name", "x")[2]
+    assert "--max-num-seqs" in run("serve", "--max-num-seq", "3")[2]
+    assert "--temperature" in run("chat", "--temprature", "1")[2]
+    assert "--gpu-memory-utilization" in run("serve", "--gpu-memory-util", "1")[2]
+
+
+def test_integers_have_suffixes() -> None:
+    serve = command("serve")
+    for given, number in (("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("1m", 10**6), ("2G", 2 << 30), ("12", 12)):
+        found = params(serve, ["--kv-cache-memory-bytes", given, "--max-num-batched-tokens", given, "-c", given])
+        assert found["kv_cache_memory_bytes"] == found["max_num_batched_tokens"] == number
+        assert to_engine({"max_model_len": found["max_model_len"]}).model.max_model_len == number
+    for wrong in ("1.5", "k", "4kk", "1.0001k", "4x"):
+        with pytest.raises(click.UsageError, match="integer"):
+            params(serve, ["--max-num-seqs", wrong])
+
+
+def test_flags_of_several_words() -> None:
+    serve = command("serve")
+    found = params(serve, ["m", "--lora-modules", "a=X", "b=Y", '{"name": "c"}', "--port", "9"])
+    assert found["lora_modules"] == ("a=X", "b=Y", '{"name": "c"}') and found["port"] == 9
+    assert params(serve, ["--lora-modules", "a=X", "m"])["model_argument"] == "m"
+    assert params(serve, ["m", "--served-model-name", "a", "b", "--port", "9"])["served_model_name"] == ("a", "b")
+    assert params(serve, ["--served-model-name", "a", "b", "-m", "m"])["served_model_name"] == ("a", "b")
+    found = params(serve, ["--served-model-name", "a", "m"])
+    assert found["served_model_name"] == ("a",) and found["model_argument"] == "m", "what may be the model is that"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 
 pytest.importorskip("gguf")
 
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 
 from family_formats import FILES
 from family_formats import Checkpoint as Written
@@ -155,7 +156,7 @@ def linked(path: Path, target: str) -> Path:
 
 
 BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "no such path": (lambda made: made / "nowhere", "neither a folder nor a hub name"),
+    "no such path": (lambda made: made / "nowhere", "no such file or folder"),
     "no config": (lambda made: made / "empty", "config.json is missing"),
     "config is no JSON": (lambda made: written(made, "config.json", b"{"), "is not valid JSON"),
     "config is no object": (lambda made: written(made, "config.json", b"[]"), "not a JSON object"),
@@ -219,3 +220,21 @@ def test_a_file_that_is_replaced_after_its_header_was_read_is_named(sound: Path,
     save_file({"other": torch.zeros(2)}, tmp_path / "copy" / "model.safetensors")
     with pytest.raises(ModelError, match=r"model\.safetensors was changed while it was read"):
         checkpoint.tensor("model.norm.weight")
+
+
+def test_json_has_metadata_and_tensors(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    family, facts = FAMILIES["llama"]
+    path = tmp_path / "model.gguf"
+    write_gguf(path, family, **facts)
+    code, out, err = inspect(path, "--json")
+    assert code == 0, err
+    found, read = json.loads(out), GGUFReader(path)
+    assert set(found["metadata"]) == {key for key in read.fields if not key.startswith("GGUF.")}
+    assert found["metadata"]["general.architecture"] == "llama"
+    theirs = {t.name: (t.tensor_type.name, [int(n) for n in reversed(t.shape)]) for t in read.tensors}
+    assert {t["name"]: (t["type"], t["shape"]) for t in found["tensors"]} == theirs
+    assert found["model"]["family"] == "llama" and "KV cache" in found["memory"] and found["ops"]
+    code, out, _ = inspect("pydoc", "--json")
+    found = json.loads(out)
+    assert code == 0 and {"name": "model.norm.weight", "type": "bfloat16", "shape": [256]} in found["tensors"]
+    assert found["metadata"]["hidden_size"] == 256

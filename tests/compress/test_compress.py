@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sysconfig
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quire.compress.checkpoint.writer import write_folder
 from quire.compress.pipelines.methods import RUNNERS
 from quire.compress.pipelines.recipe_runner import calibration_text, compress
 from quire.compress.prune.masks import Pattern, sparsity_of
+from quire.compress.recipes.gguf_formats import FORMATS
 from quire.compress.recipes.parser import recipe_of
 from quire.compress.recipes.stages import METHODS
 from quire.core.errors import ConfigError
@@ -280,11 +282,34 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "file", "note"),
+    [
+        (["q4_k_m"], "pydoc-Q4_K.gguf", "Q4_K_M: all matrices are written as Q4_K"),
+        (["gguf", "--set", "format=q8_0"], "pydoc-Q8_0.gguf", ""),
+    ],
+)
+def test_a_format_of_llama_cpp_is_a_gguf_file(words: list[str], file: str, note: str, tmp_path: Path) -> None:
+    result = run("pydoc", str(tmp_path / "out"), "--no-passport", "--quantize", *words)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / file).is_file()
+    assert note in result.output and bool(note) == ("all matrices" in result.output)
+
+
+def test_help_names_the_methods_and_formats() -> None:
+    told = run("--help").output
+    for name in (*METHODS["quantize"], *FORMATS, *METHODS["prune"]):
+        assert re.search(rf"\b{name}\b", told), name
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         ([], "give one of --recipe FILE, --quantize METHOD, --prune METHOD and --frontier FILE"),
         (["--quantize", "rtn", "--prune", "wanda"], "give one of"),
-        (["--quantize", "rounding"], "'rounding' is not one of"),
+        (["--quantize", "rounding"], "'rounding' is not one of rtn, gptq, "),
+        (["--quantize", "IQ2_XS"], ", gguf, nor a format of GGUF files: F16, BF16, Q8_0, "),
+        (["--quantize", "Q4_K", "--set", "format=Q5_K"], "Q5_K and Q4_K differ; give one"),
+        (["--quantize", "gguf", "--set", "format=Q9"], "'Q9' is not one of F16, "),
         (["--quantize", "rtn", "--set", "bits"], "NAME=VALUE is needed"),
         (["--quantize", "rtn", "--set", "bit=4"], "is it bits?"),
         (["--quantize", "rtn", "--set", "bits=5"], "is not one of 2, 3, 4, 8"),

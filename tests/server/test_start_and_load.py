@@ -13,6 +13,8 @@ import pytest
 from command_line import Run, run
 from live_server import LiveServer, live
 from quire.core.errors import ConfigError
+from quire.engine.engine_options import engine_config
+from quire.engine.shown_facts import slots_line
 from quire.server import load_log
 from quire.server.announce import announce, facts, places
 from quire.server.http.address import check_free
@@ -32,12 +34,20 @@ def test_where_a_server_is(caplog: pytest.LogCaptureFixture) -> None:
         assert found["page"] == "http://127.0.0.1:80/" and found["API"] == "http://127.0.0.1:80/v1"
         assert "docs" in found if "/docs" in paths else "docs" not in found
         assert places(server.state, "unix:/tmp/s", paths) == []
-        assert [name for name, _ in facts(server.state)] == ["model", "memory"]
+        told = dict(facts(server.state))
+        assert list(told) == ["model", "memory", "slots"]
+        assert "up to " in told["memory"] and "of KV cache in " in told["memory"] and "as it fills" in told["memory"]
+        assert "at a time (--max-num-seqs)" in told["slots"] and "speculation" not in told["slots"]
         with caplog.at_level(logging.INFO, "quire.server"):
             announce(server.state, server.url, paths)
         assert f"dashboard: {server.url}/dashboard" in caplog.text
     with live(playground=False) as server:
         assert "page" not in {name for name, _, _ in places(server.state, server.url, server.server.paths)}
+
+
+def test_speculation_is_told() -> None:
+    config = engine_config({"speculative_config": '{"method": "ngram"}', "max_num_seqs": 1})
+    assert slots_line(config) == "1 sequence at a time (--max-num-seqs), speculation by ngram, 8 tokens at most"
 
 
 def test_the_line_on_the_load() -> None:

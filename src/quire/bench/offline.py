@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.bench.drive import drive
 from quire.bench.loads import LatencyLoad, ThroughputLoad
-from quire.bench.records import Record, latencies, rates
+from quire.bench.records import Record, latencies, phase_rates, rates
 from quire.bench.workload import Length, random_items, requests_of
 from quire.core.progress import counting_bar
 from quire.engine.client import StepReport
@@ -28,7 +28,7 @@ def latency(engine: LocalEngine, load: LatencyLoad, seed: int) -> dict[str, Any]
                 records += found
                 seconds += took
             count()
-    return {"rates": rates(records, seconds), "latency_ms": latencies(records)}
+    return {"rates": rates(records, seconds) | phase_rates(records), "latency_ms": latencies(records)}
 
 
 class Waste:

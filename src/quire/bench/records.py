@@ -23,6 +23,8 @@ DEFINITIONS = {
     "from_intended": "the same, counted from when the request was due",
     "client": "send - when the client was free to send: due, and within the bound of concurrency",
     "total throughput": "(input + output tokens) / duration",
+    "prompt_tokens_per_s": "prompt tokens / (last first token of a batch - its start); llama-bench's pp",
+    "generation_tokens_per_s": "tokens behind the first / (last token of a batch - its first); llama-bench's tg",
 }
 DIALECTS: dict[str, dict[str, str]] = {
     "vllm": {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"},
@@ -183,6 +185,27 @@ def rates(records: Sequence[Record], seconds: float) -> dict[str, float]:
         "output_tokens_per_s": written / seconds,
         "total_tokens_per_s": (read + written) / seconds,
     }
+
+
+def phase_rates(records: Sequence[Record]) -> dict[str, float]:
+    """Tokens per second of prompts and of generation (llama-bench's pp and tg), of batches one after the other.
+
+    Prompts of a batch take from its start to the last first token, generation from the first to the last token; of each
+    answer the first token belongs to the prompt. A phase that took no time is left out.
+    """
+    batches: dict[float, list[Record]] = {}
+    for record in records:
+        if record.ok:
+            batches.setdefault(record.intended, []).append(record)
+    reading = sum(max(r.chunks[0] for r in batch) - start for start, batch in batches.items())
+    writing = sum(max(r.chunks[-1] for r in batch) - min(r.chunks[0] for r in batch) for batch in batches.values())
+    good = [record for batch in batches.values() for record in batch]
+    found = {}
+    if reading > 0:
+        found["prompt_tokens_per_s"] = sum(r.input_tokens for r in good) / reading
+    if writing > 0:
+        found["generation_tokens_per_s"] = sum(r.output_tokens - 1 for r in good) / writing
+    return found
 
 
 TARGETS: dict[str, Callable[[Record], float]] = {

@@ -20,6 +20,8 @@ from quire.core.machine import processor
 
 GUIDELLM = {"TPOT": "time_per_output_token", "ITL": "inter_token_latency"}
 """Those of its figures that are none of ours; AIPerf's ITL is our tpot, its inter-chunk latency our itl."""
+NAMES = {"prompt_tokens_per_s": "prompt tokens/s (pp)", "generation_tokens_per_s": "generation tokens/s (tg)"}
+"""Rates that are shown under the names of llama-bench, too."""
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -62,7 +64,8 @@ def _print_rates(console: Console, kind: str, results: dict[str, Any]) -> None:
     table.add_column()
     table.add_column(justify="right")
     for name, value in (results["rates"] | results.get("engine", {})).items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.2f}")
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+        table.add_row(NAMES.get(name) or name.replace("_", " "), shown)
     console.print(table)
 
 

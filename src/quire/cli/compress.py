@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,8 +34,18 @@ class CompressOptions(msgspec.Struct, frozen=True, kw_only=True):
             "and speed. May be given several times."
         ),
     ] = ()
-    quantize: Annotated[str | None, about("In place of a recipe: quantize by this method.")] = None
-    prune: Annotated[str | None, about("In place of a recipe: prune by this method.")] = None
+    quantize: Annotated[
+        str | None,
+        about(
+            "In place of a recipe: quantize by this method (rtn, gptq, awq, smoothquant, llm_int8, fp8, nf4, mxfp4, "
+            "mixed, gguf), or to a GGUF file in this format (F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, "
+            "Q4_K, Q5_K, Q6_K; Q4_K_M and the like are taken as Q4_K)."
+        ),
+    ] = None
+    prune: Annotated[
+        str | None,
+        about("In place of a recipe: prune by this method (magnitude, wanda, sparsegpt, structured)."),
+    ] = None
     set: Annotated[
         tuple[str, ...],
         about(
@@ -76,7 +87,7 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
         asked = read_recipe(Path(given.recipe))
     else:
         (kind, method), *_ = short.items()
-        asked = _of_flags(kind, method, given.set)
+        asked = _of_flags(*_method_of(kind, method, given.set))
     from quire.compress.pipelines.recipe_runner import compress as run_recipe
     from quire.core.progress import stage
     from quire.model.describe import open_model
@@ -88,6 +99,32 @@ def compress(options: dict[str, Any], source: str, out: Path) -> None:
             passport=given.passport,
         )  # fmt: skip
     _tell(source, out)
+
+
+def _method_of(kind: str, method: str, words: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+    """The kind of stage, its method and its options: a format of GGUF files in place of a method is gguf's `format`.
+
+    One line on standard error says what is written in place of a mixture. `ConfigError` for what is neither.
+    """
+    from quire.compress.recipes.gguf_formats import FORMATS, gguf_format, mixture_note
+    from quire.compress.recipes.stages import METHODS
+
+    known = METHODS[kind]
+    if kind == "quantize" and method not in known:
+        if gguf_format(method) is None:
+            raise ConfigError(
+                f"--quantize {method!r} is not one of {', '.join(known)}, nor a format of GGUF files: "
+                f"{', '.join(FORMATS)}",
+                param="quantize",
+            )
+        method, words = "gguf", (*words, f"format={method}")
+    if method == "gguf":
+        formats = [word.partition("=")[2] for word in words if word.partition("=")[0] == "format"]
+        if len({gguf_format(name) or name for name in formats}) > 1:
+            raise ConfigError(f"--set format: {' and '.join(formats)} differ; give one", param="set")
+        for note in {mixture_note(name) for name in formats} - {""}:
+            print(f"quire: {note}", file=sys.stderr)
+    return kind, method, words
 
 
 def _tell(source: str, out: Path) -> None:

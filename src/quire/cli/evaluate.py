@@ -13,6 +13,7 @@ from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.params import PATH, option, quiet_option
 from quire.cli.show import show, show_columns, show_next
 from quire.core.errors import ConfigError
+from quire.core.options.command_aliases import EVAL
 from quire.core.options.fields import about
 from quire.core.options.values import check_values, read_options
 
@@ -61,6 +62,7 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
     {"Evaluation": EvalOptions} | ENGINE,
     option("--output", "-o", type=PATH, help="Write the results to this JSON file; a passport: or folder."),
     quiet_option(),
+    foreign=EVAL,
 )
 def evaluate(options: dict[str, Any], output: Path | None) -> None:
     """How good a model is: perplexity, questions with choices and short answers; beside another; passports.

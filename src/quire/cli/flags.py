@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 import msgspec
 from click.shell_completion import CompletionItem
 
 from quire.cli.model_names import known_models
-from quire.cli.params import Argument, Command, Option
+from quire.cli.params import INTEGER, Argument, Command, Option, without_suffix
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.options.fields import OptionField, Struct, fields_of, flag
 from quire.core.options.values import read_options
 from quire.engine.engine_options import KNOWN, UNBUILT, engine_config
 from quire.server.server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from quire.core.options.aliases import Alias
 
 T = TypeVar("T", bound=msgspec.Struct)
 PANELS = {"model": "Model", "cache": "KV cache", "scheduler": "Scheduler", "device": "Device", "lora": "LoRA",
@@ -41,12 +44,15 @@ def option_command(
     model_argument: bool = True,
     several: bool = False,
     examples: Sequence[tuple[str, str]] = (),
+    foreign: tuple[Alias, ...] = (),
 ) -> Callable[[Callable[..., Any]], Command]:
     """Make a function the command `name` with a flag for every option of `groups` (heading of help -> struct).
 
     The function gets the options that were given as one mapping, its first argument, and `params` by their names.
-    `model_argument`: the model may be given as the argument [MODEL] too. `several`: --model may be given several times,
+    `model_argument`: the model may be given as the argument [MODEL] too; where --model gives one and the command takes
+    `words`, that argument is the first of these. `several`: --model may be given several times,
     and is a list then. `examples`: command lines for its help, and what each does.
+    `foreign`: flags of other tools that mean something in this command alone.
     """
     flags = flags_of(groups, several)
     first = [*params, _model_argument()] if model_argument else list(params)
@@ -57,11 +63,16 @@ def option_command(
             if several and len(options.get("model", ())) == 1:
                 [options["model"]] = options["model"]
             if (model := given.pop(ARGUMENT, None)) is not None:
-                set_model(options, model)
+                if "words" in given and options.get("model", model) != model:
+                    given["words"] = (model, *given["words"])
+                else:
+                    set_model(options, model)
             return function(options, **given)
 
         params = [*first, *flags.values()]
-        return Command(name, groups=groups, examples=examples, params=params, callback=run, help=function.__doc__)
+        return Command(
+            name, groups=groups, examples=examples, foreign=foreign, params=params, callback=run, help=function.__doc__
+        )
 
     return made
 
@@ -110,7 +121,7 @@ def _flag(field: OptionField, group: str, several: bool, large: bool) -> Option:
         group=group,
         field=field,
         rare=large and not field.common,
-        type=kind,
+        type=INTEGER if kind is int else kind,
         multiple=several,
         default=None,
         help=field.help + _shown(default),
@@ -193,6 +204,7 @@ def to_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _length(value: str) -> int | str:
+    value = without_suffix(value)
     if value == "auto":
         return value
     if not value.isdecimal() or int(value) < 1:

@@ -33,6 +33,11 @@ def sampling_options() -> tuple[Option, ...]:
     )
 
 
+def prompt_option() -> Option:
+    """A prompt as a flag."""
+    return option("--prompt", "-p", metavar="TEXT", help="A prompt, as an argument is.")
+
+
 @option_command(
     "generate",
     ENGINE,
@@ -43,14 +48,18 @@ def sampling_options() -> tuple[Option, ...]:
         help="Texts to continue, read from standard input if there are none. A first one that is the path of a folder, "
         "or of a GGUF file, or before others the name of a pulled model, is the model.",
     ),
+    prompt_option(),
     *sampling_options(),
     model_argument=False,
 )
-def generate(options: dict[str, Any], words: tuple[str, ...], **asked: Any) -> None:
+def generate(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **asked: Any) -> None:
     """Continue texts, printing them as they grow; timings go to standard error."""
-    prompts = list(words)
-    if prompts and "model" not in options and _is_model(*prompts[:2]):
-        set_model(options, prompts.pop(0))
+    prompts = [*words, *([] if prompt is None else [prompt])]
+    if words and "model" not in options:
+        if _is_model(*prompts[:2]):
+            set_model(options, prompts.pop(0))
+        else:
+            _check_text(*prompts[:2])
     prompts = [text_of(prompt) for prompt in prompts]
     if "chat_template" in options:
         raise ConfigError(
@@ -145,6 +154,20 @@ def _is_model(word: str, prompt: str | None = None) -> bool:
     path = Path(word)
     named = prompt is not None and ((path.suffix == ".gguf" and path.is_file()) or is_stored(word))
     return bool(word) and (path.is_dir() or named or is_gguf(path))
+
+
+def _check_text(word: str, prompt: str | None = None) -> None:
+    """`ConfigError` for a first word that may have been meant as a model, of which none is here."""
+    from quire.store.names import MODEL_SUFFIXES
+
+    if any(letter.isspace() for letter in word):
+        return
+    if word.lower().endswith(MODEL_SUFFIXES) or (prompt is not None and "/" in word):
+        raise ConfigError(
+            f"{word}: no such file or folder. A model of the hub is pulled first (quire pull owner/model), or given by "
+            "--model; before texts, --model tells them from a model",
+            param="model",
+        )
 
 
 def typed(read: Callable[[], str]) -> str:

@@ -39,14 +39,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of `args`; where it is none, the error names those that are spelled nearly so."""
+        """Find the command of `args`; where it is none, the error names what is quire's for another tool's
+        command, or those that are spelled nearly so."""
         name = args[0]
         if name not in self.table and name[:1].isalnum():
+            from quire.cli.foreign_commands import command_here
             from quire.core.options.values import near_names
 
-            found = near_names(name, self.table)
-            hint = f" Did you mean {', '.join(map(repr, found))}?" if found else ""
-            ctx.fail(f"No such command {name!r}.{hint}")
+            hint = command_here(name) if ctx.parent is None else ""
+            if not hint and (found := near_names(name, self.table)):
+                hint = f"Did you mean {', '.join(map(repr, found))}?"
+            ctx.fail(f"No such command {name!r}. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

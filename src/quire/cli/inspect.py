@@ -6,11 +6,13 @@ Nothing here imports torch, unless there is a GPU to ask for or transformers' co
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import ENGINE, option_command, to_engine
 from quire.cli.model_names import with_default
+from quire.cli.params import option
 from quire.cli.show import Rows, show, size
 
 if TYPE_CHECKING:
@@ -22,35 +24,52 @@ if TYPE_CHECKING:
     from quire.run.kv_budget import KVPlan
 
 
-@option_command("inspect", ENGINE)
-def inspect(options: dict[str, Any]) -> None:
+@option_command(
+    "inspect",
+    ENGINE,
+    option("--json", "as_json", is_flag=True, help="Print JSON, with the metadata and tensors of the model's files."),
+)
+def inspect(options: dict[str, Any], as_json: bool) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(with_default(options))
-    from quire.compress.evaluation.passport import passport_rows, read_passport
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.known import known_of, known_of_device
     from quire.ops.choice import choose
-    from quire.plan.needs import drafting_model
     from quire.store.hub import hub_of
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
     choice = choose(config.device)
     check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
-    show("model", _model_rows(found))
-    found = replace(found, vision=None) if config.model.language_model_only else found
-    if (passport := read_passport(found.folder)) is not None:
-        show("measured", passport_rows(passport))
-    drafts = drafting_model(config)
-    show("memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)])
-    if (asked := config.speculation.asked) is not None:
-        show("speculation", _speculation_rows(config, asked, drafts))
-    if config.parallel.pipeline_parallel_size > 1:
-        show("stages", _stage_rows(config, found, choice))
-    show("runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)])
-    show("ops", [*choice.labels.items()])
+    tables = _tables(config, found, choice)
+    if as_json:
+        from quire.cli.inspect_json import inspected
+
+        print(inspected(dict(tables), found.notes, found.folder))
+        return
+    for title, rows in tables:
+        show(title, rows)
     for note in found.notes:
         print(f"note: {note}")
+
+
+def _tables(config: EngineConfig, found: ModelFacts, choice: Choice) -> Iterator[tuple[str, Rows]]:
+    """The tables by their titles; what comes before a refusal is shown."""
+    from quire.compress.evaluation.passport import passport_rows, read_passport
+    from quire.plan.needs import drafting_model
+
+    yield "model", _model_rows(found)
+    found = replace(found, vision=None) if config.model.language_model_only else found
+    if (passport := read_passport(found.folder)) is not None:
+        yield "measured", passport_rows(passport)
+    drafts = drafting_model(config)
+    yield "memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)]
+    if (asked := config.speculation.asked) is not None:
+        yield "speculation", _speculation_rows(config, asked, drafts)
+    if config.parallel.pipeline_parallel_size > 1:
+        yield "stages", _stage_rows(config, found, choice)
+    yield "runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)]
+    yield "ops", [*choice.labels.items()]
 
 
 def _backend_rows(config: EngineConfig, choice: Choice) -> Rows:

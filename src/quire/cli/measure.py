@@ -13,6 +13,7 @@ import msgspec
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.cli.flags import ENGINE, option_command, to_arguments, to_engine
 from quire.cli.params import PATH, Option, option, quiet_option
+from quire.core.options.command_aliases import LATENCY, SERVE, THROUGHPUT
 from quire.core.options.values import read_options
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def output_option() -> Option:
     return option("--output", "-o", type=PATH, help="Write the results to this JSON file.")
 
 
-@option_command("latency", {"Load": LatencyLoad} | ENGINE, output_option(), quiet_option())
+@option_command("latency", {"Load": LatencyLoad} | ENGINE, output_option(), quiet_option(), foreign=LATENCY)
 def latency(options: dict[str, Any], output: Path | None) -> None:
     """Latency of one batch at a time: TTFT, TPOT, ITL, tokens per second."""
     from quire.bench.offline import latency as measure
@@ -38,7 +39,7 @@ def latency(options: dict[str, Any], output: Path | None) -> None:
     _offline("latency", read_options(LatencyLoad, options), measure, options, output)
 
 
-@option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option(), quiet_option())
+@option_command("throughput", {"Load": ThroughputLoad} | ENGINE, output_option(), quiet_option(), foreign=THROUGHPUT)
 def throughput(options: dict[str, Any], output: Path | None) -> None:
     """Throughput of many requests at once, and how much of the KV cache is wasted."""
     from quire.bench.offline import throughput as measure
@@ -54,6 +55,7 @@ def throughput(options: dict[str, Any], output: Path | None) -> None:
     ),
     quiet_option(),
     model_argument=False,
+    foreign=SERVE,
 )
 def serve(options: dict[str, Any], output: Path | None) -> None:
     """Load on a running server over HTTP, streaming, with latencies as its clients see them.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from quire.cli.foreign_flags import Known, in_our_flags
 from quire.core.options.fields import OptionField, Struct
+
+if TYPE_CHECKING:
+    from quire.core.options.aliases import Alias
 
 OWN = "Options"
 """Heading of a command's own flags."""
@@ -21,8 +26,48 @@ ALL = "quire.all_flags"
 PATH: click.Path = click.Path(path_type=Path)
 """A file or folder, as a `pathlib.Path`."""
 
+NEAR, PREFIX = 0.8, 4
+"""Share of letters that a flag has in common with what was meant as it, or letters that one begins with."""
+
+SUFFIXES = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+SUFFIXES |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
+"""What the letter behind a number multiplies it by, as in vLLM's flags."""
+SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+
 KINDS = {"integer": "int", "integer range": "int range", "text": "str", "boolean": "bool"}
 """Names of types in help, where they are not click's own."""
+
+
+def without_suffix(text: str) -> str:
+    """The number that 4k, 25.6k (thousands) or 4K, 2G (powers of 1024) is, in digits; other texts as they are."""
+    found = SUFFIXED.fullmatch(text.strip())
+    if found is None:
+        return text
+    number = Fraction(found[1]) * SUFFIXES[found[2]]
+    return str(number.numerator) if number.denominator == 1 else text
+
+
+class Integer(click.types.IntParamType):
+    """An integer, which may end with k, m, g, t (1k = 1000) or K, M, G, T (1K = 1024)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number; a suffix multiplies it."""
+        return super().convert(without_suffix(value) if isinstance(value, str) else value, param, ctx)
+
+
+INTEGER = Integer()
+
+
+def near_flags(given: str, known: Iterable[str]) -> list[str]:
+    """Those of the flags that are spelled as `given` but for a few letters, or begin as it does."""
+    from difflib import SequenceMatcher
+
+    def near(flag: str) -> bool:
+        a, b = given.strip("-"), flag.strip("-")
+        same = SequenceMatcher(None, a, b).ratio() >= NEAR
+        return same or (min(len(a), len(b)) >= PREFIX and (a.startswith(b) or b.startswith(a)))
+
+    return [flag for flag in known if near(flag)]
 
 
 def _shown(param: click.Parameter, several: bool) -> str:
@@ -87,7 +132,8 @@ class Command(click.Command):
     """A command; its help lists arguments first, then flags by groups.
 
     `groups` maps headings of help to the structs whose options are flags of the command. `examples`: command lines,
-    and what each does. Where some flags are rare, `--help` leaves them out and `--help-all` shows them too.
+    and what each does. `foreign`: flags of other tools that mean something in this command alone. Where some flags are
+    rare, `--help` leaves them out and `--help-all` shows them too.
     """
 
     def __init__(
@@ -96,9 +142,11 @@ class Command(click.Command):
         *,
         groups: Mapping[str, Struct] | None = None,
         examples: Sequence[tuple[str, str]] = (),
+        foreign: tuple[Alias, ...] = (),
         **more: Any,
     ) -> None:
         super().__init__(name, **more)
+        self.foreign = foreign
         self.groups, self.examples = groups or {}, tuple(examples)
         self.rare = sum(getattr(param, "rare", False) for param in self.params)
         if self.rare:
@@ -106,7 +154,11 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read flags, those of llama.cpp and vLLM too."""
-        return super().parse_args(ctx, args if ctx.resilient_parsing else in_our_flags(args, self._known_flags()))
+        try:
+            return super().parse_args(ctx, args if ctx.resilient_parsing else in_our_flags(args, self._known_flags()))
+        except click.NoSuchOption as error:
+            near = near_flags(error.option_name, error.possibilities or ())
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
 
     def _known_flags(self) -> Known:
         options = [param for param in self.params if isinstance(param, click.Option)]
@@ -114,7 +166,7 @@ class Command(click.Command):
         takes |= {spelling: False for option in options for spelling in (*option.secondary_opts, "-h", "--help")}
         names = {str(option.name): option.opts[0] for option in options}
         names |= {f"no_{option.name}": option.secondary_opts[0] for option in options if option.secondary_opts}
-        return Known(takes, names)
+        return Known(takes, names, {spelling: row for row in self.foreign for spelling in row.spellings})
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing: `format_options` writes arguments too, whatever the version of click."""

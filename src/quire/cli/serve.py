@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
+from quire.cli.foreign_commands import KEYS, keys_of, unread_variables, warn
 from quire.cli.model_names import with_default
 from quire.cli.models import model_entries
 from quire.cli.params import PATH, option
 from quire.core.errors import ConfigError
+from quire.core.options.fields import flag
 from quire.core.options.values import check_names, flag_file, read_toml, with_underscores
 from quire.engine.engine_options import KNOWN, UNBUILT
 from quire.parallel.prestart import drop_waiting
@@ -59,7 +62,7 @@ logger = logging.getLogger("quire.cli")
 )
 def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | None) -> None:
     """Serve a model over HTTP with OpenAI's API. Ctrl-C, SIGTERM or SIGHUP drains it, SIGUSR1 restarts its engines."""
-    options = with_config(config_file, options)
+    options = _as_locked(with_config(config_file, options))
     server = to_server(options)
     level = server.log_level.upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -91,6 +94,19 @@ def serve(options: dict[str, Any], config_file: str | None, plan_file: Path | No
     with ExitStack() as until:
         code = run.serve(config, server, partial(start_engines, server, until))
     raise click.exceptions.Exit(code)
+
+
+def _as_locked(options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with the keys that other tools' servers take from the environment, where none were given: a server
+    whose user believes it to be locked is not open. Lines on standard error say so, and what is not read."""
+    flags = [flag(name) for name in NAMES]
+    warn(unread_variables(os.environ, "serve", [*flags, *(f"-{alias}" for alias in _ALIASES)]))
+    keys = keys_of(os.environ)
+    if not keys or options.get("api_key") or options.get("api_keys_file"):
+        return options
+    names = " and ".join(name for name in KEYS if os.environ.get(name))
+    warn(f"clients need the key of {names}, as no --api-key was given")
+    return options | {"api_key": list(keys)}
 
 
 def _serve_planned(path: Path, options: dict[str, Any], server: ServerOptions) -> int:

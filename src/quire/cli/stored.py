@@ -11,7 +11,7 @@ from typing import Any
 from quire.core.errors import ModelError, QuireError
 from quire.store.hub_cache import CachedModel, cached_models, remove_cached
 from quire.store.manifest import Manifest, all_pulled, remove
-from quire.store.names import all_known, default_model, find, several
+from quire.store.names import all_known, default_model, find, is_path_name, several
 from quire.store.places import models_folder
 from quire.store.progress import amount
 
@@ -147,7 +147,7 @@ def _path_of(name: str) -> Path:
 
     if (noted := find(name)) is not None and noted.place.exists():
         return noted.place
-    if is_hub_name(name) and not Path(name).expanduser().exists():
+    if is_hub_name(name) and not (is_path_name(name) or Path(name).expanduser().exists()):
         cached = next((each for each in cached_models() if each.name == name), None)
         if cached is None:
             raise ModelError(f"{name} is not on this machine yet. Run: quire pull {name}")

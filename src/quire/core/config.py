@@ -1,4 +1,4 @@
-"""One frozen tree of options; no environment variable changes what quire does.
+"""One frozen tree of options; no environment variable changes what an engine does.
 
 Field names are the command line's, which takes its help from here too. A value of "auto" or 0 means: decide from the
 model and the machine at load; `quire inspect` shows what was decided.

@@ -7,6 +7,7 @@ that are there before anything of that size is made, so a file that lies costs n
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from array import array
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from quire.core.errors import ModelError
 from quire.gguf.block_types import BLOCKS, UNREADABLE, BlockType
 
 MAGIC = b"GGUF"
+SHARD = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 MAX_HEADER = 256 << 20
 """Bytes of metadata and tensor infos; a vocabulary of 256,000 tokens takes about 10 MiB."""
 MAX_TENSORS = 1 << 16
@@ -53,6 +55,15 @@ def is_gguf(path: Path) -> bool:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """The models in GGUF files of a folder that has no config.json, by name: of shards (-00001-of-00003) the first."""
+    config = folder / "config.json"
+    if config.exists() or config.is_symlink():
+        return []
+    found = sorted(path for path in folder.glob("*.gguf") if is_gguf(path))
+    return [path for path in found if (shard := SHARD.search(path.name)) is None or int(shard[1]) == 1]
 
 
 class Metadata(dict[str, Any]):

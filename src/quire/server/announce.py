@@ -6,6 +6,7 @@ import logging
 import sys
 
 from quire.core.version import VERSION
+from quire.engine.shown_facts import memory_line, slots_line
 from quire.server.models.state import ModelServer
 
 logger = logging.getLogger("quire.server")
@@ -52,7 +53,7 @@ def announce(state: ModelServer, address: str, paths: frozenset[str]) -> None:
 
 
 def facts(state: ModelServer) -> list[tuple[str, str]]:
-    """The models, and the memory of one that is loaded."""
+    """The models; memory and sequences of one that is loaded."""
     names = [model.entry.name for model in state.pool.models.values()]
     if state.permanent is None:
         budget = state.options.models_memory_gb
@@ -60,14 +61,10 @@ def facts(state: ModelServer) -> list[tuple[str, str]]:
         return [("models", ", ".join(names)), ("memory", f"{room}; models are loaded when they are asked for")]
     info = state.permanent.engine.info
     kind = info.dtype if info.quantization == "none" else info.quantization
-    weights, cache = info.weight_bytes / 1e6, info.kv_cache_bytes / 1e6
-    tokens = info.num_blocks * info.block_size
     return [
         ("model", f"{', '.join(state.permanent.names)}: {kind}, {info.backend}/{info.isa}, {info.threads} threads"),
-        (
-            "memory",
-            f"{weights:,.0f} MB of weights, {cache:,.0f} MB of KV cache for {tokens:,} tokens",
-        ),
+        ("memory", memory_line(info)),
+        ("slots", slots_line(state.permanent.config)),
     ]
 
 

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from quire.core.errors import ModelError
 from quire.core.options.values import near_names
+from quire.gguf.file import gguf_files
 from quire.store.catalog import catalog, known_names, look_up
+from quire.store.hub import is_hub_name
 from quire.store.manifest import Manifest, all_pulled, marked_default, read
 from quire.store.progress import amount
 
+MODEL_SUFFIXES = (".gguf", ".safetensors")
+"""What names of files with weights end with."""
 PREFERRED = "smollm2"
 """The model that commands without one take where it is here and none was marked."""
 
@@ -42,12 +46,33 @@ def local_path(name: str) -> Path:
     which need not exist."""
     path = Path(name).expanduser()
     if path.exists() or (found := find(name)) is None:
-        return path
+        files = gguf_files(path) if path.is_dir() else []
+        return files[0] if len(files) == 1 else path
     return found.place
+
+
+def is_path_name(name: str) -> bool:
+    """Whether a name that is on no disk here was meant as a path, and not as one of the hub or of the catalog.
+
+    owner/model/FILE.gguf is a file on the hub, unless a folder `owner` is here.
+    """
+    if name.startswith(("./", "../", "/", "~")) or name in (".", ".."):
+        return True
+    parts = name.split("/")
+    if len(parts) > 2 and is_hub_name(name):
+        return Path(parts[0]).is_dir()
+    return len(parts) > 2 or (name.endswith(MODEL_SUFFIXES) and look_up(name) is None)
+
+
+def missing_path(name: str) -> ModelError:
+    """The error for a path where nothing lies."""
+    return ModelError(f"{name}: no such file or folder")
 
 
 def unknown_name(name: str) -> ModelError:
     """The error for what is no model at all."""
+    if is_path_name(name):
+        return missing_path(name)
     near = near_names(name, known_names())
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return ModelError(

@@ -20,7 +20,7 @@ from quire.store.hub import NEWEST, Hub, is_hub_name, repository_of
 from quire.store.hub_pull import pull_from_hub
 from quire.store.index import configured_indexes, find_file
 from quire.store.manifest import Manifest
-from quire.store.names import unknown_name
+from quire.store.names import is_path_name, unknown_name
 from quire.store.places import folder_of, models_folder
 from quire.store.progress import DownloadProgress, Quiet
 from quire.store.transfer import CHUNK, check_space, download, locked
@@ -36,7 +36,7 @@ def pull(name: str, progress: DownloadProgress | None = None, hub: Hub = NEWEST)
     """
     shown = Quiet() if progress is None else progress
     pick = look_up(name)
-    if pick is None and (Path(name).expanduser().exists() or not is_hub_name(name)):
+    if pick is None and (Path(name).expanduser().exists() or is_path_name(name) or not is_hub_name(name)):
         raise _not_a_name(name)
     stored = pick.stored_name if pick is not None else name
     with locked(models_folder() / f"{folder_of(stored).name}.lock", lambda: shown.say(
@@ -61,7 +61,7 @@ def ensure(name: str, progress: DownloadProgress | None = None) -> str:
     """
     if not name or Path(name).expanduser().exists():
         return name
-    if look_up(name) is None and not is_hub_name(name):
+    if look_up(name) is None and (is_path_name(name) or not is_hub_name(name)):
         return name  # whoever loads it says what is wrong
     pulled = pull(name, progress)
     return name if look_up(name) is None else pulled.name

@@ -29,8 +29,3 @@ class ChatBackend(Protocol):
 
     def answer(self, conversation: Conversation, stopped: Stopped) -> Generator[str, None, None]:
         """Pieces of the answer to the last message, as they come. Raises `BadRequest` for what the model cannot do."""
-
-
-def gigabytes(count: int) -> str:
-    """Bytes as people read them: 93 MB, 1.2 GB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from itertools import chain
 
 from quire.cli.chat.backend import ChatBackend
 from quire.cli.chat.commands import Leave, run_command
@@ -14,16 +15,24 @@ from quire.core.version import VERSION
 
 
 class Chat:
-    """A conversation between whoever types on `screen` and the model of `backend`."""
+    """A conversation between whoever types on `screen` and the model of `backend`.
 
-    def __init__(self, backend: ChatBackend, conversation: Conversation, screen: Screen) -> None:
-        self.backend, self.conversation, self.screen = backend, conversation, screen
+    `verbose`: whether the speed of each answer is shown; None: where standard error is a terminal.
+    """
 
-    def run(self) -> None:
-        """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat."""
+    def __init__(
+        self, backend: ChatBackend, conversation: Conversation, screen: Screen, verbose: bool | None = None
+    ) -> None:
+        self.backend, self.conversation, self.screen, self.verbose = backend, conversation, screen, verbose
+
+    def run(self, first: str = "") -> None:
+        """Answer until the input ends or the user leaves; where somebody types, an error does not end the chat.
+
+        `first`: the message to begin with, before what is typed.
+        """
         if self.screen.live:
             self._banner()
-        for line in self.screen.lines():
+        for line in chain([first] if first else [], self.screen.lines()):
             try:
                 if run_command(self, line):
                     continue
@@ -48,7 +57,7 @@ class Chat:
             self.conversation.unask()
             raise
         self.conversation.messages.append({"role": "assistant", "content": text})
-        if self.backend.timings and sys.stderr.isatty():
+        if self.backend.timings and (sys.stderr.isatty() if self.verbose is None else self.verbose):
             self.screen.say(self.backend.timings)
 
     def _banner(self) -> None:

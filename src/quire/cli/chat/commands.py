@@ -25,6 +25,7 @@ class Chat(Protocol):
     backend: ChatBackend
     conversation: Conversation
     screen: Screen
+    verbose: bool | None
 
     def answer(self) -> None: ...
 
@@ -80,6 +81,10 @@ def _set(chat: Chat, rest: str) -> None:
         words = words[1].split(None, 1) if len(words) > 1 else []
     if words and words[0] == "system":
         _system(chat, words[1] if len(words) > 1 else "")
+        return
+    if words in (["verbose"], ["quiet"]):  # as Ollama has them
+        chat.verbose = words == ["verbose"]
+        chat.screen.say(f"[speed is {'shown' if chat.verbose else 'not shown'} after each answer]")
         return
     if len(words) == 1 and "=" in words[0]:
         words = words[0].split("=", 1)
@@ -157,7 +162,9 @@ COMMANDS = {
     "help": ChatCommand(_help, "/help", "lists commands", ("?", "h")),
     "system": ChatCommand(_system, "/system [TEXT]", "shows the system message, or sets it; off = none"),
     "set": ChatCommand(
-        _set, "/set [NAME VALUE]", "shows settings (temperature, top_p, max_tokens, seed ...), or sets one"
+        _set,
+        "/set [NAME VALUE]",
+        "shows settings (temperature, top_p, seed, ...), or sets one; verbose, quiet: speed",
     ),
     "show": ChatCommand(_show, "/show", "shows the model, its memory and the settings", ("info",)),
     "save": ChatCommand(_save, "/save FILE", "keeps the conversation in a file"),

@@ -7,12 +7,13 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
-from quire.cli.chat.backend import Stopped, gigabytes
+from quire.cli.chat.backend import Stopped
 from quire.cli.chat.conversation import Conversation
 from quire.cli.generate import sampling, timings
 from quire.core.errors import BadRequest
 from quire.engine.llm import LLM
 from quire.engine.requests import LLAMA_CPP_SAMPLING, EncodedPrompt, Prompt
+from quire.engine.shown_facts import memory_line, slots_line
 
 
 class LocalChat:
@@ -27,10 +28,10 @@ class LocalChat:
     def facts(self) -> list[str]:
         """Memory, backend and context of the model."""
         info = self._llm.info
-        kind = info.dtype if info.quantization == "none" else info.quantization
         return [
-            f"{gigabytes(info.weight_bytes)} of {kind} weights, {gigabytes(info.kv_cache_bytes)} of KV cache",
+            memory_line(info),
             f"{info.backend}/{info.isa}, {info.threads} threads, context of {info.max_model_len:,} tokens",
+            slots_line(self._llm.config),
         ]
 
     def check_image(self) -> None:

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from quire.compress.recipes.gguf_formats import gguf_format
 from quire.compress.recipes.stages import METHODS, Count, Gguf, Gptq, Lora, Merge, Names, Stage
 from quire.core.errors import ConfigError
 from quire.core.options.fields import fields_of
@@ -146,6 +147,8 @@ def _one_of(known: Mapping[str, Any], given: Mapping[str, Any], key: str, place:
 
 def _table(struct: type[T], given: Mapping[str, Any], place: Place) -> T:
     """A `struct` of the values of a table, all of which are finite."""
+    if struct is Gguf and isinstance(name := given.get("format"), str):
+        given = {**given, "format": gguf_format(name) or name}
     made = read_table(struct, given, place, OF_TABLE)
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from quire.compress.recipes.gguf_formats import GgufFormat
+
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 """Of what is there; 0 = none."""
@@ -201,9 +203,7 @@ class Mixed(KvCacheStage, frozen=True, kw_only=True):
 class Gguf(Stage, frozen=True, kw_only=True):
     """The stage writes a GGUF file in the given `format` of ggml. It must be the last stage of a recipe."""
 
-    format: Literal["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] = (
-        "Q4_K"
-    )
+    format: GgufFormat = "Q4_K"
 
 
 class Prune(MatrixStage, frozen=True, kw_only=True):

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from quire.core.dtypes import BF16, BOOL, F8, F16, F32, F64, I8, I16, I32, I64, U8, Dtype, is_float
 from quire.core.errors import ConfigError, ModelError
 from quire.core.files import why_missing
-from quire.gguf.file import is_gguf
+from quire.gguf.file import gguf_files, is_gguf
 from quire.model.disk.hf_config import read_json
 from quire.ops.arrays import AnyArray, Host
 from quire.store.hub import NEWEST, Hub, download, is_hub_name
-from quire.store.names import stored_path, unknown_name
+from quire.store.names import is_path_name, missing_path, stored_path, unknown_name
 
 EMBEDDED = Path(__file__).resolve().parents[2] / "assets" / "pydoc"
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F64, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8,
@@ -74,7 +74,7 @@ class TensorSource(Protocol):
 
 def resolve(model: str, hub: Hub = NEWEST) -> Path:
     """Where `model` lies: a folder or GGUF file, the embedded model ("" or "pydoc"), one that `quire pull` named, or a
-    hub name to download."""
+    hub name to download. A folder without config.json that holds one GGUF file is that file."""
     path = EMBEDDED if model in ("", EMBEDDED.name) else Path(model).expanduser()
     if hub.revision is not None and path.exists():
         raise ConfigError(
@@ -82,16 +82,15 @@ def resolve(model: str, hub: Hub = NEWEST) -> Path:
             param="revision",
         )
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            otherwise = "is missing; a model folder in Hugging Face format is needed"
-            raise ModelError(why_missing(path / "config.json", otherwise))
-        return path
+        return _model_of(path)
     if is_gguf(path):
         return path
     if path.exists():
         raise ModelError(f"{path} is a file, but not GGUF; give the folder that holds config.json and *.safetensors")
     if path.is_symlink():
         raise ModelError(why_missing(path, "is missing"))
+    if is_path_name(model):
+        raise missing_path(model)
     if is_hub_name(model):
         return download(model, hub)
     if (stored := stored_path(model)) is None:
@@ -102,6 +101,18 @@ def resolve(model: str, hub: Hub = NEWEST) -> Path:
             param="revision",
         )
     return stored
+
+
+def _model_of(folder: Path) -> Path:
+    """The folder itself, or the GGUF file in it where it has no config.json; `ModelError` where it is open which."""
+    if (folder / "config.json").is_file():
+        return folder
+    files = gguf_files(folder)
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ModelError(f"{folder} holds several models; name one of them: {', '.join(map(str, files))}")
+    raise ModelError(why_missing(folder / "config.json", "is missing; a model folder in Hugging Face format is needed"))
 
 
 class Checkpoint:
