@@ -112,8 +112,9 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                                               "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True,
                                               "routed_scaling_factor": 2.5, "tie_word_embeddings": False}),
     "qwen3_next": ("qwen3_next", NARROW | SHARED | {
-        "head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"] * 2}),
+        "head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip

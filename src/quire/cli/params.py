@@ -52,7 +52,7 @@ class Integer(click.types.IntParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a number; a suffix multiplies it."""
-        return super().convert(without_suffix(value) if isinstance(value, str) else value, param, ctx)
+        return super().convert(without_suffix(value) if isinstance(value, str) else str(value), param, ctx)
 
 
 INTEGER = Integer()
