@@ -9,7 +9,7 @@ namespace quire::QUIRE_UNIT {
 namespace {
 
 constexpr int64_t kMostTaps = 8;
-constexpr int64_t kConvolutionRows = 32, kConvolutionColumns = 256;  // of a task
+constexpr int64_t kConvolutionRows = 32, kConvolutionColumns = 1024;  // of a task
 
 struct ConvolutionCall : BatchDescriptor {
     float* out;
