@@ -329,10 +329,11 @@ def test_nothing_untrusted_and_nothing_left_open() -> None:
 READS_ENVIRONMENT = {
     "core/machine.py": ('os.environ.get("XDG_CACHE_HOME", "")',),
     "store/places.py": ('os.environ.get("QUIRE_MODELS", "")',),
+    "cli/foreign_commands.py": ("return os.environ\n",),
     "store/index.py": ("get = os.environ.get\n", "get, home = os.environ.get, Path.home()\n"),
 }
 """Who may read variables: those that say where a user's caches and models lie, which the home folder says otherwise,
-and which Python index pip asks."""
+which Python index pip asks, and the keys by which other tools' servers are locked."""
 
 
 def test_no_environment_variable_changes_behaviour() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -48,15 +49,20 @@ def command_here(name: str) -> str:
     return f"quire's is: quire {COMMANDS[name]}" if name in COMMANDS else ""
 
 
-def unread_variables(environment: Mapping[str, str], command: str, flags: Iterable[str]) -> str:
+def environment() -> Mapping[str, str]:
+    """Variables of the environment, which decide over nothing but the keys of a server (`keys_of`)."""
+    return os.environ
+
+
+def unread_variables(variables: Mapping[str, str], command: str, flags: Iterable[str]) -> str:
     """One line on variables of others that `command` does not read, with the flags to give instead; "" without any."""
     found = []
-    if host := environment.get("OLLAMA_HOST"):
+    if host := variables.get("OLLAMA_HOST"):
         found.append(("OLLAMA_HOST", _place(host, command)))
-    if "OLLAMA_MODELS" in environment:
+    if "OLLAMA_MODELS" in variables:
         found.append(("OLLAMA_MODELS", "QUIRE_MODELS, a folder of quire's own models"))
     known = frozenset(flags)
-    for name in sorted(environment):
+    for name in sorted(variables):
         if name.startswith("LLAMA_ARG_"):
             found.append((name, _flag(name, known)))
     if not found:
@@ -84,9 +90,9 @@ def _flag(name: str, known: frozenset[str]) -> str:
     return here if here in known else f"a flag (quire serve --help-all; {name} has none like it)"
 
 
-def keys_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+def keys_of(variables: Mapping[str, str]) -> tuple[str, ...]:
     """Keys that other tools' servers take from the environment; llama.cpp's may be several, divided by commas."""
-    found = [*environment.get("LLAMA_API_KEY", "").split(","), environment.get("VLLM_API_KEY", "")]
+    found = [*variables.get("LLAMA_API_KEY", "").split(","), variables.get("VLLM_API_KEY", "")]
     return tuple(dict.fromkeys(key.strip() for key in found if key.strip()))
 
 

@@ -52,14 +52,15 @@ class Integer(click.types.IntParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read a number; a suffix multiplies it."""
-        return super().convert(without_suffix(value) if isinstance(value, str) else str(value), param, ctx)
+        number: Any = without_suffix(value) if isinstance(value, str) else value
+        return super().convert(number, param, ctx)
 
 
 INTEGER = Integer()
 
 
 def near_flags(given: str, known: Iterable[str]) -> list[str]:
-    """Those of the flags that are spelled as `given` but for a few letters, or begin as it does."""
+    """Find the flags that are spelled as `given` but for a few letters, or begin as it does."""
     from difflib import SequenceMatcher
 
     def near(flag: str) -> bool:

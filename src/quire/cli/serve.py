@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quire.cli.flags import ENGINE, SERVER, option_command, to_engine, to_server
-from quire.cli.foreign_commands import KEYS, keys_of, unread_variables, warn
+from quire.cli.foreign_commands import KEYS, environment, keys_of, unread_variables, warn
 from quire.cli.model_names import with_default
 from quire.cli.models import model_entries
 from quire.cli.params import PATH, option
@@ -100,11 +99,11 @@ def _as_locked(options: dict[str, Any]) -> dict[str, Any]:
     """`options` with the keys that other tools' servers take from the environment, where none were given: a server
     whose user believes it to be locked is not open. Lines on standard error say so, and what is not read."""
     flags = [flag(name) for name in NAMES]
-    warn(unread_variables(os.environ, "serve", [*flags, *(f"-{alias}" for alias in _ALIASES)]))
-    keys = keys_of(os.environ)
+    warn(unread_variables(environment(), "serve", [*flags, *(f"-{alias}" for alias in _ALIASES)]))
+    keys = keys_of(environment())
     if not keys or options.get("api_key") or options.get("api_keys_file"):
         return options
-    names = " and ".join(name for name in KEYS if os.environ.get(name))
+    names = " and ".join(name for name in KEYS if environment().get(name))
     warn(f"clients need the key of {names}, as no --api-key was given")
     return options | {"api_key": list(keys)}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
 from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
-from quire.cli.foreign_commands import unread_variables, warn
+from quire.cli.foreign_commands import environment, unread_variables, warn
 from quire.cli.generate import open_llm, prompt_option, sampling_options, standard_input, typed
 from quire.cli.model_names import ensure, with_default
 from quire.cli.params import Argument, Option, argument, option
@@ -90,7 +89,7 @@ def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
 )
 def run(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **given: Any) -> None:
     """Chat with a model, or answer PROMPT once; a model that is not here is pulled first."""
-    warn(unread_variables(os.environ, "run", (flag(name) for name in KNOWN)))
+    warn(unread_variables(environment(), "run", (flag(name) for name in KNOWN)))
     if given["server"] is None and isinstance(options.get("model"), str):
         options["model"] = ensure(options["model"])
     prompt = _joined(words if prompt is None else (*words, prompt))
