@@ -34,5 +34,5 @@ def test_a_server_answers_without_fastapi(tmp_path: Path) -> None:
         assert server.client.get("/openapi.json").json()["openapi"] == "3.1.0"
         body = {"prompt": "a", "max_tokens": 2}
         assert server.client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 2
-        for path in ("/v1/nothing", "/docs", "/redoc"):
+        for path in ("/v1/nothing", "/redoc"):
             assert server.client.get(path).json()["error"]["code"] == "not_found"

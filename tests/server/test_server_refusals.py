@@ -12,7 +12,7 @@ import pytest
 
 from live_server import LiveServer, live
 from quire.server.apis.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeText
-from quire.server.pages import live_pages, pages
+from quire.server.pages import live_pages, pages, reference_pages
 from shaped import SHAPELESS
 
 HI = [{"role": "user", "content": "hi"}]
@@ -300,7 +300,7 @@ def test_hosts_and_keys() -> None:
         assert server.http.get("/version", headers={"host": "LOCALHOST:8000"}).status_code == 200
     with live(api_key=("secret", "other"), allowed_hosts=("api.example", "127.0.0.1")) as server:
         assert server.http.get("/version", headers={"host": "api.example"}).status_code == 401
-        shown = (page.path for page in (*pages(), *live_pages()))
+        shown = (page.path for page in (*pages(), *live_pages(), *reference_pages()))
         public = ("/livez", "/readyz", "/health", "/ping", "/v1/health", "/metrics", "/dashboard/history",
                   "/dashboard/diagnosis", *shown)  # fmt: skip
         for path in public:
