@@ -9,7 +9,7 @@ import msgspec
 
 from quire.compress.layouts.registry import LAYOUTS
 from quire.compress.recipes.stages import METHODS
-from quire.core.config import KV_DTYPES
+from quire.core.cache_config import KV_DTYPES
 from quire.gguf.block_types import BLOCKS
 from quire.gguf.encode import ENCODERS
 from quire.model.disk.gguf_model import ARCHITECTURES

@@ -25,7 +25,8 @@ from model_variants import LATENTS as LATENT
 from model_variants import SMALL_ENCODER as SMALL
 from oracle import backend, write
 from quire.cli import main
-from quire.core.config import KV_DTYPES, flat_config
+from quire.core.cache_config import KV_DTYPES
+from quire.core.config import flat_config
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import kv_layouts
 from quire.model.describe import compute_dtype, describe

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from fake_runner import FakeEngine, request
+from fake_states import FakeStates
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
 from turns import working
 
@@ -86,19 +87,19 @@ def test_drafts_run_tokens_again_and_change_nothing() -> None:
     engine = engine_of(drafts=random.Random(1))
     run(engine, *(request(f"r{i}", [i, *range(9)], 20, eos=()) for i in range(3)))
     assert engine.accepted and engine.rejected
-    assert engine.states is not None and engine.states.again
+    assert isinstance(engine.states, FakeStates) and engine.states.again
 
 
 def test_no_row_is_run_again_without_drafts_and_forks() -> None:
     engine = engine_of()
     run(engine, *(request(f"r{i}", [i, *range(20)], 20, eos=()) for i in range(3)))
-    assert engine.states is not None and not engine.states.again
+    assert isinstance(engine.states, FakeStates) and not engine.states.again
 
 
 def test_siblings_begin_with_the_state_before_the_last_token_of_their_prompt() -> None:
     engine = engine_of()
     run(engine, request("a", [*range(13)], 6, n=3, eos=()))
-    assert engine.states is not None and engine.states.again == 1, "one of them computed that token before"
+    assert isinstance(engine.states, FakeStates) and engine.states.again == 1, "one of them computed that token before"
 
 
 @pytest.mark.parametrize("slots", [2, 3, 5])
@@ -120,4 +121,4 @@ def test_a_failed_request_leaves_no_snapshot() -> None:
     engine.submit(request("a", [*range(30)], 3))
     for _ in working(engine.scheduler, 100):
         engine.step()
-    assert engine.states is not None and not engine.states.slots.pool.num_cached
+    assert isinstance(engine.states, FakeStates) and not engine.states.pool.num_cached

@@ -15,6 +15,7 @@ import hashlib
 import random
 from collections.abc import Callable
 
+from fake_states import NAN, FakeStates, NoStates
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
@@ -24,7 +25,7 @@ from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import NumericError
 from quire.core.params import SamplingParams
-from quire.core.plan import STORES, BlockWork, Chunk, ChunkResult, StepPlan
+from quire.core.plan import BlockWork, Chunk, ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.core.sequence import SLID_OUT, Sequence, Status
 from quire.sched.scheduler import Scheduler
@@ -32,8 +33,6 @@ from quire.speculate.draft_limits import room_for_drafts, undrafted
 from turns import working
 
 VOCAB = 50
-NAN = ("nan",)
-"""What a poisoned request writes."""
 
 
 def next_token(prefix: list[int], index: int) -> int:
@@ -52,57 +51,6 @@ def golden(request: Request, index: int, max_model_len: int) -> list[int]:
     return tokens[len(request.prompt) :]
 
 
-class FakeStates:
-    """Recurrent states that are the tokens before them: a dictionary of slots."""
-
-    def __init__(self, slots: StateSlots, block_size: int) -> None:
-        self.slots, self._size = slots, block_size
-        self.held: dict[int, list[object]] = {}
-        self.begun = self.again = 0
-
-    def run(self, chunk: Chunk, tokens: list[int], sick: bool) -> None:
-        """Read and store states as the kernels would."""
-        seq, (source, stores) = chunk.seq, chunk.state
-        who = seq.request.adapter, seq.request.cache_salt
-        first = chunk.start - chunk.again
-        held = [who] if source < 0 else self.held[source]
-        assert sick or held == [who, *tokens[:first]], f"{seq} begins at {first} with {held}"
-        self.begun += source >= 0 and not self.slots.pool.refs[source]
-        self.again += chunk.again
-        certain = len(tokens) - len(seq.draft.tokens)
-        for rows, slot in stores:
-            assert 0 < rows <= chunk.rows and first + rows <= certain, "a state passes a token that may be taken back"
-            self.held[slot] = [who, *(NAN if sick else tokens[: first + rows])]
-
-    def check_writers(self, plan: StepPlan) -> None:
-        """What a step stores is of one sequence, nobody else reads it, and nobody can find it."""
-        stored = [slot for chunk in plan.chunks for _, slot in chunk.state.stores]
-        assert len(stored) == len(set(stored)), "two states would be stored in one slot"
-        for chunk in plan.chunks:
-            others = {slot for other in plan.chunks if other is not chunk for _, slot in other.state.stores}
-            assert chunk.state.source not in others, "a state is read while another is stored there"
-        assert all(self.slots.pool._key[slot] is None for slot in stored), "a snapshot would be overwritten"
-        assert all(len(chunk.state.stores) <= STORES for chunk in plan.chunks)
-
-    def check(self, scheduler: Scheduler) -> None:
-        """The invariants of ownership, and of what others find."""
-        pool = self.slots.pool
-        pool.check()
-        owners = [0] * pool.num_blocks
-        for seq in (seq for siblings in scheduler.requests.values() for seq in siblings):
-            state = seq.state
-            assert state is not None and 0 <= state.tokens <= max(0, seq.computed)
-            for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
-                if slot >= 0:
-                    owners[slot] += 1
-        for slot in self.slots._leaving:
-            owners[slot] += 1
-        assert owners == list(pool.refs), "reference counts of states differ from the owners that exist"
-        for slot in pool._by_key.values():
-            held = self.held[slot]
-            assert held[-self._size :] == list(pool.tokens(slot)), "a snapshot is of other tokens"
-
-
 class FakeEngine:
     """The real scheduler, tables, pool and prefix cache over a dictionary cache."""
 
@@ -119,19 +67,18 @@ class FakeEngine:
         ahead: bool = False,
         late: bool = False,
         drafts: random.Random | None = None,
-        slots: int = 0,
-        interval: int = 8,
         **limits: object,
     ) -> None:
+        slots, interval = (int(limits.pop(name, 0)) for name in ("slots", "interval"))  # type: ignore[call-overload]
         defaults: dict[str, object] = {"max_num_seqs": 4, "max_num_batched_tokens": 8}
         config = SchedulerConfig(**(defaults | limits))  # type: ignore[arg-type]
         self.pool = BlockPool(num_blocks, watcher=self.tiers)
-        states = StateSlots(slots, block_size, interval if prefix else 0, config.max_num_seqs) if slots else None
-        self.states = None if states is None else FakeStates(states, block_size)
-        known = None if states is None else states.pool
-        self.prefix = PrefixCache(self.pool, block_size, self.secret, states=known) if prefix else None
+        self.states = NoStates()
+        if slots:
+            self.states = FakeStates(StateSlots(slots, block_size, interval if prefix else 0, config.max_num_seqs))
+        self.prefix = PrefixCache(self.pool, block_size, self.secret, states=self.states.pool) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
-        tables = BlockTables(self.pool, self.prefix, self.sizes, self.tiers, states)
+        tables = BlockTables(self.pool, self.prefix, self.sizes, self.tiers, self.states.slots)
         self.scheduler = Scheduler(config, tables, max_model_len)
         self.block_size, self.windows, self.max_model_len = block_size, windows, max_model_len
         self.cache: dict[int, tuple[object, ...]] = {}
@@ -180,9 +127,8 @@ class FakeEngine:
         )
         assert self._unwiped <= set(plan.blocks.wipes), "a block of a request that failed is not wiped"
         self._unwiped.clear()
-        self._check_writers(plan)
-        if self.states is not None:
-            self.states.check_writers(plan)
+        check_writers(self, plan)
+        self.states.check_writers(plan)
         tables = [[list(table) for table in chunk.seq.kv.blocks] for chunk in plan.chunks]
         known = [[*chunk.seq.tokens, *chunk.seq.draft.tokens] for chunk in plan.chunks]
         if self.late:
@@ -197,7 +143,7 @@ class FakeEngine:
         self._unwiped -= set(before.blocks.wipes)
         self._prepare(before.blocks)
         for seq, room in zip(seqs, limits, strict=True):
-            branches = rng.random() < 0.5 and self.states is None
+            branches = rng.random() < 0.5 and self.states.slots is None
             for node in range(rng.randint(0, room)):
                 seq.draft.parents += [rng.randint(-1, node - 1)] if branches else []
                 branch = seq.draft.branch(seq.draft.parents[node] if branches else node - 1)
@@ -238,8 +184,7 @@ class FakeEngine:
             if chunk.start + chunk.count > len(tokens):
                 tokens.append(drawn[chunk.seq])
             self._attend(chunk, own, tokens)
-            if self.states is not None:
-                self.states.run(chunk, tokens, chunk.seq in self.sick)
+            self.states.run(chunk, tokens, chunk.seq in self.sick)
             results.append(self._draw(chunk, tokens))
         return results
 
@@ -304,8 +249,7 @@ class FakeEngine:
     def check(self, plan: StepPlan) -> None:
         """The invariants of ownership and of a step's bounds."""
         self.pool.check()
-        if self.states is not None:
-            self.states.check(self.scheduler)
+        self.states.check(self.scheduler)
         limits = self.scheduler.config
         assert plan.num_tokens <= limits.max_num_batched_tokens
         assert len(plan.chunks) <= limits.max_num_seqs
@@ -330,15 +274,6 @@ class FakeEngine:
         free = self.pool.num_free - cached
         assert free >= 0 and free + self.pool.num_used + cached == self.pool.num_blocks
         self._check_published()
-
-    def _check_writers(self, plan: StepPlan) -> None:
-        """What a step writes belongs to one sequence, and nobody else can find it."""
-        written: list[int] = []
-        for chunk in plan.chunks:
-            first, end = chunk.start // self.block_size, self.sizes.entries(chunk.start + chunk.count)
-            written += [block for table in chunk.seq.kv.blocks for block in table[first:end]]
-        assert len(written) == len(set(written)), "two sequences would write one block"
-        assert all(map(self.pool.writable, written)), "a block that others have would be written"
 
     def _check_published(self) -> None:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
@@ -365,9 +300,17 @@ class FakeEngine:
             self.step()
         assert not self.scheduler.requests, "a request is remembered without work"
         assert self.pool.num_used == 0
-        if self.states is not None:
-            self.states.slots.begin()
-            assert self.states.slots.pool.num_used == 0
+        self.states.check_drained()
+
+
+def check_writers(engine: FakeEngine, plan: StepPlan) -> None:
+    """What a step writes belongs to one sequence, and nobody else can find it."""
+    written: list[int] = []
+    for chunk in plan.chunks:
+        first, end = chunk.start // engine.block_size, engine.sizes.entries(chunk.start + chunk.count)
+        written += [block for table in chunk.seq.kv.blocks for block in table[first:end]]
+    assert len(written) == len(set(written)), "two sequences would write one block"
+    assert all(map(engine.pool.writable, written)), "a block that others have would be written"
 
 
 def request(name: str, prompt: list[int], max_tokens: int, n: int = 1, salt: str = "", priority: int = 0,

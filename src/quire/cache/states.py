@@ -66,11 +66,11 @@ class StateSlots:
 
         `forks`: others wait to begin with its prompt, whose last token they compute again.
         """
-        state, sure = state_of(seq), min(end, len(seq.tokens) + seq.in_flight)
+        state, again, sure = state_of(seq), seq.again, min(end, len(seq.tokens) + seq.in_flight)
         certain = min(sure, seq.prompt_len - 1) if forks else sure
         first, source, stores = state.tokens, state.slot, list[tuple[int, int]]()
         if certain <= first:
-            return StateStep(source)
+            return StateStep(source, again=again)
         if state.next >= 0:
             if source >= 0:
                 self._leaving.append(source)
@@ -86,7 +86,7 @@ class StateSlots:
                 continue
             state.snapshots.append(Snapshot(tokens, slot, sure))
         state.tokens = certain
-        return StateStep(source, (*stores, (certain - first, state.slot)))
+        return StateStep(source, (*stores, (certain - first, state.slot)), again)
 
     @property
     def _spare(self) -> bool:

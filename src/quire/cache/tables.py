@@ -11,7 +11,8 @@ from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache, Stored
 from quire.cache.states import StateSlots
 from quire.cache.tiers import StoreKey, Tiers
-from quire.core.sequence import SLID_OUT, STORED, Sequence
+from quire.core.plan import NO_STATE, StateStep
+from quire.core.sequence import SLID_OUT, STORED, Sequence, Status
 
 
 class BlockTables:
@@ -87,6 +88,13 @@ class BlockTables:
                     table[i] = fresh
                     seq.kv.published = min(seq.kv.published, i)
         return True
+
+    def advance(self, seq: Sequence, end: int, siblings: Iterable[Sequence]) -> StateStep:
+        """What a step that computes the tokens of `seq` before `end` does with its recurrent state; `siblings`: of its
+        request, those that are pending begin with its prompt."""
+        if self.states is None:
+            return NO_STATE
+        return self.states.advance(seq, end, any(each.status is Status.PENDING for each in siblings))
 
     def _writable(self, seq: Sequence, upto: int) -> bool:
         """Whether positions computed .. upto - 1 may be written as it is: so with most steps that decode."""

@@ -22,10 +22,11 @@ STORES = 2
 class StateStep(NamedTuple):
     """What a step does with the recurrent state of a sequence: it reads that of the slot `source` (-1: zeros), and
     after the first `rows` of its rows stores the state to `slot`, for each (rows, slot) of `stores`, ascending, of
-    which there are `STORES` at most."""
+    which there are `STORES` at most. `again`: tokens that are run again, because the state stands before them."""
 
     source: int = -1
     stores: tuple[tuple[int, int], ...] = ()
+    again: int = 0
 
 
 NO_STATE = StateStep()
@@ -36,20 +37,24 @@ NO_STATE = StateStep()
 class Chunk:
     """Advance `seq` by `count` tokens from position `start`; the last `logits` of these rows may want logits.
 
-    `again`: tokens before `start` that are run again, because the sequence's recurrent state stands before them.
+    `state`: what becomes of the sequence's recurrent state, and how many tokens before `start` are run again.
     """
 
     seq: Sequence
     start: int
     count: int
     logits: int
-    again: int = 0
     state: StateStep = NO_STATE
+
+    @property
+    def again(self) -> int:
+        """Tokens before `start` that are run again."""
+        return self.state.again
 
     @property
     def rows(self) -> int:
         """Rows of the batch."""
-        return self.again + self.count
+        return self.state.again + self.count
 
 
 class Save(NamedTuple):

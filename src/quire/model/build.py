@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from quire.core.config import CacheConfig, EngineConfig
+from quire.core.cache_config import CacheConfig
+from quire.core.config import EngineConfig
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.exclusion import NOTHING, Known
 from quire.core.exclusions.features import BORROWED, IN_PROCESS
@@ -133,8 +134,7 @@ def load_model(
     check_known(config.features, known := known_of(config, opened) | _where(config, ops, shards))
     spec, target = opened.spec, quantizer(options.quantization, opened.stored)
     asked, notes = compute_dtype(options.dtype, opened.dtype)
-    step = step_of(opened, target, options.group_size)
-    share = share_of(place, stages_of(config.parallel, spec), step)
+    share = share_of(place, stages_of(config.parallel, spec), step_of(opened, target, options.group_size))
     length = max_model_len(options.max_model_len, spec)
     check_groups(opened, target, options.group_size)
     layouts = kv_layouts(config.cache, local_spec(spec, share), asked, ops)

@@ -16,13 +16,14 @@ from quire.cache.tables import BlockTables
 from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.errors import BadRequest, QuireError
-from quire.core.plan import NO_STATE, NO_WORK, BlockWork, Chunk, ChunkResult, Save, StateStep, StepPlan
+from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, StateSlot, Status
 from quire.sched.admission import BatchAdmission
 from quire.sched.features.encoder_scheduler import EncoderScheduler
 from quire.sched.features.feature import FeatureHooks
 from quire.sched.features.pooling import PoolingFeature
+from quire.sched.features.state_snapshots import StateSnapshots
 from quire.sched.features.structured_outputs import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
@@ -67,9 +68,10 @@ class Scheduler:
         self.policy = POLICIES[config.scheduling_policy]()
         self.room = room = SequenceQueues(self.policy, tables, config.max_num_seqs, make_guide)
         self.waiting, self.running, self.recall, self.readying = room.queue, room.running, room.recall, room.readying
-        self.hooks = FeatureHooks(SlowGuides(lambda: self.clock()), PoolingFeature(), PromptLogprobs(), encoding)
-        self.requests: dict[str, list[Sequence]] = {}
-        self.preemptions = self._tickets = 0
+        states = None if tables.states is None else StateSnapshots(tables.states)
+        slow = SlowGuides(lambda: self.clock())
+        self.hooks = FeatureHooks(slow, PoolingFeature(), PromptLogprobs(), encoding, states)
+        self.requests, self.preemptions, self._tickets = dict[str, list[Sequence]](), 0, 0
         self.block_work = PendingBlockWork(tables.tiers)
         self.pace = PrefillPace(config.target_itl_ms / 1000)
         self._ended: list[Output] = []  # by no result of a step; told with the next
@@ -122,9 +124,7 @@ class Scheduler:
 
         The plan is as good as done: `computed` and `in_flight` of its sequences say what will be after it.
         """
-        admission, states = self._admission, self.tables.states
-        if states is not None:
-            states.begin()
+        admission = self._admission
         admission.closed = admission.closed and bool(self.running)
         self._take_back(planning=True)
         chunks, copies, preempted = list[Chunk](), list[tuple[int, int]](), list[Sequence]()
@@ -175,8 +175,6 @@ class Scheduler:
         counts = divide_budget(running, budget, self.config.enable_chunked_prefill, head, self.policy.urgency)
         for limit in self.hooks.limit:
             unseeing += limit(counts, self.policy.rank)
-        if self.tables.states is not None:
-            counts = {seq: self.tables.states.reach(seq, count) for seq, count in counts.items()}
         return counts, unseeing, budget
 
     def _admit(self, chunks: list[Chunk], copies: list[tuple[int, int]], budget: int) -> None:
@@ -184,8 +182,6 @@ class Scheduler:
             seq, count = found
             for reach in self.hooks.reach:
                 count = reach(seq, count)
-            if self.tables.states is not None:
-                count = self.tables.states.reach(seq, count)
             if not self._reserve(seq, count, copies):
                 return
             self.room.admit()
@@ -212,7 +208,8 @@ class Scheduler:
         logits = 1 + len(seq.draft.tokens) if draws else int(self.tables.loses)
         for wants in self.hooks.logits:
             logits = max(logits, wants(seq, count))
-        chunk = Chunk(seq, seq.computed, count, logits, *self._with_state(seq, count))
+        state = self.tables.advance(seq, seq.computed + count, self.requests[seq.request.id])
+        chunk = Chunk(seq, seq.computed, count, logits, state)
         seq.computed += count
         seq.in_flight, seq.steps_in_flight = seq.in_flight + draws, seq.steps_in_flight + 1
         if self.policy.counts:
@@ -220,13 +217,6 @@ class Scheduler:
         for takes in self.hooks.takes:
             takes(chunk)
         return chunk
-
-    def _with_state(self, seq: Sequence, count: int) -> tuple[int, StateStep]:
-        """How many tokens are run again with the next `count`, and what becomes of the state of `seq`."""
-        states, again = self.tables.states, seq.again
-        if states is None:
-            return 0, NO_STATE
-        return again, states.advance(seq, seq.computed + count, bool(pending(self.requests[seq.request.id])))
 
     def _reserve(self, seq: Sequence, count: int, copies: list[tuple[int, int]]) -> bool:
         upto, reserve = seq.computed + count, self.tables.reserve

@@ -13,7 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from quire.bench.calibration import machine_of
-from quire.core.config import CacheConfig, EngineConfig, SpeculationConfig
+from quire.core.cache_config import CacheConfig
+from quire.core.config import EngineConfig, SpeculationConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.progress import stage
 from quire.engine.components.memory_plan import check_limits

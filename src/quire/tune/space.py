@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from quire.core.config import KV_ALIASES, KV_DTYPES, OWNER, QUANTIZATIONS, SECTIONS, EngineConfig
+from quire.core.cache_config import KV_DTYPES
+from quire.core.config import KV_ALIASES, OWNER, QUANTIZATIONS, SECTIONS, EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.machine import cores
 from quire.core.options.fields import fields_of

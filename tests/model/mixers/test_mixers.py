@@ -13,7 +13,8 @@ import pytest
 import quire
 from oracle import BACKENDS, backend
 from quire.cache.groups import LayerGroups, group_layers
-from quire.core.config import CacheConfig, EngineConfig
+from quire.core.cache_config import CacheConfig
+from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS

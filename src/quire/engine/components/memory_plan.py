@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from quire.core.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from quire.core.cache_config import CacheConfig
+from quire.core.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from quire.core.errors import ConfigError
 from quire.core.machine import available_memory
 from quire.core.speculation import LOOK_UPS
