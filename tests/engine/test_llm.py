@@ -331,7 +331,7 @@ def test_every_name_of_the_offline_call_is_accepted(folder: Path) -> None:
         ("quantization", "awq", "not quantized"),
         ("quantization", "gguf", "not quantized"),
         ("quantization", "int5", "not known"),
-        ("swap_space", 4, "block_size"),
+        ("swap_spaces", 4, "block_size"),
     ],
 )
 def test_what_is_not_built_is_refused_with_the_reason(folder: Path, option: str, value: Any, reason: str) -> None:

@@ -277,11 +277,11 @@ def test_without_the_extension_auto_warns_and_cpu_is_refused(
 def test_an_install_without_the_extension_says_so_in_one_line() -> None:
     """What is missing, what that costs and how to get it, where nobody has set up logging too."""
     code = "import sys; sys.modules['quire._native'] = None; from quire.cli import main; main()"
-    told = subprocess.run([sys.executable, "-c", code, "inspect"], capture_output=True, text=True, check=True)
+    told = subprocess.run([sys.executable, "-c", code, "inspect", "pydoc"], capture_output=True, text=True, check=True)
     (line,) = told.stderr.splitlines()
     for part in ("quire._native) was not built", "50 times slower", "install g++ 12 or newer", "QUIRE_NATIVE=OFF"):
         assert part in line
-    chosen = [sys.executable, "-c", code, "inspect", "--device", "reference"]
+    chosen = [sys.executable, "-c", code, "inspect", "pydoc", "--device", "reference"]
     assert not subprocess.run(chosen, capture_output=True, text=True, check=True).stderr
 
 

@@ -18,7 +18,7 @@ from paged_model import VARIANTS as DENSE
 PRUNED = DENSE | MIXTURES
 ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
                  "self_attn.out_proj", "self_attention.dense", "attn.attention.out_proj", "conv.out_proj")  # fmt: skip
-HYBRIDS = ("lfm2", "lfm2_moe")
+HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text")
 """Families some of whose layers have no heads, and of which none can be dropped."""
 MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj",
            "feed_forward.w2")  # fmt: skip

@@ -26,6 +26,8 @@ WALL_CLOCK = {
     "server/apis/ollama/chat.py", "server/apis/openai/responses_answer.py", "server/models/state.py",
     "server/http/activity.py",  # when an incident was, as a page shows it
     "compress/evaluation/quality_measurement.py",  # the date of a passport
+    "server/run.py", "core/running.py",  # since when a server runs, which another process is told
+    "store/pull.py", "cli/stored.py",  # when a model was pulled
 }  # fmt: skip
 """Where the time of day is asked for: ages of files, `created` in replies, the date in a prompt; when something was
 measured, recorded or logged.

@@ -96,7 +96,8 @@ COMMANDS = {
     ),
     "run-batch": Listed(
         "quire.cli.run_batch:run_batch",
-        "Answer a file of requests. Run it again to go on where it was cut off; exit code 1 where a line has an error.",
+        "Answer a file of requests. Run it again to go on where it was cut off, and to try lines with an error again; "
+        "exit code 1 while a line has one.",
         MORE,
     ),
     "replay": Listed(

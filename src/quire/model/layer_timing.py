@@ -21,9 +21,12 @@ from quire.model.load.builders import BLOCKS, load_layer
 from quire.model.load.pipeline_stages import Costs, numbers_of, stages_of
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import Share, local_spec
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.transformers_backend.detect import find_borrowed
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
+from quire.ops.layout import LayerCache, with_states
+from quire.ops.recurrent import StateBatch
 from quire.quant.registry import quantizer
 from quire.store.hub import hub_of
 
@@ -72,7 +75,9 @@ def _layer_seconds(config: EngineConfig, reader: WeightReader, dtype: Dtype, ind
     with reader.part(index):
         layer = reader.place(load_layer(reader, index, rope, None))
     parts = kv_layouts(config.cache, local_spec(spec, reader.share), dtype, ops)[index]
-    cache = tuple(ops.allocate_cache(part, max(-(-PROMPT // size), ANSWERS)) for part in parts)
+    cache: LayerCache = tuple(ops.allocate_cache(part, max(-(-PROMPT // size), ANSWERS)) for part in parts)
+    if (state := mixer_of(local_spec(spec, reader.share), index).state) is not None:
+        cache = with_states(cache, ops.zeros(state.shape(ANSWERS)))
 
     def seconds(rows: int, batch: Batch) -> float:
         def run() -> Array:
@@ -110,4 +115,11 @@ def _batch(positions: Host, slots: Host, ends: Host, blocks: Host) -> Batch:
     return Batch(
         tokens=np.zeros(len(positions), I32), positions=positions.astype(I32), slots=slots, cu_q=ends.astype(I32),
         context=np.diff(ends).astype(I32), block_tables=blocks.astype(I32), logit_rows=np.zeros(0, I32),
+        states=_states(ends.astype(I32)),
     )  # fmt: skip
+
+
+def _states(ends: Host) -> StateBatch:
+    """Each sequence has a slot that it reads, and writes after its rows."""
+    own, none = np.arange(len(ends) - 1, dtype=I32), np.full(len(ends) - 1, -1, I32)
+    return StateBatch(ends, own, np.stack((np.diff(ends), none * 0), 1), np.stack((own, none), 1))

@@ -78,6 +78,8 @@ DEVICES: dict[str, DeviceSheet] = {
 }
 THIS = "this"
 """The machine that runs this."""
+SHOWN = 14
+"""Devices that an error names."""
 
 
 def device_of(name: str) -> DeviceSheet | None:
@@ -87,7 +89,8 @@ def device_of(name: str) -> DeviceSheet | None:
     if name not in DEVICES:
         near = near_names(name, DEVICES)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise ConfigError(f"--device {name}: not one of {THIS}, {', '.join(DEVICES)}{hint}", param="device")
+        some = f"{THIS}, {', '.join([*DEVICES][:SHOWN])} and {len(DEVICES) - SHOWN} more (docs/plan)"
+        raise ConfigError(f"--device {name}: not one of {some}{hint}", param="device")
     return DEVICES[name]
 
 

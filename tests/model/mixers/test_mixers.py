@@ -17,19 +17,20 @@ from quire.core.cache_config import CacheConfig
 from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
-from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS
+from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS, STATES
 from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, cross, latent, short_conv
+from quire.model.mixers import attention, cross, delta, latent, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.cross import EncoderDecoderAttention
+from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import MLA, ConvSizes, ModelSpec
+from quire.model.spec import MLA, ConvSizes, DeltaSizes, ModelSpec
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
@@ -44,6 +45,7 @@ SHAPES: list[Mixer] = [
     Latents(8, 192, 64, 512, 64),
     ShortConvolution(64, 3),
     ShortConvolution(2048, 4),
+    DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
@@ -77,7 +79,7 @@ def test_formats_of_a_cache() -> None:
 
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
-    assert CONVOLUTIONS in SHAPES[5].features
+    assert CONVOLUTIONS in SHAPES[5].features and STATES in SHAPES[7].features
     assert all(mixer.own_heads == isinstance(mixer, Attention) for mixer in SHAPES)
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"
 
@@ -95,7 +97,7 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES)
+    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES)
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"
     assert all(ROLES[name] is roles[name] for roles in kinds for name in roles)
@@ -132,7 +134,7 @@ def test_a_layer_keeps_several_parts_or_none(windows: tuple[int, ...]) -> None:
     spec = ModelSpec("", 4, 64, 4, 2, 16, 128, 100, 1e-6, "silu", (NO_ROPE,) * 4, windows, 0.25, False, 256)
     two = (KVLayout(16, 2, 16, BF16), KVLayout(16, 1, 32, F32))
     layouts: tuple[CacheLayout, ...] = (two, two, two, ())
-    model = cast(Model, SimpleNamespace(spec=spec, layouts=layouts, own=range(4), place=ALONE))
+    model = cast(Model, SimpleNamespace(spec=spec, layouts=layouts, own=range(4), own_states=(None,) * 4, place=ALONE))
     ops, config = backend("cpu"), EngineConfig(cache=CacheConfig(block_size=16, num_blocks=20))
     kv = plan_kv(config, shape_kv(config, kept_by((model,)), 256))
     assert kv.block_bytes == len(kv.groups.widest) * 16 * sum(part.bytes_per_token for part in two)

@@ -19,6 +19,7 @@ from quire.compress.checkpoint.dequantized import PlainCheckpoint, as_plain_chec
 from quire.compress.checkpoint.tensors import CheckpointTensors, CurrentValues
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
+from quire.core.plan import STORES
 from quire.model.batch import Batch
 from quire.model.describe import open_model
 from quire.model.disk.checkpoint import resolve
@@ -33,9 +34,11 @@ from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
 from quire.model.transformers_backend.detect import find_borrowed
 from quire.ops.arrays import AnyArray, to_torch
-from quire.ops.autograd_cache import AutogradCache
+from quire.ops.autograd_cache import AutogradCache, held
 from quire.ops.differentiable import Differentiable, MatrixSite, Observer, differentiable
+from quire.ops.layout import LayerCache, with_states
 from quire.ops.lazy import torch_dtype
+from quire.ops.recurrent import StateBatch
 from quire.quant.base import QWeight
 
 IGNORE_INDEX = -100
@@ -195,8 +198,10 @@ class Net:
         shifts = torch.where(batch.context <= short, longest, 0).repeat_interleave(batch.context)
         return replace(batch, positions=batch.positions + shifts.int())
 
-    def _cache(self, layer: int) -> tuple[AutogradCache, ...]:
-        return tuple(map(AutogradCache.of, mixer_of(self.spec, layer).parts(1, F32)))
+    def _cache(self, layer: int) -> LayerCache:
+        mixer = mixer_of(self.spec, layer)
+        cache = tuple(map(AutogradCache.of, mixer.parts(1, F32)))
+        return cache if mixer.state is None else with_states(cache, torch.zeros(mixer.state.shape(1)))
 
     def before_layers(self) -> Decoder:
         """Build what `enter` runs, of the current values: the embedding table and what follows it."""
@@ -259,7 +264,7 @@ class Net:
         cache = self._cache(index)
         rows, added = BLOCKS[self.spec.join](ops, layer, rows, h, batch, cache, None)
         for watching in self._watching:
-            watching(*cache[0].rows()[1:])
+            watching(*held(cache[0]).rows()[1:])
         return rows.view(shape), added.view(shape)
 
     def leave(self, x: Tensor, delta: Tensor, part: Decoder | None = None) -> Tensor:
@@ -326,7 +331,15 @@ def packed_batch(tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) ->
         context=lengths.int(),
         block_tables=(begins[:, None] + places).int(),
         logit_rows=slots.int() if rows is None else rows,
+        states=whole_sequences(F.pad(ends, (1, 0)).int()),
     )
+
+
+def whole_sequences(cu_q: Tensor) -> StateBatch:
+    """Recurrent states of sequences that begin here, and whose states nobody reads."""
+    count = len(cu_q) - 1
+    none = torch.full((count, STORES), -1, dtype=torch.int32)
+    return StateBatch(cu_q, none[:, 0].contiguous(), torch.zeros_like(none), none)
 
 
 def _batch(tokens: Tensor, lengths: Tensor | None) -> Batch:
