@@ -105,7 +105,9 @@ def _content(route: Route) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if route.reply:
         schema = _schema(route.reply)
-        found["application/json"] = {"schema": {"type": "array", "items": schema} if route.reply_is_list else schema}
+        items = {"type": "array", "items": schema}
+        either = {"anyOf": [schema, items]} if route.reply_may_be_list else schema
+        found["application/json"] = {"schema": items if route.reply_is_list else either}
     text = {"schema": {"type": "string"}}
     return found | ({route.stream: text} if route.stream else {}) | ({"text/plain": text} if route.text else {})
 

@@ -38,6 +38,7 @@ class Route:
     reply: Kinds = ()
     """Structs of which a good reply is one; () = it has no JSON."""
     reply_is_list: bool = False
+    reply_may_be_list: bool = False
     group: str = ""
     """Heading in /openapi.json and /docs; "" = the name of its dialect's API."""
     text: bool = False

@@ -326,6 +326,7 @@ ROUTES = (
         completion,
         body=(LlamaCppRequest,),
         reply=(LlamaCppReply,),
+        reply_may_be_list=True,
         stream=SSE,
         dialect=LLAMA_CPP,
         generates=True,
