@@ -116,16 +116,18 @@ def _interval(config: EngineConfig, state_bytes: int, token_bytes: int) -> int:
     return -(-tokens // cache.block_size) * cache.block_size
 
 
-def plan_states(config: EngineConfig, states: StatePlan, left: int) -> StatePlan:
+def plan_states(config: EngineConfig, states: StatePlan, left: int, length: int) -> StatePlan:
     """Slots of states in `left` bytes of the cache: one for each sequence that may run, a spare one, which a sequence
-    that begins with a snapshot needs beside it, and snapshots."""
+    that begins with a snapshot needs beside it, and snapshots, no more than as many sequences of `length` tokens
+    have."""
     if not states.slot_bytes:
         return states
     slots = config.cache.num_state_slots
     if not slots:
         running = min(config.scheduler.max_num_seqs + 1, int(left * STATE_SHARE) // states.slot_bytes)
-        rest = max(0, left - running * states.slot_bytes) if states.interval else 0
-        slots = running + int(rest * STATE_SHARE) // states.slot_bytes
+        rest = max(0, left - running * states.slot_bytes)
+        most = running * (1 + length // states.interval) if states.interval else 0
+        slots = running + min(most, int(rest * STATE_SHARE) // states.slot_bytes)
     if slots < LEAST_SLOTS:
         raise ConfigError(
             f"no room for {LEAST_SLOTS} recurrent states of {states.slot_bytes:,} bytes{_each(config)}; raise "
@@ -169,7 +171,7 @@ def plan_kv(config: EngineConfig, shape: KVPlan, left: int | None = None) -> KVP
     if left is None and not (cache.num_blocks and not shape.states.slot_bytes):
         left = int(available_memory() * FREE_MEMORY_SHARE) // config.wholes
     left = cache.kv_cache_memory_bytes or left or 0
-    states = plan_states(config, shape.states, left)
+    states = plan_states(config, shape.states, left, length)
     if cache.num_blocks:
         blocks = cache.num_blocks
     else:
