@@ -7,13 +7,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 from hypothesis import strategies as st
 
-from engine_answers import Answer, engine_of
+from engine_answers import Answer, engine_of, run
+from oracle import write
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
-from speculation_methods import answers, requests_of
+from speculation_methods import TINY, answers, requests_of, write_words
+from turns import reports
 
 
 def asked(name: str, prompt: list[int], **params: Any) -> Request:
@@ -57,3 +60,65 @@ def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], 
     some = random.Random(seed).sample(requests_of(99, ""), 7)
     assert not differing(answers(engine, some), {r.id: alone[r.id] for r in some}), way
     return engine
+
+
+def written(path: Path, kind: str) -> Path:
+    """Write a tiny model of `TINY` in bf16, with a tokenizer of 99 words, to `path`."""
+    family, facts = TINY[kind]
+    write(path, family, **facts | {"max_position_embeddings": 256}, dtype=torch.bfloat16)
+    return write_words(path, 99)
+
+
+def answers_alone(folder: Path) -> dict[str, list[Answer]]:
+    """What each request gives alone, without a prefix cache."""
+    engine = engine_of(model=str(folder), enable_prefix_caching=False)
+    return {r.id: answers(engine, [r])[r.id] for r in requests_of(99, "")}
+
+
+def check_hits(folder: Path, block_size: int, **options: Any) -> None:
+    """Requests that share their first blocks find all that they share, and give what they give alone."""
+    rng = random.Random(3)
+    prompt = [rng.randrange(3, 99) for _ in range(40)]
+    requests = [asked("cold", prompt)]
+    for shared in range(0, 41, block_size):
+        own = [rng.randrange(3, 99) for _ in range(rng.choice((1, 3, 6)))]
+        requests.append(asked(str(shared), prompt[:shared] + own, temperature=0.5 * (shared % 2)))
+    plain = engine_of(model=str(folder), enable_prefix_caching=False)
+    warm = engine_of(model=str(folder), block_size=block_size, num_blocks=4096, **options)
+    for request in requests:
+        want = run(plain, [request])[request.id]
+        warm.submit(request)
+        got, cached = Answer([], []), -1
+        for report in reports(warm):
+            for out in report.outputs:
+                got.tokens += out.tokens
+                got.logprobs += out.logprobs
+                cached = max(cached, out.cached_tokens)
+        assert got.bits() == want.bits(), request.id
+        if request.id != "cold":
+            assert cached >= int(request.id) // block_size * block_size, request.id
+    again = run(warm, [asked("again", prompt)])["again"]
+    assert again.bits() == run(plain, [asked("again", prompt)])["again"].bits(), "all of the prompt is found"
+
+
+def check_ways_back(folder: Path, alone: dict[str, list[Answer]]) -> None:
+    """Sequences that give everything back whenever they have computed something, as far as they then come, give what
+    they give alone."""
+    requests = [r for r in requests_of(99, "") if r.params.n == 1][:6]
+    engine = engine_of(model=str(folder), block_size=4, num_blocks=1024, max_num_batched_tokens=16, max_num_seqs=8)
+    for request in requests:
+        engine.submit(request)
+    got = {r.id: [Answer([], [])] for r in requests}
+    rng = random.Random(11)
+    for report in reports(engine):
+        for out in report.outputs:
+            answer = got[out.request_id][0]
+            answer.tokens += out.tokens
+            answer.logprobs += [*(out.prompt_logprobs or ()), *out.logprobs]
+            answer.reason = out.finish_reason
+        scheduler = engine.engine.scheduler
+        for seq in [*scheduler.running]:
+            if rng.random() < 0.6:
+                scheduler._preempt(seq)
+    assert engine.engine.scheduler.preemptions > 20
+    assert not differing(got, {r.id: alone[r.id] for r in requests})

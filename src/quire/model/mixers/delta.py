@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quire.core.dtypes import F16, F32, Dtype
+from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
 from quire.core.exclusions.features import Feature
-from quire.model.mixers.mixer import KV_TYPES
+from quire.model.mixers.mixer import row_format
 from quire.model.role import COLUMNS, ROWS, Role
 from quire.model.spec import DELTA, DeltaSizes, ModelSpec
-from quire.ops.convolution import ROW_FORMATS, RowLayout
+from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 
@@ -46,12 +46,8 @@ class DeltaRule:
         return sizes.width + sizes.values + 2 * sizes.value_heads
 
     def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
-        """Keep rows as keys and values are kept, and beside those in int8 or fp8 as weights are that are not quantized,
-        those of f16 weights in f32."""
-        kept = KV_TYPES.get(asked, dtype)
-        if kept in ROW_FORMATS:
-            return kept
-        return F32 if dtype == F16 else dtype
+        """Keep rows in a format that has no scales (`row_format`)."""
+        return row_format(asked, dtype)
 
     def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
         """One part, of rows, on every backend alike."""

@@ -7,11 +7,21 @@ from typing import Protocol
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.exclusions.features import Feature
+from quire.ops.convolution import ROW_FORMATS
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 WIDE = {"bfloat16": BF16, "float32": F32, "float16": F16}
 KV_TYPES = WIDE | {"int8": I8, "fp8": F8}
 """What `--kv-cache-dtype` names, beside "auto"."""
+
+
+def row_format(asked: str, dtype: Dtype) -> Dtype:
+    """The format of rows that a convolution reads, where `--kv-cache-dtype` is `asked`: that of keys and values, and
+    beside those in int8 or fp8 that of weights which are not quantized, `dtype`, or f32 for those in f16."""
+    kept = KV_TYPES.get(asked, dtype)
+    if kept in ROW_FORMATS:
+        return kept
+    return F32 if dtype == F16 else dtype
 
 
 @dataclass(frozen=True)
