@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -109,13 +108,12 @@ async def _chat(service: Service, request: Request, body: GenerateRequest | Chat
 
 
 def _loaded(service: Service, body: OllamaRequest) -> Response:
-    """Clients that ask for nothing want the model in memory, where it is, or out of it: it stays all the same, and the
-    `Warning` header says so."""
+    """Clients that ask for nothing want the model in memory, where it is, or out of it: it stays all the same, which
+    the reply and the `Warning` header say."""
     empty: dict[str, Any] = {"response": ""}
     if isinstance(body, ChatRequest):
         empty = {"message": {"role": "assistant", "content": ""}}
-    reason = "unload" if re.fullmatch(r"0+(ns|us|µs|ms|s|m|h)?", str(body.keep_alive)) else "load"
-    reply = OllamaReply(model=body.model, created_at=_now(), done=True, done_reason=reason, **empty)
+    reply = OllamaReply(model=body.model, created_at=_now(), done=True, done_reason="load", **empty)
     return JsonResponse(_encode(reply))
 
 
