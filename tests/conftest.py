@@ -17,6 +17,7 @@ from hypothesis.internal.charmap import charmap
 import durations
 from quire.core.machine import uncollected
 from quire.model.load import packed_folder
+from quire.text.structured.refused_grammars import REFUSED
 
 # Triton reads it when a kernel is defined: kernels then run as Python, on CPU tensors. `make gpu-check` sets it to 0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -88,6 +89,12 @@ def what_is_there_is_looked_through_once() -> None:
     """Keep what earlier files imported and cached out of later collections, which took up to 3 s each."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_grammar_is_refused_for_what_an_earlier_test_did() -> None:
+    """Have each test start as a process does: the fourth that has an engine fail at one grammar would be refused it."""
+    REFUSED.clear()
 
 
 @pytest.fixture(autouse=True)

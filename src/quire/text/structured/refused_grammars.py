@@ -65,6 +65,11 @@ class RefusedGrammars:
         if known is not None and known.count >= FAILURES:
             raise GrammarTooComplex(known.message, param=known.param)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._known.clear()
+
     def _live(self, key: bytes) -> _Failures | None:
         """What is remembered, which is the latest that was asked for now."""
         known = self._known.get(key)
