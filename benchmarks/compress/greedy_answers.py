@@ -73,10 +73,19 @@ def llama_cpp_logits(work: Path, model: Path, rows: list[list[int]]) -> list[Ten
 
 
 def float32_logits(model: Path, rows: list[list[int]]) -> list[Tensor]:
-    """The same of transformers' model in float32."""
-    from transformers import AutoModelForCausalLM
+    """The same of transformers' model in float32.
 
-    loaded = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32).eval()
+    `from_pretrained(gguf_file=)` asks for accelerate, which only places tensors; the reader below it does not.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(model.parent, gguf_file=model.name)
+    loaded = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(model), return_tensors=True, model_to_load=loaded)["tensors"]
+    missing = loaded.load_state_dict(tensors, strict=False).missing_keys
+    assert set(missing) <= {"lm_head.weight"}, missing
+    loaded.tie_weights()
     with torch.inference_mode():
         return [loaded(torch.tensor([row])).logits[0] for row in rows]
 
