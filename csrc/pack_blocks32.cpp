@@ -5,7 +5,7 @@
 
 #include "block_rows.h"
 #include "registry.h"
-#include "super_planes.h"
+#include "super_block_planes.h"
 
 namespace quire {
 namespace {

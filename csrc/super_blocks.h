@@ -1,5 +1,5 @@
 // Matrices in super-blocks: 256 columns of a row share a float16 unit, of which their groups' scales (and minimums) are small
-// whole multiples. The layout, for packing (pack_super.cpp), the kernels (units/linear_super.h) and rows of a table (units/look_up.h).
+// whole multiples. The layout, for packing (pack_super_blocks.cpp), the kernels (units/linear_super_blocks.h) and rows of a table (units/look_up.h).
 //
 // A block of 16 rows holds, for each super-block,
 //   [256 / group][16] int8   the groups' multiples, 8 bits each; with minimums of 4 bits, both in one byte (minimum in the high half)

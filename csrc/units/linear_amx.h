@@ -9,7 +9,7 @@
 #pragma once
 
 #include "linear_amx_few.h"
-#include "linear_super.h"
+#include "linear_super_blocks.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {

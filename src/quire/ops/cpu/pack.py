@@ -41,7 +41,7 @@ def pack_dense(cpu: Cpu, weight: Weight | StoredMatrix, narrow: bool = False) ->
     narrowed = narrow_bf16(cpu, weight) if narrow and weight.kind == "bf16" else None
     if narrowed is not None:
         return narrowed
-    in_blocks = pack_super(cpu, weight)
+    in_blocks = pack_super_blocks(cpu, weight)
     if in_blocks is not None:
         return in_blocks
     n, k = weight.shape
@@ -75,7 +75,7 @@ def narrow_bf16(cpu: Cpu, weight: Weight) -> Packed | None:
     return assemble("bf12", (n, k), 0, Numbers(), {"codes": data, "table": table}) if fits.item() else None
 
 
-def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
+def pack_super_blocks(cpu: Cpu, weight: Weight) -> Packed | None:
     """A weight whose scales are multiples of `units`, as csrc/super_blocks.h has it; None: no kind is like it."""
     form = (weight.bits, weight.group, weight.mins is not None, weight.table is not None)
     kind = SUPER_KINDS.get(form)
@@ -91,7 +91,7 @@ def pack_super(cpu: Cpu, weight: Weight) -> Packed | None:
     mins = None if weight.mins is None or least is None else _multiples(weight.mins, least)
     codes, padded = np.ascontiguousarray(weight.codes), -(-n // LANES) * LANES
     try:
-        cpu.call("pack_super", data, codes, multiples, mins, n, k, NUMBERS[kind])
+        cpu.call("pack_super_blocks", data, codes, multiples, mins, n, k, NUMBERS[kind])
     except ValueError as error:
         raise _refusal(weight, str(error)) from None
     parts = {"codes": data, "scales": _pack_groups(cpu, units, padded, "pack_scales16")}

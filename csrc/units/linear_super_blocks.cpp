@@ -1,6 +1,6 @@
 // Kernels of weights in super-blocks.
 #include "linear_kernels.h"
-#include "linear_super.h"
+#include "linear_super_blocks.h"
 
 namespace quire::QUIRE_UNIT {
 

@@ -7,7 +7,7 @@
 #include "facts.h"
 #include "pool.h"
 #include "registry.h"
-#include "super_planes.h"
+#include "super_block_planes.h"
 
 namespace quire {
 namespace {
@@ -89,16 +89,16 @@ constexpr PackForm kPack[] = {
 };
 
 // `kind`: the number of one in super-blocks. codes [n, k]; multiples (and those of minimums) [n, k / group].
-void pack_super(uint8_t* out, const int8_t* codes, const int8_t* multiples, Optional<const int8_t> min_multiples, int64_t n, int64_t k,
+void pack_super_blocks(uint8_t* out, const int8_t* codes, const int8_t* multiples, Optional<const int8_t> min_multiples, int64_t n, int64_t k,
                 int64_t kind) {
-    if (n < 1 || k < 1 || n > (int64_t{1} << 40) || k > (int64_t{1} << 40)) fail("pack_super: sizes must lie in [1, 2^40]");
+    if (n < 1 || k < 1 || n > (int64_t{1} << 40) || k > (int64_t{1} << 40)) fail("pack_super_blocks: sizes must lie in [1, 2^40]");
     if (k % kSuperColumns) fail("columns are not a multiple of 256");
-    if (kind < 0 || kind >= kKindCount || !kPack[kind]) fail("pack_super: not a kind in super-blocks");
-    if ((kKindFacts[kind].mins == Has::kMust) != (min_multiples.ptr != nullptr)) fail("pack_super: minimums are not what the kind has");
+    if (kind < 0 || kind >= kKindCount || !kPack[kind]) fail("pack_super_blocks: not a kind in super-blocks");
+    if ((kKindFacts[kind].mins == Has::kMust) != (min_multiples.ptr != nullptr)) fail("pack_super_blocks: minimums are not what the kind has");
     kPack[kind](out, {codes, multiples, min_multiples.ptr, n, k});
 }
 
-const OpEntry kOps[] = {op_entry<&pack_super>("pack_super")};
+const OpEntry kOps[] = {op_entry<&pack_super_blocks>("pack_super_blocks")};
 const Register kRegister(kOps);
 
 }  // namespace
