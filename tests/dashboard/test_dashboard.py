@@ -21,6 +21,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from accessibility import violations, with_axe
 from browser import CHROMIUM, Browser, Page
 from quire.cli.app import app
 from quire.core.errors import QuireError
@@ -204,6 +205,19 @@ def test_every_view_shows_what_there_is(browser: Browser, written: Path) -> None
             if view not in ("summary", "cost", "best", "rows", "compare", "techniques"):
                 found.wait("document.querySelector('#result canvas')")
         assert all(url.startswith(("file:", "data:")) for url in found.loaded)
+
+
+@in_chromium
+@with_axe
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)])
+def test_axe_finds_nothing(browser: Browser, written: Path, dark: bool, width: int) -> None:
+    with opened(browser, written, width=width, dark=dark) as found:
+        for view in VIEWS:
+            found.click(f"#tab-{view}")
+            assert violations(found) == [], view
+        found.click("#tab-rows")
+        found.run("document.querySelector('#result tbody tr button, #result tbody tr').click()")
+        assert violations(found) == []
 
 
 @in_chromium

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from accessibility import violations, with_axe
 from browser import CHROMIUM, Browser, Page
 from live_server import LiveServer, live, wait_until
 from proxy import shown_below
@@ -211,6 +212,19 @@ def test_it_shows_what_happens(browser: Browser) -> None:
         page.run("0")
         assert sum(e["method"] == "Network.requestWillBeSent" for e in browser.events) == before and asked
         assert page.errors == [] and all(url.startswith(server.url) for url in page.loaded)
+        page.close()
+
+
+@in_chromium
+@with_axe
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)])
+def test_axe_finds_nothing(browser: Browser, dark: bool, width: int) -> None:
+    with real() as server:
+        page = browser.page(f"{server.url}/dashboard", width, 844, dark)
+        page.wait("document.querySelector('#health').className === 'good'")
+        server.complete("x", max_tokens=3)
+        page.wait("document.querySelector('#tables').innerText.includes('everybody')")
+        assert violations(page) == []
         page.close()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from accessibility import violations, with_axe
 from browser import CHROMIUM, Browser
 from live_server import live
 from proxy import shown_below
@@ -76,6 +77,16 @@ def test_it_shows_every_operation_and_its_fields(browser: Browser) -> None:
         page.wait(f"{CHAT}.querySelector('.nested .fields')")
         assert page.errors == [] and all(url.startswith(server.url) for url in page.loaded)
         page.close()
+
+
+@in_chromium
+@with_axe
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 390)])
+def test_axe_finds_nothing(browser: Browser, dark: bool, width: int) -> None:
+    with live(StubEngine()) as server:
+        page = browser.page(f"{server.url}/docs#post/v1/chat/completions", width, 844, dark)
+        page.wait(f"{CHAT}?.open && {CHAT}.querySelector('textarea')")
+        assert violations(page) == []
 
 
 @in_chromium
