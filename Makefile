@@ -122,10 +122,12 @@ docs: build  ## the documentation as a site in build/site, made from docs/ and f
 docs-made: build  ## write what the pages of docs/ have of the code and of results anew
 	PYTHONPATH=docs/generate $(BIN)/python docs/generate/made.py
 
-pictures: build  ## the playground's and the dashboards', of the embedded model in a headless Chromium (five minutes)
+pictures: build  ## the playground's and the dashboards', of the embedded model in a headless Chromium, and the terminal's (five minutes)
 	$(BIN)/python tests/support/playground_pictures.py docs/images/playground
 	$(BIN)/python tests/support/dashboard_rows.py build/dashboard-rows
 	$(BIN)/python tests/support/dashboard_pictures.py docs/images/dashboard build/dashboard-rows
+	$(BIN)/quire pull smollm2
+	$(BIN)/python tests/support/terminal_pictures.py docs/images/terminal
 
 train: build  ## the embedded model from scratch (an hour or two on a CPU)
 	$(BIN)/python training/train.py

@@ -22,7 +22,9 @@ import pytest
 from click.testing import CliRunner
 
 from accessibility import violations, with_axe
-from browser import CHROMIUM, Browser, Page
+from browser import Browser
+from dashboard_page import STICKS_OUT, in_chromium, opened
+from dashboard_page import browser as browser
 from quire.cli.app import app
 from quire.core.errors import QuireError
 from quire.dashboard.gather import File, gather
@@ -33,19 +35,7 @@ from quire.figures.schema import FigureRow
 from quire.figures.statistics import compare, interval
 from synthetic_rows import NASTY, suite, synthetic
 
-in_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium here: apt-get install chromium")
-STICKS_OUT = """[...document.querySelectorAll("body *")].filter((node) => {
-    const box = node.getBoundingClientRect();
-    const hidden = node.closest(".scroll, #views, .unseen, .tip");
-    return box.width && (box.left < -1 || box.right > innerWidth + 1) && !hidden;
-}).map((node) => node.outerHTML.slice(0, 99))"""
 VIEWS = ("summary", "explore", "curves", "best", "techniques", "compare", "roofline", "pareto", "cost", "rows")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with Browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +54,6 @@ def run(*arguments: str) -> tuple[int, str]:
     if isinstance(found.exception, QuireError):
         return found.exception.exit_code, found.exception.message
     return found.exit_code, found.output
-
-
-@contextlib.contextmanager
-def opened(
-    browser: Browser, path: Path | str, state: str = "", width: int = 1280, dark: bool = False
-) -> Iterator[Page]:
-    """A page that shows its rows and whose console stays silent."""
-    address = path if isinstance(path, str) else path.as_uri()
-    found = browser.page(f"{address}#{state}", width, 844, dark)
-    try:
-        found.wait("document.querySelector('#loading').hidden")
-        yield found
-        assert found.errors == []
-    finally:
-        found.close()
 
 
 def test_the_page_is_whole_and_asks_nobody(written: Path) -> None:

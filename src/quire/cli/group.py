@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,8 +59,7 @@ class LazyGroup(click.Group):
         limit = formatter.width - 6 - width
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, listed in self.table.items():
-            line = click.Command(name, help=listed.line).get_short_help_str(limit)
-            sections.setdefault(listed.group, []).append((f"{name:{width}}", line))
+            sections.setdefault(listed.group, []).append((f"{name:{width}}", _first_clause(listed.line, limit)))
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -68,3 +68,11 @@ class LazyGroup(click.Group):
         """Commands that begin so, from the table, and the group's own flags."""
         found = [CompletionItem(name, help=x.line) for name, x in self.table.items() if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _first_clause(line: str, limit: int) -> str:
+    """`line`, or of one longer than `limit` what comes before the first colon, semicolon or full stop in it."""
+    if len(line) <= limit:
+        return line
+    end = re.search(r"[;:.] ", line)
+    return f"{line[: end.start()]}." if end else line

@@ -25,9 +25,8 @@ def announce(state: ModelServer, address: str, paths: frozenset[str]) -> None:
     if not logger.isEnabledFor(logging.INFO):
         return
     found = places(state, address, paths)
-    rows = facts(state) + [(name, place) for name, place, _ in found]
     if not sys.stderr.isatty():
-        for name, text in rows:
+        for name, text in facts(state) + [(name, place) for name, place, _ in found]:
             logger.info("%s: %s", name, text)
         return
     from rich.console import Console
@@ -36,13 +35,11 @@ def announce(state: ModelServer, address: str, paths: frozenset[str]) -> None:
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2, 0, 0))
-    helps = {name: told for name, _, told in found}
-    for name, text in rows:
-        grid.add_row(
-            Text(name, style="bold"),
-            Text(text, style="cyan" if name in helps else ""),
-            Text(helps.get(name, ""), style="dim"),
-        )
+    for name, text in facts(state):
+        grid.add_row(Text(name, style="bold"), text)
+    longest = max((len(place) for _, place, _ in found), default=0)
+    for name, place, told in found:
+        grid.add_row(Text(name, style="bold"), Text.assemble((f"{place:{longest}}  ", "cyan"), (told, "dim")))
     end = Text("Ctrl-C or quire stop ends the server; requests in flight are finished", style="dim")
     shown = Table.grid()
     shown.add_row(grid)
