@@ -2,6 +2,7 @@
 
     python -m benchmarks.compress.greedy_answers                 50 questions to smollm2 (quire pull smollm2)
     python -m benchmarks.compress.greedy_answers --questions 10 --tokens 16
+    python -m benchmarks.compress.greedy_answers --activations int16
 
 quire answers by its own chat template, as `quire run` does. llama.cpp reads prompt and answer in one batch: its greedy
 answer is quire's up to the first token that is not its own likeliest. float32 is transformers' model of the same file,
@@ -46,10 +47,10 @@ class Answer(NamedTuple):
         return slice(len(self.prompt) - 1, len(self.prompt) + len(self.ids) - 1)
 
 
-def answers_of(model: Path, questions: list[str], tokens: int) -> list[Answer]:
+def answers_of(model: Path, questions: list[str], tokens: int, activations: str) -> list[Answer]:
     """quire's greedy answers, as `quire run` gives them."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
-    with LLM(model=str(model)) as llm:
+    with LLM(model=str(model), activations=activations) as llm:
         asked = [[{"role": "user", "content": question}] for question in questions]
         outputs = llm.chat(asked, params)  # type: ignore[arg-type]
     return [
@@ -120,13 +121,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--questions", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--activations", default="auto", help="of quire, as its flag of that name")
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "quire-peers")
     args: argparse.Namespace = parser.parse_args()
     model = local_path(args.model)
     questions = [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()[: args.questions]]
-    answers = answers_of(model, questions, args.tokens)
+    answers = answers_of(model, questions, args.tokens, args.activations)
     rows = [answer.prompt + answer.ids for answer in answers]
-    ours = run_quire(model, {}, rows).logits
+    ours = run_quire(model, {"activations": args.activations}, rows).logits
     theirs, exact = llama_cpp_logits(args.work, model, rows), float32_logits(model, rows)
     found = [
         compare(answer, *(logits[answer.predicted] for logits in three))
@@ -137,14 +139,15 @@ def main() -> None:
         print(f"token {row['parts_at']:>3}: float32 takes {row['float32_takes']:12} {row['question']}")
     weights = [row["tokens"] for row in found]
     total = {
-        "model": args.model, "processor": processor(), "questions": len(found), "same": len(found) - len(apart),
+        "model": args.model, "activations": args.activations, "processor": processor(),
+        "questions": len(found), "same": len(found) - len(apart),
         **{f"float32 takes {who}": sum(row["float32_takes"] == who for row in apart)
            for who in ("quire's", "llama.cpp's", "neither")},
         "kl": float(np.average([row["kl"] for row in found], weights=weights)),
         "kl_llama_cpp": float(np.average([row["kl_llama_cpp"] for row in found], weights=weights)),
     }  # fmt: skip
     print(json.dumps(total, indent=1))
-    keep("greedy_answers", {args.model: total | {"answers": found}})
+    keep("greedy_answers", {f"{args.model}, activations {args.activations}": total | {"answers": found}})
 
 
 if __name__ == "__main__":
