@@ -200,7 +200,7 @@ HYBRIDS = {
         QWEN3_5 | EXPERTS | SHARED_EXPERT,
         QWEN_NEXT_DEFAULTS
         | QWEN_NEXT_EXPERTS
-        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
+        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2, "intermediate_size": 512},
         QWEN_NEXT_READS | {"moe": read_moe("softmax", True)},
         ("q_norm", "k_norm", "attn_gate", "shared_switch"),
         QWEN_NEXT_BIASES,
