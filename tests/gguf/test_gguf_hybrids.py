@@ -16,9 +16,11 @@ from gguf.constants import GGMLQuantizationType as Type  # noqa: E402
 
 import gguf_delta  # noqa: E402
 from gguf_families import DELTA, FAMILIES, THIRD, WIDE  # noqa: E402
-from gguf_models import write_gguf  # noqa: E402
-from oracle import BACKENDS, backend, logits, relative_error  # noqa: E402
+from gguf_models import put_back, write_gguf  # noqa: E402
+from gguf_writing import SHAPE, add_tokenizer, byte_level  # noqa: E402
+from oracle import BACKENDS, backend, logits, relative_error, write  # noqa: E402
 from paged_model import Paged, prompt  # noqa: E402
+from quire.compress.layouts.gguf import write_gguf as write_folder  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402
@@ -123,6 +125,24 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     oracle.model.layers = oracle.model.layers[:4]
     assert describe(str(tmp_path / "model.gguf")).spec.layers == 4
     assert relative_error(whole(load(tmp_path / "model.gguf")), logits(oracle, TOKENS)) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
+def test_written_files_answer_as_their_rounded_weights_do(name: str, kind: str, tmp_path: Path) -> None:
+    """The gguf package reads what was written, and transformers computes with it."""
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256,
+               "shared_expert_intermediate_size": 256} if name == "qwen3_next" else {}  # fmt: skip
+    model = write(tmp_path, name, **SHAPE | BIG | {"linear_value_head_dim": 128} | experts)
+    add_tokenizer(tmp_path, byte_level())
+    path = tmp_path / "model.gguf"
+    write_folder(tmp_path, path, kind)
+    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    assert kinds["blk.0.attn_qkv.weight"] == kinds["blk.0.ssm_out.weight"] == kind
+    assert kinds["blk.0.ssm_a"] == kinds["blk.0.ssm_ba.weight" if experts else "blk.0.ssm_beta.weight"] == "F32"
+    put_back(model, path)
+    got = whole(load(path, dtype="float32", activations="int16"))
+    assert relative_error(got, logits(model, TOKENS)) <= (2e-3 if experts else 1e-3)  # activations have 16 bits
 
 
 def positive(writer: Any) -> None:

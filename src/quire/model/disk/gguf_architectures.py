@@ -65,6 +65,8 @@ NAMES = {
 """Role -> name, the same for almost every architecture. A fused gate and up is called up."""
 BIASES = ("router_bias", "delta_bias")
 """Roles whose one tensor the format calls a bias."""
+PARTED = {"delta_qkvz": ("delta_qkv", "delta_z")}
+"""Matrices of folders -> what is in their place; older files have them as they are."""
 NAKED = ("delta_decay",)
 """Roles whose one tensor has the name of the role alone."""
 REWRITES = (
@@ -134,7 +136,8 @@ class Architecture:
     which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
     key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do. `spelling`:
     fields that the family calls otherwise. `fields`: further fields of config.json, and their keys. `orders`: where
-    our rows and columns lie (`Family.order`). `rates`: vectors that files have as -exp.
+    our rows and columns lie (`Family.order`). `rates`: vectors that files have as -exp. `written`: keys that others
+    need, and no reader here.
     """
 
     model_type: str
@@ -151,11 +154,12 @@ class Architecture:
     fields: Mapping[str, str] = field(default_factory=dict)
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def known(self) -> frozenset[str]:
         """Keys below the architecture's name that are read of its files."""
-        return READ_BELOW.union(self.extra, self.fixed, self.fields.values())
+        return READ_BELOW.union(self.extra, self.fixed, self.fields.values(), self.written)
 
 
 LFM2 = Architecture(
@@ -165,15 +169,17 @@ LFM2 = Architecture(
     convolves=True,
     spelling=(("rms_norm_eps", "norm_eps"),),
 )
+SECTIONS = {"rope.dimension_sections": np.array([11, 11, 10, 0], np.int32)}
+"""How many pairs turn by time, height and width: of text, all turn by one position."""
 QWEN3_NEXT = Architecture(
     "qwen3_next",
-    extra=(DELTA_INNER, RECURRENT, NEXTN, "rope.dimension_sections"),
+    extra=(DELTA_INNER, RECURRENT, NEXTN),
     names={"mlp_norm": "post_attention_norm"},
     facts={"norm_topk_prob": True},
     fields=DELTA_FIELDS,
     rates=("delta_decay",),
 )
-QWEN3_5 = replace(QWEN3_NEXT, model_type="qwen3_5_text", facts={}, orders=TILED)
+QWEN3_5 = replace(QWEN3_NEXT, model_type="qwen3_5_text", facts={}, orders=TILED, written=SECTIONS)
 SIGMOID = 2
 """Of the format's functions by which experts are scored."""
 ARCHITECTURES = {

@@ -28,6 +28,7 @@ from quire.model.disk.gguf_architectures import (
     KV_HEADS,
     NAMES,
     NEXTN,
+    PARTED,
     RECURRENT,
     REWRITES,
     ROPE_FIELDS,
@@ -296,8 +297,9 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
-    if "delta_qkvz" in roles and not any(f".{NAMES['delta_qkvz']}." in name for name in tensors):
-        roles = roles - {"delta_qkvz"} | {"delta_qkv", "delta_z"}
+    for whole, parts in PARTED.items():
+        if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
+            roles = roles - {whole} | set(parts)
     return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
 
 

@@ -126,6 +126,8 @@ QWEN3_5 = QWEN_NEXT | {
 }
 NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
 """Vectors whose names on disk end with what they are."""
+FURTHER = ("mtp.",)
+"""Of a layer that predicts further tokens."""
 
 
 def delta_kinds(config: HfConfig) -> list[str]:
@@ -186,6 +188,7 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
     ),
     "qwen3_5_text": Family(
         QWEN3_5,
@@ -195,6 +198,7 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=NAKED,
+        skipped=FURTHER,
     ),
     "qwen3_5_moe_text": Family(
         QWEN3_5 | EXPERTS | SHARED_EXPERT,
@@ -206,6 +210,7 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
     ),
     "lfm2": Family(
         LFM2,
