@@ -136,6 +136,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+SPARE = {"gemma3": 28, "lfm2_vl": 20, **dict.fromkeys(RECURRENT, 16)}
+"""Blocks beside those of a sequence's keys, where layers with windows take some."""
 OFTEN_WAYS = ("chunks", "preempted", "self")
 
 
@@ -146,7 +148,7 @@ def test_same_bits_under_any_load(way: str, made: Made, alone: dict[str, Answer]
     requests, options = made.requests(), dict(WAYS[way])
     if way == "preempted":
         longest = max(len(each.prompt) for each in requests) + 16
-        options["num_blocks"] = longest // 4 + (28 if made.family == "gemma3" else 8)
+        options["num_blocks"] = longest // 4 + SPARE.get(made.family, 8)
     with closing(engine_of(made.folder, **options)) as engine:
         got = run(engine, requests, random.Random(way))
         assert [r.id for r in requests if got[r.id].bits() != alone[r.id].bits()] == []
@@ -258,6 +260,8 @@ def test_memory_of_images_is_planned_and_spared(made: Made) -> None:
 
 
 def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
+    if made.family in RECURRENT:
+        pytest.skip("a store keeps no states")
     given = {"kv_store": str(tmp_path), "num_blocks": 128}
     requests = [made.request(name) for name in ("one", "three")]
     with closing(engine_of(made.folder, **given)) as engine:
