@@ -40,8 +40,8 @@ QWEN_TOKENS = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad
 PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [128, 128]]
 
 HYBRID = TEXT | {"head_dim": 32, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
-                 "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-                 "linear_value_head_dim": 16,
+                 "linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_key_head_dim": 16,
+                 "linear_value_head_dim": 8,
                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                                      "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
 QWEN3_5: dict[str, Any] = {
@@ -98,7 +98,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5 | {"text_config": HYBRID | {
-        "model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 64}},
     "gemma3": {
         "vision_config": TOWER | {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8,

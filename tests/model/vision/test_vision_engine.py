@@ -136,7 +136,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-SPARE = {"gemma3": 28, "lfm2_vl": 20, **dict.fromkeys(RECURRENT, 16)}
+SPARE = {"gemma3": 28, "lfm2_vl": 20, **dict.fromkeys(RECURRENT, 24)}
 """Blocks beside those of a sequence's keys, where layers with windows take some."""
 OFTEN_WAYS = ("chunks", "preempted", "self")
 

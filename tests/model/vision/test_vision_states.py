@@ -63,7 +63,7 @@ def test_preempted_prompts_with_images_begin_again_at_a_snapshot(made: Made) -> 
     requests = [replace(each, id=f"{each.id}-{i}") for i in range(2) for each in alone]
     with closing(engine_of(made.folder, enable_prefix_caching=False)) as engine:
         want = {each.id: run(engine, [each])[each.id].bits() for each in alone}
-    with closing(engine_of(made.folder, num_blocks=56, max_num_batched_tokens=48, max_num_seqs=8)) as engine:
+    with closing(engine_of(made.folder, num_blocks=64, max_num_batched_tokens=48, max_num_seqs=8)) as engine:
         got = run(engine, requests, random.Random(1))
         assert engine.engine.stats().preemptions
     assert [name for name, answer in got.items() if answer.bits() != want[name.rpartition("-")[0]]] == []

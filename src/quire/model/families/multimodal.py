@@ -90,7 +90,7 @@ REFUSED = {
     "phi4mm": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "phi4_multimodal": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "mllama": "its decoder attends to images in layers of their own",
-    "qwen3_vl_moe": "its decoder has experts, which are not built beside images",
+    "qwen3_vl_moe": "its files stack experts in a form that is not read",
 }
 """Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
