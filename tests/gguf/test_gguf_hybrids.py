@@ -22,12 +22,12 @@ from oracle import BACKENDS, backend, logits, relative_error, write  # noqa: E40
 from paged_model import Paged, prompt  # noqa: E402
 from quire.compress.layouts.gguf import write_gguf as write_folder  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
+from quire.core.dtypes import F32  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
 from quire.model.load.reader import MatrixForm, WeightReader  # noqa: E402
 from quire.model.load.roles import DISK_ROLES, FUSED, Share  # noqa: E402
-from quire.core.dtypes import F32  # noqa: E402
 from quire.ops.arrays import to_numpy  # noqa: E402
 
 TOKENS = prompt(19, 1)

@@ -201,7 +201,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                         "num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "qwen2_vl": {"processor_class": "Qwen2VLProcessor"},
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
-    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), {"processor_class": "Qwen3VLProcessor"}),
+    **{name: {"processor_class": "Qwen3VLProcessor"} for name in ("qwen3_vl", "qwen3_5", "qwen3_5_moe")},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     "mistral3": {"processor_class": "PixtralProcessor", "image_token": "[IMG]", "patch_size": 8,
                  "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]", "spatial_merge_size": 2},

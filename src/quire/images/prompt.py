@@ -19,9 +19,9 @@ import numpy as np
 from quire.core.errors import BadRequest, ModelError
 from quire.core.images import KEY_BYTES, PromptImage, placeholders
 from quire.images.decoding import to_rgb
+from quire.images.layout import ImageLayout
 from quire.images.one_tile import ImageTiles
 from quire.images.processor_config import Settings, read_settings
-from quire.images.layout import ImageLayout
 from quire.images.prompt_layouts import make_layout
 from quire.text.tokenizer import Tokenizer
 

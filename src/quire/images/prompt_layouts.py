@@ -257,7 +257,8 @@ LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
 FAMILIES = {
     "llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor", "llava_onevision": "LlavaOnevisionProcessor",
     "qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor",
-    "qwen3_vl_moe": "Qwen3VLProcessor", "qwen3_5": "Qwen3VLProcessor", "qwen3_5_moe": "Qwen3VLProcessor", "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor", "qwen3_5": "Qwen3VLProcessor", "qwen3_5_moe": "Qwen3VLProcessor",
+    "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
     "idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor", "internvl": "InternVLProcessor",
     "lfm2_vl": "Lfm2VlProcessor",
 }  # fmt: skip

@@ -77,11 +77,11 @@ def write_gguf(
 
     `kind`: format of the matrices, a name of `ENCODERS`: "F16", "Q8_0", "Q4_0", "Q4_K", ... The output head has Q6_K
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
-    instead; vectors and the matrices that choose experts or make gates of heads are F32. `kinds` gives matrices formats of their own, by their
-    names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `name`: what the
-    file calls the model, "" = the folder's. `weights` takes the place of the folder's matrices, by the same names:
-    codes stay as they are where the format has the same groups. One tensor is in memory at a time, and the file is
-    there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown
+    instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
+    formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
+    of the first). `name`: what the file calls the model, "" = the folder's. `weights` takes the place of the folder's
+    matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory
+    at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown
     `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and for nan and inf, with the
     tensor's name.
     """
@@ -184,8 +184,12 @@ class _Writer:
         spec, raw = self.opened.spec, self.opened.config.raw
         rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
         attends = [spec.attends(layer) for layer in range(spec.layers)]
-        own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "intermediate_size": spec.intermediate,
-               KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.convolves else spec.kv_heads}
+        own = {
+            "head_dim": spec.head_dim,
+            "rope_theta": float(rope.theta),
+            "intermediate_size": spec.intermediate,
+            KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.convolves else spec.kv_heads,
+        }
         found: dict[str, Any] = {}
         for name, key in (*FIELDS.items(), *self.architecture.fields.items()):
             value = own.get(name, raw.get(name))

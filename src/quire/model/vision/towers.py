@@ -284,10 +284,16 @@ TOWERS: dict[str, Tower] = {
     ),
 }  # fmt: skip
 """By `model_type` of a `vision_config`."""
-SAME_TOWER = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision", "qwen3_vl": "qwen3_vl_vision",
-              "idefics3": "idefics3_vision", "smolvlm": "smolvlm_vision", "siglip": "siglip_vision_model",
-              "clip": "clip_vision_model",
-              **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "qwen3_vl_vision")}
+SAME_TOWER = {
+    "qwen2_vl": "qwen2_vl_vision",
+    "qwen2_5_vl": "qwen2_5_vl_vision",
+    "qwen3_vl": "qwen3_vl_vision",
+    "idefics3": "idefics3_vision",
+    "smolvlm": "smolvlm_vision",
+    "siglip": "siglip_vision_model",
+    "clip": "clip_vision_model",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "qwen3_vl_vision"),
+}
 """What older files call them, and families whose tower is another's."""
 
 
