@@ -80,10 +80,10 @@ def write_gguf(
     instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
     formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
     of the first). `name`: what the file calls the model, "" = the folder's. `weights` takes the place of the folder's
-    matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory
-    at a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown
-    `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and for nan and inf, with the
-    tensor's name.
+    matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory at
+    a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF
+    cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and
+    for nan and inf, with the tensor's name.
     """
     weights, kinds = weights or {}, kinds or {}
     for one in (kind, *kinds.values()):
