@@ -30,7 +30,7 @@ from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from quire.model.disk.gguf_model import ARCHITECTURES
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
 from quire.quant.codebook import NF4
@@ -198,11 +198,11 @@ def gguf_outcome(family: str, path: Path) -> str:
     facts = next(facts for kind, facts in WRITTEN.values() if kind == family)
     facts = facts | {k: v for k, v in WIDE.items() if k in facts} | {"intermediate_size": 128}
     oracle = write_gguf(path, family, quantize=lambda name: GGMLQuantizationType.Q8_0, **facts)
-    got = load_model(flat_config(model=str(path)), backend(BACKENDS[-1]))
+    got = load_model(flat_config(model=str(path), activations="int16", dtype="float32"), backend(BACKENDS[-1]))
     (found,) = Paged(got, [prompt(7, 1)]).run([[7]])
     want = logits(oracle, prompt(7, 1))
     error = float(((found - want).norm(dim=-1) / want.norm(dim=-1)).median())
-    assert error <= 0.05, f"{family} in GGUF: logits differ by {error:.1e}"
+    assert error <= 5e-3, f"{family} in GGUF: logits differ by {error:.1e}"
     return "yes"
 
 

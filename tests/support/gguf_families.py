@@ -11,6 +11,11 @@ YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_m
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
 GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
+DELTA = {"head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
+EVERY_SECOND = {"layer_types": ["linear_attention", "full_attention"] * 2}
+THIRD = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+SHARED = {"shared_expert_intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "head_dim": 24}),
@@ -27,6 +32,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
     "gpt-oss": ("gpt_oss", GPT_OSS),
+    "qwen3next": ("qwen3_next", NARROW | SHARED | DELTA | EVERY_SECOND),
+    "qwen35": ("qwen3_5_text", DELTA | EVERY_SECOND),
+    "qwen35 three": ("qwen3_5_text", DELTA | THIRD | {"linear_num_value_heads": 6, "linear_value_head_dim": 24}),
+    "qwen35 one": ("qwen3_5_text", DELTA | THIRD | {"linear_num_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen35moe": ("qwen3_5_moe_text", NARROW | SHARED | DELTA | EVERY_SECOND),
     "lfm2": ("lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
 }

@@ -21,8 +21,23 @@ from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
+from quire.model.disk.gguf_architectures import (
+    ARCHITECTURES,
+    DELTA_INNER,
+    FIELDS,
+    KV_HEADS,
+    NAMES,
+    NEXTN,
+    PARTED,
+    RECURRENT,
+    REWRITES,
+    ROPE_FIELDS,
+    ROPE_TENSORS,
+    WINDOW,
+    Architecture,
+)
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.renamed_tensors import Rewrite, Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
@@ -33,140 +48,6 @@ from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
 
 PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
-NAMES = {
-    "embed": "token_embd",
-    "positions": "position_embd",
-    "embed_norm": "token_embd_norm",
-    "final_norm": "output_norm",
-    "head": "output",
-    "layer": "blk.{}.",
-    "attn_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "qkv": "attn_qkv",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "attn_post_norm": "post_attention_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "gate_up": "ffn_up",
-    "down": "ffn_down",
-    "mlp_post_norm": "post_ffw_norm",
-    "sinks": "attn_sinks",
-    "conv_in": "shortconv.in_proj",
-    "conv": "shortconv.conv",
-    "conv_out": "shortconv.out_proj",
-    "router": "ffn_gate_inp",
-    "router_bias": "exp_probs_b",
-    "expert_gate": "ffn_gate_exps.{}",
-    "expert_up": "ffn_up_exps.{}",
-    "expert_down": "ffn_down_exps.{}",
-    "shared_switch": "ffn_gate_inp_shexp",
-    "shared_gate": "ffn_gate_shexp",
-    "shared_up": "ffn_up_shexp",
-    "shared_down": "ffn_down_shexp",
-}
-"""Role -> name, the same for almost every architecture. A fused gate and up is called up."""
-BIASES = ("router_bias",)
-"""Roles whose one tensor the format calls a bias."""
-REWRITES = (
-    Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
-    *(Rewrite(rf"(blk\.\d+\.{NAMES[role]})\.bias", r"\1.weight") for role in BIASES),
-)
-"""A layer's experts lie in one tensor for each matrix."""
-FIELDS = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "num_dense_layers": "leading_dense_block_count",
-    "conv_L_cache": "shortconv.l_cache",
-}
-"""Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
-KV_HEADS = "num_key_value_heads"
-ROPE_FIELDS = {
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "attention_factor": "rope.scaling.attn_factor",
-    "beta_fast": "rope.scaling.yarn_beta_fast",
-    "beta_slow": "rope.scaling.yarn_beta_slow",
-}
-WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
-READ_BELOW = frozenset({
-    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
-    "rope.scaling.finetuned", "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
-})  # fmt: skip
-"""Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How `general.architecture` is read.
-
-    `model_type`: row of the families table. `interleaved`: the converter permuted the rows of queries and keys.
-    `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
-    not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
-    which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
-    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do. `spelling`:
-    fields that the family calls otherwise.
-    """
-
-    model_type: str
-    interleaved: bool = False
-    extra: tuple[str, ...] = ()
-    windowed: str = ""
-    mixture: str = ""
-    large: int = 0
-    names: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    convolves: bool = False
-    spelling: tuple[tuple[str, str], ...] = ()
-
-
-LFM2 = Architecture(
-    "lfm2",
-    names={"final_norm": "token_embd_norm"},
-    facts={"block_auto_adjust_ff_dim": False},
-    convolves=True,
-    spelling=(("rms_norm_eps", "norm_eps"),),
-)
-SIGMOID = 2
-"""Of the format's functions by which experts are scored."""
-ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
-    "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe"),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", facts={"norm_topk_prob": True}),
-    "gemma": Architecture("gemma"),
-    "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
-    "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
-    "phi2": Architecture("phi"),
-    "phi3": Architecture("phi3", extra=WINDOW[:1]),
-    "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
-    "lfm2": LFM2,
-    "lfm2moe": replace(
-        LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={"expert_gating_func": SIGMOID}
-    ),
-}
 
 
 class GgufTensors:
@@ -252,7 +133,7 @@ class GgufModel:
             below = key.removeprefix(found.prefix)
             if below != key and below in fixed and value != fixed[below]:
                 raise file.fail(key, f"is {value!r:.40}, {fixed[below]} is what {name} models have")
-            if below != key and below not in READ_BELOW and below not in (*found.architecture.extra, *fixed):
+            if below != key and below not in found.architecture.known:
                 raise file.fail(key, "is not known: the model may have a feature that is not supported")
         return found
 
@@ -267,15 +148,18 @@ class GgufModel:
             spec, family, config = read_spec(self.config(), where)
         except ModelError as error:
             name = error.message.removeprefix(f"{where}: ").partition(":")[0]
-            if name not in FIELDS:
+            if name not in self._fields:
                 raise
-            message = error.message.replace(f"{where}: {name}: ", f"{where}: {self.prefix}{FIELDS[name]} ({name}): ", 1)
+            key = f"{self.prefix}{self._fields[name]} ({name})"
+            message = error.message.replace(f"{where}: {name}: ", f"{where}: {key}: ", 1)
             raise ModelError(message) from None
         norm = "rms" if spec.norm == "rms1p" else spec.norm
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
         required = tuple(part for name in family.required for part in _unfused(name))
         family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=())
+        beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
+        family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates, skipped=beyond)
         return spec, family, config
 
     def get(self, below: str) -> Any:
@@ -291,7 +175,7 @@ class GgufModel:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
         own = (KV_HEADS,) if architecture.convolves else ()
-        raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
+        raw = {ours: self.get(key) for ours, key in self._fields.items() if ours not in own}
         raw |= {**architecture.facts, **(self._mixers() if own else {})}
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
         raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
@@ -304,10 +188,39 @@ class GgufModel:
             raw["bos_token_id"] = special_ids(self.file).get("bos_token")
         if self.get("attention.causal") is False:
             raise self.file.fail(self.prefix + "attention.causal", "false is not supported: the model cannot generate")
+        raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
+        if "linear_num_value_heads" in raw:
+            self._delta_rule(raw)
         self._heads(raw)
         self._window(raw)
         self._rope(raw)
         return {name: value for name, value in raw.items() if value is not None}
+
+    @property
+    def _fields(self) -> dict[str, str]:
+        """Field of config.json -> key under the architecture's name."""
+        return {**FIELDS, **self.architecture.fields}
+
+    def _own_layers(self, blocks: Any) -> Any:
+        """The layers of `blocks` that are the model's own, without those behind them that predict further tokens."""
+        further = self.get(NEXTN) or 0
+        if type(blocks) is not int or type(further) is not int or not further:
+            return blocks
+        if not 0 < further < blocks:
+            raise self.file.fail(self.prefix + NEXTN, f"is {further}, needs a number of {blocks} blocks")
+        return blocks - further
+
+    def _delta_rule(self, raw: dict[str, Any]) -> None:
+        """The numbers of a value head, and which layers are recurrent where the file has a list of them."""
+        heads, inner = raw["linear_num_value_heads"], self.get(DELTA_INNER)
+        if type(heads) is int and type(inner) is int and heads > 0:
+            if inner % heads:
+                raise self.file.fail(self.prefix + DELTA_INNER, f"is {inner}, not a multiple of {heads} heads")
+            raw["linear_value_head_dim"] = inner // heads
+        layers = self.file.metadata.get(self.prefix + RECURRENT)
+        if isinstance(layers, np.ndarray):
+            kinds = ["linear_attention" if recurrent else "full_attention" for recurrent in layers]
+            raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
 
     def _mixers(self) -> dict[str, Any]:
         """Heads of keys and values, and the layers that have none, which convolve."""
@@ -376,11 +289,17 @@ class GgufModel:
 
 
 def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
-    """The format's names for the roles of a family; queries, keys and values may be one matrix or three."""
+    """The format's names for the roles of a family; queries, keys and values may be one matrix or three.
+
+    Those of the gated delta rule and their gate are one in older files.
+    """
     roles = {part for name in names for part in _unfused(name)}
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
+    for whole, parts in PARTED.items():
+        if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
+            roles = roles - {whole} | set(parts)
     return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
 
 

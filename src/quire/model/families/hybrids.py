@@ -126,6 +126,8 @@ QWEN3_5 = QWEN_NEXT | {
 }
 NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
 """Vectors whose names on disk end with what they are."""
+FURTHER = ("mtp.",)
+"""Of a layer that predicts further tokens."""
 
 
 def delta_kinds(config: HfConfig) -> list[str]:
@@ -186,6 +188,7 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
     ),
     "qwen3_5_text": Family(
         QWEN3_5,
@@ -195,17 +198,19 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=NAKED,
+        skipped=FURTHER,
     ),
     "qwen3_5_moe_text": Family(
         QWEN3_5 | EXPERTS | SHARED_EXPERT,
         QWEN_NEXT_DEFAULTS
         | QWEN_NEXT_EXPERTS
-        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
+        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2, "intermediate_size": 512},
         QWEN_NEXT_READS | {"moe": read_moe("softmax", True)},
         ("q_norm", "k_norm", "attn_gate", "shared_switch"),
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
     ),
     "lfm2": Family(
         LFM2,

@@ -20,6 +20,9 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 - skipped   beginnings of tensors of parts that are not run, and ignored.
 - rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).
+- orders    role -> function of the spec that gives where our rows lie on disk, columns of a matrix that ranks split by
+            columns (`order`).
+- rates     roles of vectors of which the files hold -exp.
 """
 
 from __future__ import annotations
@@ -28,10 +31,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.rope import read_rope
 from quire.model.load.roles import FUSED, ROLES
+from quire.model.spec import ModelSpec
 
 Reader = Callable[[HfConfig, int], Any]
 
@@ -71,6 +78,12 @@ class Family:
     stacks: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+    orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
+    rates: tuple[str, ...] = ()
+
+    def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
+        """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
+        return self.orders[role](spec) if role in self.orders else None
 
     def required_parts(self, config: HfConfig) -> frozenset[str]:
         """The optional roles and biases that this checkpoint must have."""

@@ -24,11 +24,12 @@ from quire.model.load.packed_cache import PackedCache
 from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
-from quire.model.role import ROWS
+from quire.model.role import COLUMNS, ROWS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import (
     AnyArray,
     Array,
+    Host,
     as_f32,
     cast_to,
     concat,
@@ -139,9 +140,20 @@ class WeightReader:
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
+        if role in self.opened.family.rates:
+            tensor = self._logarithm(name, tensor)
+        if (order := self.opened.family.order(role, self.opened.spec)) is not None:
+            tensor = tensor[order]
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
         self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
+
+    def _logarithm(self, name: str, rates: AnyArray) -> Host:
+        """x of the vector -exp(x) that the file has as `name`."""
+        positive = -to_numpy(rates)
+        if not (positive > 0).all():
+            raise ModelError(f"{self.opened.folder}: {name} holds a number that is not below 0")
+        return np.log(positive)
 
     def table(self, role: str) -> Unplaced:
         """The rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
@@ -233,6 +245,9 @@ class WeightReader:
         self, role: str, holder: str, weight: QWeight, bias: Unplaced | None, layer: int | None
     ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order."""
+        order = self.opened.family.order(role, self.opened.spec)
+        if order is not None and DISK_ROLES[role].shard == COLUMNS:
+            return weight.take_cols(order), bias
         rows = self.disk_rows(role, holder, layer)
         if rows is None:
             return weight, bias
@@ -244,7 +259,9 @@ class WeightReader:
         if layer is None:
             return None
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
-        return disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+        rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+        order = self.opened.family.order(role, spec) if DISK_ROLES[role].shard == ROWS else None
+        return rows if order is None else order if rows is None else rows[order]
 
     def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Unplaced | None]:
         """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""

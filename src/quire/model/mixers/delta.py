@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
 from quire.core.exclusions.features import Feature
@@ -105,6 +108,35 @@ GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSp
     ),
 }
 """Fused matrices on disk that hold, for each of so many heads, the rows of several roles behind each other."""
+
+
+def _tiled_heads(spec: ModelSpec, each: int) -> NDArray[np.int64]:
+    """Where `each` numbers of every head of values lie in files that have the first head of each key, then the second
+    ones, and so on. Ours are those of the first key, then those of the second one."""
+    served = spec.delta.value_heads // spec.delta.key_heads
+    heads = np.arange(spec.delta.value_heads, dtype=np.int64).reshape(served, -1).T.flatten()
+    return (heads[:, None] * each + np.arange(each)).flatten()
+
+
+def _tiled_values(spec: ModelSpec) -> NDArray[np.int64]:
+    return _tiled_heads(spec, spec.delta.value_dim)
+
+
+def _one_a_head(spec: ModelSpec) -> NDArray[np.int64]:
+    return _tiled_heads(spec, 1)
+
+
+def _tiled_channels(spec: ModelSpec) -> NDArray[np.int64]:
+    before = 2 * spec.delta.keys
+    return np.concatenate((np.arange(before), before + _tiled_values(spec)))
+
+
+TILED: dict[str, Callable[[ModelSpec], NDArray[np.int64]]] = {
+    **dict.fromkeys(("delta_v", "delta_z", "delta_out"), _tiled_values),
+    **dict.fromkeys(("delta_b", "delta_a", "delta_decay", "delta_bias"), _one_a_head),
+    "delta_conv": _tiled_channels,
+}
+"""Role -> where our rows, columns of the last matrix, lie in files whose heads of values take turns by keys."""
 
 
 def with_delta_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
