@@ -16,6 +16,7 @@ import pytest
 from often import only_slow
 from paths import SUPPORT
 from quire.bench.records import milliseconds
+from quire.cache.tiers import StoreSizes
 from quire.plan.rates import PlannedChunk
 from quire.simulate.cluster import Cluster
 from quire.simulate.measures import Gaps
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
     "apart": (
         {},
         {"request_rate": 8.0, "input_len": "64:600"},
-        {"prefill": 1, "replicas": 3, "link": SimulatedLink(1 << 20, 1e9, 0.002)},
+        {"prefill": 1, "replicas": 3, "link": SimulatedLink(StoreSizes(1 << 20), 1e9, 0.002)},
     ),
     "as many as are needed": (
         {"max_num_seqs": 8},
