@@ -24,10 +24,10 @@ def test_what_a_conversation_passed_makes_room_before_its_end() -> None:
     values = SnapshotValues()
     values.add(0, 1000, keys("a"))
     values.add(1, 2000, keys("a", "b"))
-    values.add(2, 2100, keys("a", "b", "c"))
+    values.add(2, 3000, keys("a", "b", "c"))
     values.add(3, 500, keys("x"))
     assert [values.pop_least(everybody) for _ in range(2)] == [0, 1], "the end is worth what is behind the last one"
-    assert values._snapshots[b"c"].saved == 2100, "what made room before it is computed anew now, too"
+    assert values._snapshots[b"c"].saved == 3000, "what made room before it is computed anew now, too"
     assert [values.pop_least(everybody) for _ in range(2)] == [3, 2]
 
 
@@ -53,11 +53,11 @@ def test_what_nobody_comes_back_to_makes_room_in_the_end() -> None:
     values = SnapshotValues()
     values.add(0, 5000, keys("long ago"))
     gone = []
-    for i in range(1, 12):
+    for i in range(1, 40):
         values.add(i, 1000, keys(f"turn {i}"))
         if i > 3:
             gone.append(values.pop_least(everybody))
-    assert gone.index(0) == 5, "1,000 each time that one of those made room"
+    assert gone.index(0) == 16, "it is worth five turns, and four of them have slots at one time"
 
 
 def test_who_is_used_again_stays() -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-PASSED = 0.25
+PASSED = 0.1
 """Comebacks expected to a snapshot behind which one sequence went on, as where a template drops a part of what was
-said; the others are expected at its next."""
+said; the others are expected behind it. Of 0 to 1 this saves most in `benchmarks/engine/state_snapshots.py`."""
 Entry = tuple[float, int, bytes, int]
 """Worth, when it was used last, key, version."""
 
