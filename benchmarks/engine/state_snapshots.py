@@ -80,7 +80,8 @@ class Load:
         rng = random.Random(self.seed)
         systems = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(500, 3000))] for _ in range(self.systems)]
         for name in range(self.conversations):
-            yield Conversation(name, list(rng.choice(systems)), rng.randint(2, 12), random.Random(f"{self.seed} {name}"))
+            own = random.Random(f"{self.seed} {name}")
+            yield Conversation(name, list(rng.choice(systems)), rng.randint(2, 12), own)
 
 
 class Cache:
@@ -100,7 +101,8 @@ class Cache:
         rng, waiting = random.Random(load.seed), load.begun()
         idle = list(islice(waiting, load.live))
         while idle:
-            turn = [idle.pop(rng.randrange(len(idle))) for _ in range(min(len(idle), self.scheduler.config.max_num_seqs))]
+            count = min(len(idle), self.scheduler.config.max_num_seqs)
+            turn = [idle.pop(rng.randrange(len(idle))) for _ in range(count)]
             for conversation in turn:
                 params = SamplingParams(max_tokens=conversation.rng.choice((20, 100, 400)))
                 prompt = conversation.prompt(load.stripped)

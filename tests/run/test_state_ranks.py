@@ -1,4 +1,4 @@
-"""Recurrent states divided over ranks: by heads, by layers, beside experts; what cannot be is refused with the reason."""
+"""Recurrent states divided over ranks: by heads, by layers, beside experts; what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from engine_answers import Answer, engine_of
 from model_variants import MIXTURES
+from often import one_of
 from oracle import BACKENDS, write
 from quire.core.errors import ConfigError
 from speculation_methods import METHODS, TINY, answers, requests_of, write_words
@@ -67,7 +68,7 @@ def test_hits_of_ranks_change_no_bit(folder: Path, two: dict[str, list[Answer]])
     assert not differing(found(folder, again=True, tensor_parallel_size=2, state_interval=16), two)
 
 
-@pytest.mark.parametrize("way", ["few blocks and slots", *(pytest.param(w, marks=pytest.mark.slow) for w in [*WAYS][1:])])
+@pytest.mark.parametrize("way", one_of(5, WAYS))
 def test_no_way_to_serve_changes_a_bit_of_ranks(way: str, folder: Path, two: dict[str, list[Answer]]) -> None:
     assert not differing(found(folder, tensor_parallel_size=2, **WAYS[way]), two)
 

@@ -37,7 +37,16 @@ from quire.model.describe import ModelFacts, describe
 from quire.model.known import known_of, known_of_device
 from quire.ops.choice import choose
 from shaped import shaped_requests
-from speculation_methods import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
+from speculation_methods import (
+    METHODS,
+    PYDOC,
+    TINY,
+    answers,
+    requests_of,
+    write_adapter_of_the_embedded,
+    write_speaking,
+    write_words,
+)
 from vision_prompts import Made, write_made
 
 PAGE = DOCS / "techniques" / "parallel-pairs.md"
@@ -80,16 +89,27 @@ FEATURES: dict[str, dict[str, Any]] = {
     "convolutions, ngram": {"model": "convolutions", "speculative_config": METHODS["ngram"]},
     "states": {"model": "states"},
     "states, chunks of 7": {"model": "states", "max_num_batched_tokens": 7, "max_num_seqs": 5},
-    "states, preemption": {"model": "states", "num_blocks": 40, "num_state_slots": 4, "max_num_batched_tokens": 32,
-                           "max_num_seqs": 16},
+    "states, preemption": {
+        "model": "states",
+        "num_blocks": 40,
+        "num_state_slots": 4,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
     "states, no prefix cache": {"model": "states", "enable_prefix_caching": False},
     "states, blocks of 1": {"model": "states", "block_size": 1, "num_blocks": 2048},
-    "states, KV store": {"model": "states", "kv_store": "kept", "num_blocks": 40, "num_state_slots": 6,
-                         "max_num_batched_tokens": 32, "max_num_seqs": 16},
+    "states, KV store": {
+        "model": "states",
+        "kv_store": "kept",
+        "num_blocks": 40,
+        "num_state_slots": 6,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
     "states, int8 KV": {"model": "states", "kv_cache_dtype": "int8"},
     "states, int8": {"model": "states", "quantization": "int8"},
-    "states, layers on disk": {"model": "states", "weight_offload": "disk", "weight_memory_gib": 0.0001},
-    "states, structured": {"model": "states"},
+    "states, layers on disk": {"model": "states", "weight_offload": "disk", "weight_memory_gib": 0.0025},
+    "structured, states": {"model": "states_of_words"},
     "states, ngram": {"model": "states", "speculative_config": METHODS["ngram"]},
     "states, suffix": {"model": "states", "speculative_config": METHODS["suffix"]},
     "states, suffix tree": {"model": "states", "speculative_config": METHODS["suffix_tree"]},
@@ -157,6 +177,8 @@ class Folders:
             return str(write_medusa(path, 256, 6144))
         if name.startswith("eagle"):
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
+        if name == "states_of_words":
+            return str(write_speaking(path, "states"))
         families = TINY | {"encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
         families["hybrid_experts"] = MIXTURES["qwen3_next"]
         family, facts = families[name]
@@ -199,8 +221,6 @@ def asked_of(feature: str, folders: Folders) -> list[Request]:
     """A few requests that this feature can serve."""
     if feature.startswith("structured"):
         return shaped_requests(9)
-    if feature.endswith("structured"):
-        return shaped_requests(9, Path(folders(FEATURES[feature]["model"])))
     if feature.startswith("images"):
         name = FEATURES[feature]["model"]
         return Made(name, Path(folders(name))).requests()
