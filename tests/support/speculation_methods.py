@@ -69,10 +69,11 @@ def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
     return folder
 
 
-def write_speaking(folder: Path, kind: str) -> Path:
-    """A tiny model of `TINY` in f32 with the vocabulary and the tokenizer of the embedded one."""
+def write_speaking(folder: Path, kind: str, **more: Any) -> Path:
+    """A tiny model of `TINY` in f32, with `more` facts, that has the vocabulary and the tokenizer of the embedded one."""
     family, facts = TINY[kind]
-    write(folder, family, **facts | {"vocab_size": 6144, "max_position_embeddings": 256}, dtype=torch.float32)
+    own = facts | {"vocab_size": 6144, "max_position_embeddings": 256} | more
+    write(folder, family, **own, dtype=torch.float32)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(PYDOC) / name, folder)
     return folder
