@@ -22,7 +22,7 @@ from engine_answers import Answer
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from head_folders import write_eagle, write_medusa
 from lora_adapters import LINEARS
-from model_variants import ENCODERS
+from model_variants import ENCODERS, MIXTURES
 from oracle import random_model, write
 from paths import DOCS
 from peft_layouts import Layout
@@ -37,7 +37,16 @@ from quire.model.describe import ModelFacts, describe
 from quire.model.known import known_of, known_of_device
 from quire.ops.choice import choose
 from shaped import shaped_requests
-from speculation_methods import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
+from speculation_methods import (
+    METHODS,
+    PYDOC,
+    TINY,
+    answers,
+    requests_of,
+    write_adapter_of_the_embedded,
+    write_speaking,
+    write_words,
+)
 from vision_prompts import Made, write_made
 
 PAGE = DOCS / "techniques" / "parallel-pairs.md"
@@ -78,6 +87,33 @@ FEATURES: dict[str, dict[str, Any]] = {
     "convolutions": {"model": "convolutions"},
     "convolutions, int8 KV": {"model": "convolutions", "kv_cache_dtype": "int8"},
     "convolutions, ngram": {"model": "convolutions", "speculative_config": METHODS["ngram"]},
+    "states": {"model": "states"},
+    "states, chunks of 7": {"model": "states", "max_num_batched_tokens": 7, "max_num_seqs": 5},
+    "states, preemption": {
+        "model": "states",
+        "num_blocks": 40,
+        "num_state_slots": 4,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
+    "states, no prefix cache": {"model": "states", "enable_prefix_caching": False},
+    "states, blocks of 1": {"model": "states", "block_size": 1, "num_blocks": 2048},
+    "states, KV store": {
+        "model": "states",
+        "kv_store": "kept",
+        "num_blocks": 40,
+        "num_state_slots": 6,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
+    "states, int8 KV": {"model": "states", "kv_cache_dtype": "int8"},
+    "states, int8": {"model": "states", "quantization": "int8"},
+    "states, layers on disk": {"model": "states", "weight_offload": "disk", "weight_memory_gib": 0.0025},
+    "structured, states": {"model": "states_of_words"},
+    "states, ngram": {"model": "states", "speculative_config": METHODS["ngram"]},
+    "states, suffix": {"model": "states", "speculative_config": METHODS["suffix"]},
+    "states, draft model": {"model": "states", "speculative_config": METHODS["draft_model"]},
+    "states and experts": {"model": "hybrid_experts"},
     "experts": {"model": "experts"},
     "experts, int8": {"model": "experts", "quantization": "int8"},
     "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
@@ -105,8 +141,8 @@ IMAGE_MODELS = ("qwen3_vl", "gemma3")
 """Models that take images."""
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
-ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "experts, int8",
-           "experts, int8 KV")  # fmt: skip
+ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "states, int8",
+           "states, int8 KV", "experts, int8", "experts, int8 KV")  # fmt: skip
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 
@@ -139,7 +175,10 @@ class Folders:
             return str(write_medusa(path, 256, 6144))
         if name.startswith("eagle"):
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
+        if name == "states_of_words":
+            return str(write_speaking(path, "states"))
         families = TINY | {"encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
+        families["hybrid_experts"] = MIXTURES["qwen3_next"]
         family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lora_adapters import write_adapter
 from model_variants import EIGHT
 from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
+from oracle import write
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
@@ -64,6 +66,16 @@ def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
     """A tokenizer of `count` words."""
     words = {first: 0} | {f"w{i}": i for i in range(1, count)}
     Tokenizer(models.WordLevel(words, unk_token=first)).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_speaking(folder: Path, kind: str, **more: Any) -> Path:
+    """A tiny model of `TINY` in f32, with `more` facts, that has the vocabulary and the tokenizer of the embedded one."""
+    family, facts = TINY[kind]
+    own = facts | {"vocab_size": 6144, "max_position_embeddings": 256} | more
+    write(folder, family, **own, dtype=torch.float32)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(PYDOC) / name, folder)
     return folder
 
 

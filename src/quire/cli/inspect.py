@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
-    from quire.model.spec import ConvSizes
+    from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.kv_budget import KVPlan
 
@@ -128,7 +128,7 @@ def _model_rows(found: ModelFacts) -> Rows:
         *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
-        *_convolution_rows(spec.layers - len(attending), spec.conv),
+        *_convolution_rows(spec),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
@@ -138,11 +138,19 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _convolution_rows(layers: int, conv: ConvSizes) -> Rows:
-    """Layers that convolve tokens instead of attending."""
-    if not layers:
-        return []
-    return [("convolutions", f"{layers} layers, of {conv.width} channels over the last {conv.taps} tokens")]
+def _convolution_rows(spec: ModelSpec) -> Rows:
+    """Layers that convolve tokens instead of attending, and those with a recurrent state."""
+    from quire.model.mixers.layer_mixers import states_of
+
+    states = [state for state in states_of(spec) if state is not None]
+    convolving = spec.layers - sum(map(spec.attends, range(spec.layers))) - len(states)
+    conv, rows = spec.conv, list[tuple[str, str]]()
+    if convolving:
+        rows.append(("convolutions", f"{convolving} layers, of {conv.width} channels over the last {conv.taps} tokens"))
+    if states:
+        each = f"{states[0].heads} of {states[0].keys} x {states[0].values} numbers"
+        rows.append(("recurrent layers", f"{len(states)}, with matrices of a sequence in f32, {each}"))
+    return rows
 
 
 def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
@@ -261,9 +269,20 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
             f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}{each}",
         ),
         *_window_rows(kv, per_token),
+        *_state_rows(kv),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
+
+
+def _state_rows(kv: KVPlan) -> Rows:
+    """What recurrent states take, and what a step moves of them."""
+    states = kv.states
+    if not states.slots:
+        return []
+    apart = f"a snapshot every {states.interval:,} tokens" if states.interval else "no snapshots"
+    each = f"{size(states.slot_bytes)} a sequence, read and written in every step"
+    return [("recurrent states", each), ("state slots", f"{states.slots:,}, {size(states.nbytes)}; {apart}")]
 
 
 def _offload_rows(config: EngineConfig, weights: int) -> Rows:

@@ -103,7 +103,7 @@ def build_engine(loaded: LoadedModels) -> Engine:
     pooling, plan = pooling_of(config, model), make_memory_plan(executor)
     allocated = executor.allocate(plan.kv, plan.limits)
     stored = allocated.blocks.stored
-    store = None if stored is None else BlockStore(executor, plan.kv, stored.nbytes, loaded.since[0])
+    store = None if stored is None else BlockStore(executor, plan.kv, stored.sizes, loaded.since[0])
     guiding = GrammarCompiler(config.model, str(model.folder), model.spec.vocab_size)
     scheduler = Scheduler(
         plan.limits,
@@ -147,7 +147,7 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
     states = None
     if kv.states.slots:
         most, interval = executor.config.scheduler.max_num_seqs, kv.states.interval if shares else 0
-        states = StateSlots(kv.states.slots, cache.block_size, interval, most)
+        states = StateSlots(kv.states.slots, cache.block_size, interval, most, tiers)
     prefix = None
     if shares:
         prefix = PrefixCache(pool, cache.block_size, secret, identity, None if states is None else states.pool)

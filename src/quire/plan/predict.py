@@ -105,8 +105,9 @@ class Planner:
         return StepBounds(limits.max_num_seqs, limits.rows(self.kv.max_model_len))
 
     def sequences(self, tokens: int) -> int:
-        """Sequences of `tokens` tokens that the KV cache holds at one time."""
-        return self.kv.blocks // max(1, self.kv.sizes.footprint(tokens))
+        """Sequences of `tokens` tokens that the KV cache holds at one time, each with its recurrent state."""
+        held, states = self.kv.blocks // max(1, self.kv.sizes.footprint(tokens)), self.kv.states
+        return min(held, states.slots - 1) if states.slots else held
 
     def flow(self, load: PlannedLoad) -> Flow:
         """Flow of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""
