@@ -120,19 +120,25 @@ class Family:
         return own + module.removeprefix(other) if other else module
 
 
-MIXED_KINDS = {"conv": "conv_L_cache", "linear_attention": "linear_key_head_dim"}
-"""Words of `layer_types` for layers that do not attend, and the field with the size of what they have instead."""
+MIXED_KINDS = {"conv": ("conv_L_cache",), "linear_attention": ("linear_key_head_dim", "mamba_d_state")}
+"""Words of `layer_types` for layers that do not attend, and fields with the size of what they have instead."""
+EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Words of older files, and those that took their place."""
 
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
     """Each layer's kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on.
 
-    Kinds of `MIXED_KINDS` are known where the field with their size is there, which only families have that have them.
+    Kinds of `MIXED_KINDS` are known where a field with their size is there, which only families have that have them.
     """
-    kinds = config.texts("layer_types")
+    kinds = tuple(EARLIER.get(kind, kind) for kind in config.texts("layer_types"))
     if kinds and len(kinds) != layers:
         raise config.fail("layer_types", f"names {len(kinds)} layers, num_hidden_layers is {layers}")
-    known = ("full_attention", "sliding_attention", *(kind for kind, size in MIXED_KINDS.items() if config.has(size)))
+    known = (
+        "full_attention",
+        "sliding_attention",
+        *(kind for kind, sizes in MIXED_KINDS.items() if any(map(config.has, sizes))),
+    )
     for kind in kinds:
         if kind not in known:
             raise config.fail("layer_types", f"{kind!r} is not known; known: {', '.join(known)}")

@@ -47,6 +47,7 @@ from quire.model.families.readers import (
     smollm3_rope,
 )
 from quire.model.families.row import Family, sliding_windows, spec_facts
+from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.spec import ModelSpec
 
@@ -303,6 +304,7 @@ FAMILIES: dict[str, Row] = {
     **RELATIVES,
     **MIXTURES,
     **HYBRIDS,
+    **STATE_SPACE,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

@@ -182,7 +182,8 @@ class WeightReader:
     ) -> tuple[QWeight, Unplaced | None]:
         """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
         holders = {role: self._holder(role, layer, expert) for role in roles}
-        whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
+        wide = all(DISK_ROLES[role].wide for role in roles)
+        whole = {holder: self._whole(holder, layer, expert, wide) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
         one = next((b for _, b in parts if b is not None), None)
         bias = None
@@ -193,7 +194,7 @@ class WeightReader:
     def whole(self, role: str, layer: int | None) -> tuple[QWeight, Unplaced | None]:
         """The matrix of `role` of all ranks, quantized, and its bias."""
         holder = self._holder(role, layer)
-        return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
+        return self._ordered(role, holder, *self._whole(holder, layer, None, DISK_ROLES[role].wide), layer)
 
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
@@ -246,8 +247,9 @@ class WeightReader:
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
         return disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
 
-    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Unplaced | None]:
-        """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
+    def _whole(self, holder: str, layer: int | None, expert: int | None, wide: bool) -> tuple[QWeight, Unplaced | None]:
+        """A matrix as it lies on disk, [n, k] in its final format, not quantized here if `wide`, and its bias as
+        f32."""
         names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self.read(name) for s, name in names.items() if s != "bias"}
         scheme = matrix_scheme(self.opened.scheme, names)
@@ -256,7 +258,7 @@ class WeightReader:
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
-            if self.form.target is None or DISK_ROLES[holder].wide:
+            if self.form.target is None or wide:
                 dtype = self.form.dtype
                 weight = load_matrix(scheme, raw, dtype, self.ops.float8_activations(dtype))
             else:

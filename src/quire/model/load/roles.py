@@ -33,21 +33,34 @@ def _sparse(spec: ModelSpec, layer: int) -> bool:
 
 
 def _plain(spec: ModelSpec, layer: int) -> bool:
-    return not spec.is_sparse(layer)
+    return spec.has_mlp(layer) and not spec.is_sparse(layer)
+
+
+def _with_latent(spec: ModelSpec, layer: int) -> bool:
+    return spec.is_sparse(layer) and spec.moe.latent > 0
 
 
 def _with_shared(spec: ModelSpec, layer: int) -> bool:
     return spec.is_sparse(layer) and spec.moe.shared > 0
 
 
-def _mlp(rows: bool, width: Callable[[ModelSpec], int], where: Callable[[ModelSpec, int], bool]) -> Role:
-    """Up ([width, hidden], `rows`) or down ([hidden, width]) of an MLP."""
-    shape = (lambda s: (width(s), s.hidden)) if rows else (lambda s: (s.hidden, width(s)))
+def _hidden(spec: ModelSpec) -> int:
+    return spec.hidden
+
+
+def _mlp(
+    rows: bool,
+    width: Callable[[ModelSpec], int],
+    where: Callable[[ModelSpec, int], bool],
+    read: Callable[[ModelSpec], int] = _hidden,
+) -> Role:
+    """Up ([width, read], `rows`) or down ([read, width]) of an MLP."""
+    shape = (lambda s: (width(s), read(s))) if rows else (lambda s: (read(s), width(s)))
     return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where, spread=STEPS)
 
 
 def _expert(rows: bool) -> Role:
-    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse), experts=True)
+    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse, lambda s: s.moe.latent or s.hidden), experts=True)
 
 
 def _intermediate(spec: ModelSpec) -> int:
@@ -74,6 +87,8 @@ ROLES: dict[str, Role] = {
     "down": _mlp(False, _intermediate, _plain),
     "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
     "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
+    "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
+    "expert_leave": Role("linear", lambda s: (s.hidden, s.moe.latent), where=_with_latent),
     "expert_gate": _expert(True),
     "expert_up": _expert(True),
     "expert_down": _expert(False),
@@ -120,7 +135,8 @@ ROLES |= {
 }
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out",
-                     "attn_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out"})  # fmt: skip
+                     "attn_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out",
+                     "scan_z", "scan_x", "scan_b", "scan_c", "scan_out"})  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
 GROUPED = attention.GROUPED | delta.GROUPED
@@ -130,6 +146,8 @@ FUSED = {
     "gate_up": ("gate", "up"),
     "conv_in": ("conv_write", "conv_read", "conv_x"),
     "delta_qkv": ("delta_q", "delta_k", "delta_v"),
+    "scan_in": ("scan_z", "scan_x", "scan_b", "scan_c", "scan_dt"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
     **{name: tuple(parts) for name, (_, parts) in GROUPED.items()},
 }
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""

@@ -48,6 +48,28 @@ Product = Callable[[Ops, Array], Array]
 """x [T, k] f32 -> [T, n] f32: a linear, or what is made of several."""
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What `own` makes, times `factor`."""
+
+    own: Product
+    factor: float
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] f32 -> [T, n] f32."""
+        return ops.scale(self.own(ops, x), self.factor)
+
+
+def scaled(own: Product, factor: float) -> Product:
+    """`own`, whose results are multiplied by `factor` where that is not 1."""
+    return own if factor == 1.0 else Scaled(own, factor)
+
+
+def absent(ops: Ops, x: Array) -> Array:
+    """Stand for a matrix or an MLP that a layer does not have; nothing runs it."""
+    raise AssertionError("a layer runs what it has")
+
+
 class Norm(Protocol):
     """A norm of rows [T, d] f32."""
 
