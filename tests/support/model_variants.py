@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loaded_folders import KEPT
-from paged_model import SCANS, YARN, Paged, nemotron
+from paged_model import JAMBA, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
 from quire.model.batch import Batch
 from quire.model.build import Model
@@ -120,10 +120,11 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4": ("granitemoehybrid", SCANS | {
         "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6, "num_experts_per_tok": 3,
         "shared_intermediate_size": 48, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
-        "logits_scaling": 8.0, "attention_multiplier": 0.3, "tie_word_embeddings": True}),
+        "logits_scaling": 8.0, "attention_multiplier": 0.3}),
     "nemotron_3": nemotron("ME*EM", **NEMOTRON_EXPERTS, routed_scaling_factor=2.5),
     "nemotron_3_latents": nemotron("MEM*-E", **NEMOTRON_EXPERTS, moe_latent_size=32, norm_topk_prob=False, n_group=4,
                                    topk_group=2),
+    "jamba": ("jamba", JAMBA | {"num_experts": 6, "num_experts_per_tok": 3}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip

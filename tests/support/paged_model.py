@@ -34,6 +34,7 @@ DELTA = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attenti
          "linear_key_head_dim": 8, "linear_value_head_dim": 16}  # fmt: skip
 SCANS = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 16, "head_dim": 16}
+JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2}
 
 
@@ -130,7 +131,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4_dense": ("granitemoehybrid", SCANS | {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 0,
         "shared_intermediate_size": 80, "position_embedding_type": "rope", "mamba_n_groups": 1,
-        "mamba_proj_bias": True, "attention_bias": True, "residual_multiplier": 0.22, "attention_multiplier": 0.3}),
+        "mamba_proj_bias": True, "attention_bias": True, "residual_multiplier": 0.22, "attention_multiplier": 0.3,
+        "tie_word_embeddings": True}),
     "bamba": ("bamba", SCANS | {"attn_layer_indices": [1], "time_step_limit": [0.3, 0.9]}),
     "bamba_biases": ("bamba", SCANS | {"attn_layer_indices": [0], "mamba_conv_bias": False, "mamba_proj_bias": True,
                                        "mlp_bias": True, "mamba_d_conv": 3}),
@@ -140,6 +142,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2_one_group": ("mamba2", MAMBA2 | {"num_heads": 4, "head_dim": 32, "state_size": 24, "n_groups": 1,
                                              "use_bias": True, "use_conv_bias": False, "conv_kernel": 3,
                                              "time_step_limit": [0.2, 1.0], "tie_word_embeddings": True}),
+    "mamba": ("mamba", {"state_size": 8}),
+    "mamba_biases": ("mamba", {"state_size": 12, "use_bias": True, "use_conv_bias": False, "conv_kernel": 3,
+                               "time_step_rank": 5, "tie_word_embeddings": False}),
+    "falcon_mamba": ("falcon_mamba", {"state_size": 16}),
+    "jamba_dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "mamba_dt_rank": 7,
+                                      "tie_word_embeddings": True}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
-ATTENTION, CONVOLUTION, DELTA, SCAN, MLP = "attention", "conv", "delta", "scan", "mlp"
+ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 """Kinds of mixers in models of several."""
 
 
@@ -114,6 +114,20 @@ class ScanSizes:
     def width(self) -> int:
         """Channels of the convolution: x, B and C."""
         return self.inner + 2 * self.pairs
+
+
+@dataclass(frozen=True)
+class ChannelSizes:
+    """Sizes of selective scans of single channels (Mamba): `inner` channels with `state` numbers each, `rank` of the
+    space that time steps pass through, and rows that the convolution reads; all 0 where no layer has one. `eps`: of
+    norms of B, C and time steps, 0 = there are none.
+    """
+
+    inner: int = 0
+    state: int = 0
+    rank: int = 0
+    taps: int = 0
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -241,6 +255,7 @@ class ModelSpec:
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = DeltaSizes()
     scan: ScanSizes = ScanSizes()
+    channels: ChannelSizes = ChannelSizes()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
     patches: Patches = Patches()

@@ -40,6 +40,7 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
         spec.conv.width,
         spec.delta.width + spec.delta.values,
         spec.scan.width + spec.scan.inner,
+        3 * spec.channels.inner + spec.channels.rank + 2 * spec.channels.state,
     )
     logits, attended = min(rows, logits), _queries(spec) + mixed
     layer = rows * (3 * spec.hidden + attended + _mlp(spec, fused))

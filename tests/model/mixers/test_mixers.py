@@ -22,8 +22,9 @@ from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, cross, delta, latent, scan, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
@@ -32,7 +33,7 @@ from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import MLA, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
+from quire.model.spec import MLA, ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
@@ -50,6 +51,7 @@ SHAPES: list[Mixer] = [
     DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
     SelectiveScan(ScanSizes(4, 16, 2, 8, 4)),
     NoMixer(),
+    ChannelScan(ChannelSizes(64, 16, 4, 4)),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
@@ -101,7 +103,7 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES, scan.ROLES)
+    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES, scan.ROLES, channel_scan.ROLES)
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"
     assert all(ROLES[name] is roles[name] for roles in kinds for name in roles)

@@ -125,6 +125,8 @@ def scan_sizes(**fixed: Any) -> Callable[[HfConfig, int], ScanSizes]:
             raise config.fail("mamba_n_heads", f"is {heads}, must be a multiple of {groups} groups (mamba_n_groups)")
         if (act := config.text("mamba_hidden_act", config.text("hidden_act", "silu"))) not in ("silu", "swish"):
             raise config.fail("hidden_act", f"{act!r} is not supported behind a convolution; only silu is")
+        if inner % 2:
+            raise config.fail("mamba_n_heads", f"is {heads}, of {inner} channels, which must be an even number")
         low, high = time_step_limits(config)
         facts: dict[str, Any] = {"eps": config.number("rms_norm_eps", high=1.0)} | fixed
         state = config.integer("mamba_d_state", high=1 << 12)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
@@ -305,6 +306,7 @@ FAMILIES: dict[str, Row] = {
     **MIXTURES,
     **HYBRIDS,
     **STATE_SPACE,
+    **CHANNEL_SCANS,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
+from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.latent import load_latent
@@ -19,6 +20,7 @@ from quire.model.load.roles import disk_rows
 from quire.model.load.scan import load_scan
 from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
@@ -203,6 +205,11 @@ def load_selective_scan(reader: WeightReader, index: int, rope: Unplaced) -> Mix
     return *load_scan(reader, index), None
 
 
+def load_scan_of_channels(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The selective scan of single channels of layer `index`, which turns nothing by its position."""
+    return *load_channel_scan(reader, index), None
+
+
 def load_no_mixer(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The MLP of layer `index`, which is all that it has."""
     return absent, MlpAlone(), None
@@ -217,6 +224,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
     SelectiveScan: load_selective_scan,
+    ChannelScan: load_scan_of_channels,
     NoMixer: load_no_mixer,
 }
 """Kind of mixer -> what reads a layer's."""

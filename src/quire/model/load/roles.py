@@ -136,7 +136,8 @@ ROLES |= {
 
 ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out",
                      "attn_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out",
-                     "scan_z", "scan_x", "scan_b", "scan_c", "scan_out"})  # fmt: skip
+                     "scan_z", "scan_x", "scan_b", "scan_c", "scan_out",
+                     "channel_x", "channel_z", "channel_out"})  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
 GROUPED = attention.GROUPED | delta.GROUPED
@@ -147,6 +148,8 @@ FUSED = {
     "conv_in": ("conv_write", "conv_read", "conv_x"),
     "delta_qkv": ("delta_q", "delta_k", "delta_v"),
     "scan_in": ("scan_z", "scan_x", "scan_b", "scan_c", "scan_dt"),
+    "channel_in": ("channel_x", "channel_z"),
+    "channel_read": ("channel_dt", "channel_b", "channel_c"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     **{name: tuple(parts) for name, (_, parts) in GROUPED.items()},
 }

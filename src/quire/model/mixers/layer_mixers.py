@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, cross, delta, latent, scan, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
@@ -15,11 +16,15 @@ from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import CONVOLUTION, DELTA, MLP, SCAN, ModelSpec
+from quire.model.spec import CHANNEL_SCAN, CONVOLUTION, DELTA, MLP, SCAN, ModelSpec
 from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
-ROLES = attention.ROLES | latent.ROLES | cross.ROLES | short_conv.ROLES | delta.ROLES | scan.ROLES
+ROLES = {
+    name: role
+    for kind in (attention, latent, cross, short_conv, delta, scan, channel_scan)
+    for name, role in kind.ROLES.items()
+}
 """What mixers have on disk, of all kinds."""
 
 
@@ -27,6 +32,7 @@ WITHOUT_KEYS: Mapping[str, Callable[[ModelSpec], Mixer]] = {
     CONVOLUTION: lambda spec: ShortConvolution(spec.conv.width, spec.conv.taps),
     DELTA: lambda spec: DeltaRule(spec.delta),
     SCAN: lambda spec: SelectiveScan(spec.scan),
+    CHANNEL_SCAN: lambda spec: ChannelScan(spec.channels),
     MLP: lambda spec: NoMixer(),
 }
 """Mixers of layers that do not attend, by the words of `ModelSpec.mixers`."""
