@@ -54,6 +54,16 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "states": ("qwen3_5_text", {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
                                 "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
                                 "linear_value_head_dim": 8}),
+    "scans": ("granitemoehybrid", EIGHT | {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8,
+        "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "shared_intermediate_size": 32}),
+    "layers_of_one_part": ("nemotron_h", {
+        "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*E", "mamba_num_heads": 4, "mamba_head_dim": 16,
+        "ssm_state_size": 16, "n_groups": 2, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}),
+    "channel_scans": ("jamba", {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+                                "mamba_d_state": 8, "num_experts": 4, "num_experts_per_tok": 2}),
+    "scans_alone": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
     "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
                               "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
