@@ -24,7 +24,7 @@ STATE_WAYS = WAYS | {
 }
 
 
-KINDS = ("states", "scans", "layers_of_one_part", "channel_scans", "scans_alone")
+KINDS = ("states", "scans", "layers_of_one_part", "beside", "channel_scans", "scans_alone")
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -34,6 +34,7 @@ DELTA = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attenti
          "linear_key_head_dim": 8, "linear_value_head_dim": 16}  # fmt: skip
 SCANS = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 16, "head_dim": 16}
+FALCON = SCANS | {"mamba_d_ssm": 128}
 JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2}
 
@@ -148,6 +149,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_mamba": ("falcon_mamba", {"state_size": 16}),
     "jamba_dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True, "mamba_dt_rank": 7,
                                       "tie_word_embeddings": True}),
+    "falcon_h1": ("falcon_h1", FALCON),
+    "falcon_h1_multipliers": ("falcon_h1", FALCON | {
+        "embedding_multiplier": 3.5, "lm_head_multiplier": 0.4, "mlp_multipliers": [0.8, 0.3], "key_multiplier": 0.6,
+        "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.36], "ssm_out_multiplier": 0.47, "num_hidden_layers": 2}),
+    "falcon_h1_biases": ("falcon_h1", FALCON | {
+        "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True, "attention_bias": True,
+        "mlp_bias": True, "projectors_bias": True, "tie_word_embeddings": True}),
+    "falcon_h1_normed": ("falcon_h1", FALCON | {"mamba_rms_norm": True, "mamba_n_groups": 4, "head_dim": 24}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 

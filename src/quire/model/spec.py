@@ -197,6 +197,17 @@ class Connector:
     middle: int = 0
 
 
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies parts of a layer (muP, Yang et al. 2022): what attention and what scans add to the stream, the
+    rows that an MLP reads, and what it makes of these."""
+
+    attention: float = 1.0
+    scan: float = 1.0
+    mlp_in: float = 1.0
+    mlp_out: float = 1.0
+
+
 NO_EXPERTS = MoE(Routing(0, 0), 0, ())
 
 
@@ -216,7 +227,8 @@ class ModelSpec:
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
-    that is an MLP or experts alone, which the join "single" has.
+    that is an MLP or experts alone, which the join "single" has. The join "twins": layers are halves of those of the
+    files.
     """
 
     family: str
@@ -256,6 +268,7 @@ class ModelSpec:
     delta: DeltaSizes = DeltaSizes()
     scan: ScanSizes = ScanSizes()
     channels: ChannelSizes = ChannelSizes()
+    factors: Factors = Factors()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
     patches: Patches = Patches()
@@ -297,9 +310,16 @@ class ModelSpec:
         """Whether the layer reads keys and values, or latents."""
         return not self.mixers or self.mixers[layer] == ATTENTION
 
+    @property
+    def halves(self) -> int:
+        """How many layers here are one of the files': the first has a scan, the second attention and an MLP."""
+        return 2 if self.join == "twins" else 1
+
     def has_mlp(self, layer: int) -> bool:
         """Whether the layer has an MLP, or experts."""
-        return self.join != "single" or self.mixers[layer] == MLP
+        if self.join == "single":
+            return self.mixers[layer] == MLP
+        return layer % self.halves == self.halves - 1
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts."""

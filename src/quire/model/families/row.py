@@ -108,6 +108,10 @@ class Family:
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
         return replace(self, names=names)
 
+    def of_layer(self, layer: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return self.names["layer"].format(layer)
+
     def here(self, module: str) -> str:
         """A module's name as this file has it, of a model that is more than its decoder: writers differ."""
         if not self.nested:

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
+from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
@@ -307,6 +308,7 @@ FAMILIES: dict[str, Row] = {
     **HYBRIDS,
     **STATE_SPACE,
     **CHANNEL_SCANS,
+    "falcon_h1": falcon_h1,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

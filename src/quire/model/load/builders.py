@@ -44,6 +44,7 @@ from quire.model.net.decoder import (
     reading_attention,
     sequential_block,
     single_block,
+    twin_block,
 )
 from quire.model.net.gated_attention import GatedAttention
 from quire.model.net.parts import (
@@ -63,6 +64,7 @@ from quire.model.net.parts import (
     Scale,
     SoftCap,
     absent,
+    scaled,
 )
 from quire.model.net.pipeline_parallel import NoHead
 from quire.ops.attention_spec import AttentionSpec
@@ -77,6 +79,7 @@ BLOCKS: dict[str, Block] = {
     "parallel_two_norms": parallel_two_norms_block,
     "crossed": crossed_block,
     "single": single_block,
+    "twins": twin_block,
 }
 
 
@@ -158,6 +161,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         mlp_post_norm=mlp_post_norm,
         attention=attention,
         cross=cross,
+        alone=not spec.has_mlp(index),
     )
     reader.tell(f"layer {index}")
     return layer
@@ -166,7 +170,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
 def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
     """What layer `index` has behind its mixer, in runs where the reader makes any."""
     load = load_moe if reader.local.is_sparse(index) else load_mlp
-    return in_runs(reader, lambda run: load(run, index))
+    return scaled(in_runs(reader, lambda run: load(run, index)), reader.opened.spec.factors.mlp_out)
 
 
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:

@@ -133,14 +133,18 @@ class WeightReader:
         """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
         self._progress(self._total if last else self._done, self._total, what)
 
-    def vector(self, role: str, layer: int | None = None, part: str = "weight") -> Unplaced | None:
-        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none."""
+    def vector(self, role: str, layer: int | None = None, part: str = "weight", again: bool = False) -> Unplaced | None:
+        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none.
+
+        `again`: it was read before, and is counted.
+        """
         name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
-        self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
+        if not again:
+            self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
 
     def table(self, role: str) -> Unplaced:

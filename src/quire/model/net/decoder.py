@@ -53,7 +53,7 @@ class Layer:
 
     `qkv_changes` are made to the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with
     `eps`. The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an
-    encoder.
+    encoder. `alone`: its mixer is all that it has.
     """
 
     attn_norm: Norm
@@ -70,6 +70,7 @@ class Layer:
     mlp_post_norm: Norm
     attention: Attend
     cross: CrossAttention | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,13 @@ def single_block(
 ) -> tuple[Array, Array]:
     """A layer is a mixer, or an MLP, alone (Mamba, Nemotron-H)."""
     return chosen(ops, x, wanted), layer.attention(ops, layer, h, batch, cache, wanted)
+
+
+def twin_block(
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+) -> tuple[Array, Array]:
+    """Two layers share a norm: the first is a mixer alone, the second a mixer and an MLP (Falcon-H1)."""
+    return (single_block if layer.alone else sequential_block)(ops, layer, x, h, batch, cache, wanted)
 
 
 class MlpAlone:

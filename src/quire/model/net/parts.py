@@ -165,6 +165,22 @@ class ReplacingNorm:
 
 
 @dataclass(frozen=True)
+class NormBeside:
+    """The norm of x before something is added to it: what two layers beside each other read."""
+
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """The norm of x."""
+        return self.norm(ops, x)
+
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
+        """(x + delta, the norm of x); x is given up."""
+        h = self.norm(ops, x)
+        return ops.add(x, delta), h
+
+
+@dataclass(frozen=True)
 class ProjectedNorm:
     """A norm followed by a projection: the way from the stream to a head of another width."""
 
