@@ -91,8 +91,8 @@ def all_channels(config: HfConfig, layers: int) -> tuple[str, ...]:
     return (CHANNEL_SCAN,) * layers
 
 
-def mamba(normed: str = "") -> Family:
-    """Scans alone; `normed` as of `channel_sizes`."""
+def mamba(config: HfConfig) -> Family:
+    """Scans alone."""
     return Family(
         BACKBONE | MIXER,
         UNBOUNDED
@@ -108,7 +108,7 @@ def mamba(normed: str = "") -> Family:
         {
             "mixers": all_channels,
             "windows": channel_windows(all_channels),
-            "channels": channel_sizes(normed, "intermediate_size"),
+            "channels": channel_sizes(width="intermediate_size"),
             "rope": endless,
         },
         ("channel_steps.bias",),
@@ -125,6 +125,12 @@ def mamba(normed: str = "") -> Family:
         aliases={"embed": ("backbone.embedding",)},
         rewrites=NAKED,
     )
+
+
+def falcon_mamba(config: HfConfig) -> Family:
+    """Mamba with norms of B, C and time steps, which have no weights."""
+    family = mamba(config)
+    return replace(family, read={**family.read, "channels": channel_sizes("mixer_rms_eps", "intermediate_size")})
 
 
 def jamba_experts(config: HfConfig, layers: int) -> MoE:
@@ -168,7 +174,7 @@ def jamba(config: HfConfig) -> Family:
 
 
 CHANNEL_SCANS: dict[str, Family | Callable[[HfConfig], Family]] = {
-    "mamba": mamba(),
-    "falcon_mamba": mamba("mixer_rms_eps"),
+    "mamba": mamba,
+    "falcon_mamba": falcon_mamba,
     "jamba": jamba,
 }

@@ -167,7 +167,6 @@ def all_scan(config: HfConfig) -> list[str]:
 def granite_hybrid(config: HfConfig) -> Family:
     """Experts beside a shared one, or, with `num_local_experts` 0, an MLP in the shared one's place."""
     dense = config.integer("num_local_experts", 8, low=0, high=1024) == 0
-    shared = config.integer("shared_intermediate_size", 1024, high=1 << 24)
     plain = without(HYBRID, "gate", "up", "down")
     eps = config.number("rms_norm_eps", 1e-6, high=1.0)
     reads: dict[str, Any] = {
@@ -176,9 +175,7 @@ def granite_hybrid(config: HfConfig) -> Family:
         "scan": scan_sizes(eps=eps),
         "rope": granite_rope,
     }
-    if dense:
-        reads["intermediate"] = lambda config, layers: shared
-    else:
+    if not dense:
         reads["moe"] = read_moe(renormalize=True)
     return Family(
         plain | (GRANITE_MLP if dense else GRANITE_EXPERTS),
@@ -186,7 +183,7 @@ def granite_hybrid(config: HfConfig) -> Family:
         | {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
-            "shared_expert_intermediate_size": shared,
+            "shared_intermediate_size": 1024,
             "layer_types": all_scan,
             "rms_norm_eps": 1e-6,
         },
@@ -194,7 +191,10 @@ def granite_hybrid(config: HfConfig) -> Family:
         ("scan_scale",),
         SCAN_BIASES | {"attention_bias": (*QKV_BIAS, "o.bias")},
         granite_facts(config),
-        spelling=(("num_experts", "num_local_experts"),),
+        spelling=(
+            ("num_experts", "num_local_experts"),
+            ("intermediate_size" if dense else "shared_expert_intermediate_size", "shared_intermediate_size"),
+        ),
         rewrites=(*NAKED, *GRANITE_STACKED),
     )
 
@@ -208,6 +208,30 @@ def bamba_kinds(config: HfConfig) -> list[str]:
 
 NEMOTRON_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 NEMOTRON_KINDS = {"linear_attention": SCAN, "full_attention": ATTENTION, "mlp": MLP, "moe": MLP}
+
+
+NEMOTRON_DEFAULTS: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 21504,
+    "max_position_embeddings": 4096,
+    "layer_norm_epsilon": 1e-5,
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "mamba_d_ssm": lambda c: c.integer("mamba_n_heads", high=1 << 16) * c.integer("mamba_d_head", high=1 << 16),
+    "mamba_expand": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+}
 
 
 def nemotron_kinds(config: HfConfig) -> tuple[str, ...]:
@@ -254,29 +278,7 @@ def nemotron_h(config: HfConfig) -> Family:
     }
     return Family(
         NEMOTRON | experts,
-        {
-            "num_hidden_layers": len(kinds),
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "intermediate_size": 21504,
-            "max_position_embeddings": 4096,
-            "layer_norm_epsilon": 1e-5,
-            "mlp_hidden_act": "relu2",
-            "mamba_hidden_act": "silu",
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "n_groups": 8,
-            "ssm_state_size": 128,
-            "conv_kernel": 4,
-            "use_conv_bias": True,
-            "mamba_d_ssm": lambda c: c.integer("mamba_n_heads", high=1 << 16) * c.integer("mamba_d_head", high=1 << 16),
-            "mamba_expand": 2,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-        },
+        NEMOTRON_DEFAULTS | {"num_hidden_layers": len(kinds)},
         reads | ({"moe": nemotron_experts(kinds)} if experts else {}),
         ("scan_scale", *(("router_bias",) if experts else ())),
         {
