@@ -176,7 +176,7 @@ class Paged:
             for parts in model.layouts
         ]
         self.caches = [own[model.spec.kv_layer(i)] for i in range(model.spec.layers)]
-        for i, layout in enumerate(model.own_states):
+        for i, layout in zip(model.own, model.own_states, strict=True):
             if layout is not None:
                 self.caches[i] = with_states(self.caches[i], model.decoder.ops.zeros(layout.shape(len(sequences))))
         self.computed = [0] * len(sequences)

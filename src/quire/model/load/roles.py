@@ -302,6 +302,8 @@ def _units_of(name: str) -> str:
     own = name.removeprefix("encoder_")
     if own in ("k", "v", "k_row_norm", "k_head_norms"):
         return "key/value heads"
+    if own.startswith("scan_"):
+        return "groups of scanned heads, each normed together,"
     if own in ("gate", "up", "down") or own.startswith(("expert_", "shared_")):
         return "columns of an MLP"
     return "attention heads" if own in MIXED or own == "relative_bias" else f"rows of {name}"
