@@ -14,6 +14,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
 - prefix    a first part of all names but the head's that some files leave out.
+- modules   what transformers' modules have in the place of the prefix, where its files keep that.
 - nested    what files of models that are more than the decoder have in its place.
 - aliases   role -> other names that a file may have it under.
 - stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
@@ -65,6 +66,7 @@ class Family:
     grouped_qkv: bool = False
     transposed: bool = False
     prefix: str = ""
+    modules: str = ""
     nested: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
@@ -113,7 +115,9 @@ class Family:
         return self.names["layer"].format(layer)
 
     def here(self, module: str) -> str:
-        """A module's name as this file has it, of a model that is more than its decoder: writers differ."""
+        """A module's name as this file has it: writers differ, and models that are more than their decoder."""
+        if self.modules and module.startswith(self.modules):
+            return self.prefix + module.removeprefix(self.modules)
         if not self.nested:
             return module
         if module in ("lm_head", *self.aliases["head"]):

@@ -298,6 +298,7 @@ def nemotron_h(config: HfConfig) -> Family:
             ("mamba_d_conv", "conv_kernel"),
         ),
         prefix="backbone.",
+        modules="model.",
         skipped=("mtp.",),
         rewrites=(*NAKED, *NEMOTRON_WRITTEN),
     )
