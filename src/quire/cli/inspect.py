@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
-    from quire.model.spec import ConvSizes
+    from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.kv_budget import KVPlan
 
@@ -127,8 +127,8 @@ def _model_rows(found: ModelFacts) -> Rows:
         *_encoder_rows(found),
         *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
-        ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
-        *_convolution_rows(spec.layers - len(attending), spec.conv),
+        *_attention_rows(spec, len(attending)),
+        *_recurrent_rows(spec),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
@@ -138,11 +138,31 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _convolution_rows(layers: int, conv: ConvSizes) -> Rows:
-    """Layers that convolve tokens instead of attending."""
+def _attention_rows(spec: ModelSpec, layers: int) -> Rows:
     if not layers:
         return []
-    return [("convolutions", f"{layers} layers, of {conv.width} channels over the last {conv.taps} tokens")]
+    return [("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}")]
+
+
+def _recurrent_rows(spec: ModelSpec) -> Rows:
+    """Layers that convolve tokens, and those that keep a recurrent state."""
+    from quire.core.dtypes import F32
+    from quire.model.mixers.layer_mixers import mixers_of
+    from quire.ops.convolution import RowLayout
+
+    mixers, rows = mixers_of(spec), list[tuple[str, str]]()
+    convolved = [
+        (part.width, spec.windows[i])
+        for i, mixer in enumerate(mixers)
+        for part in mixer.parts(1, F32)
+        if isinstance(part, RowLayout)
+    ]
+    for (width, taps), layers in Counter(convolved).items():
+        rows.append(("convolutions", f"{layers} layers, of {width:,} channels over the last {taps} tokens"))
+    states = [mixer.state.nbytes for mixer in mixers if mixer.state is not None]
+    if states:
+        rows.append(("states", f"{len(states)} layers, {size(sum(states))} of a sequence"))
+    return rows
 
 
 def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
