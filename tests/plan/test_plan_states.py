@@ -94,6 +94,6 @@ def test_what_states_take_is_shown(folder: str) -> None:
     shown = CliRunner().invoke(app, ["inspect", folder, "--max-model-len", "256"])
     assert shown.exit_code == 0, shown.output
     words = " ".join(shown.output.split())
-    assert "recurrent layers 2, with matrices of a sequence in f32, 4 of 16 x 8 numbers" in words
+    assert "states 2 layers" in words
     assert "recurrent states 4.0 KiB a sequence, read and written in every step" in words
     assert "a snapshot every" in words and "convolutions" not in words

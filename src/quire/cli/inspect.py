@@ -127,8 +127,8 @@ def _model_rows(found: ModelFacts) -> Rows:
         *_encoder_rows(found),
         *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
-        ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
-        *_convolution_rows(spec),
+        *_attention_rows(spec, len(attending)),
+        *_recurrent_rows(spec),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
@@ -138,18 +138,30 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _convolution_rows(spec: ModelSpec) -> Rows:
-    """Layers that convolve tokens instead of attending, and those with a recurrent state."""
-    from quire.model.mixers.layer_mixers import states_of
+def _attention_rows(spec: ModelSpec, layers: int) -> Rows:
+    if not layers:
+        return []
+    return [("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}")]
 
-    states = [state for state in states_of(spec) if state is not None]
-    convolving = spec.layers - sum(map(spec.attends, range(spec.layers))) - len(states)
-    conv, rows = spec.conv, list[tuple[str, str]]()
-    if convolving:
-        rows.append(("convolutions", f"{convolving} layers, of {conv.width} channels over the last {conv.taps} tokens"))
+
+def _recurrent_rows(spec: ModelSpec) -> Rows:
+    """Layers that convolve tokens, and those that keep a recurrent state."""
+    from quire.core.dtypes import F32
+    from quire.model.mixers.layer_mixers import mixers_of
+    from quire.ops.convolution import RowLayout
+
+    mixers, rows = mixers_of(spec), list[tuple[str, str]]()
+    convolved = [
+        (part.width, spec.windows[i])
+        for i, mixer in enumerate(mixers)
+        for part in mixer.parts(1, F32)
+        if isinstance(part, RowLayout)
+    ]
+    for (width, taps), layers in Counter(convolved).items():
+        rows.append(("convolutions", f"{layers} layers, of {width:,} channels over the last {taps} tokens"))
+    states = [mixer.state.nbytes for mixer in mixers if mixer.state is not None]
     if states:
-        each = f"{states[0].heads} of {states[0].keys} x {states[0].values} numbers"
-        rows.append(("recurrent layers", f"{len(states)}, with matrices of a sequence in f32, {each}"))
+        rows.append(("states", f"{len(states)} layers, {size(sum(states))} of a sequence"))
     return rows
 
 

@@ -107,6 +107,7 @@ DRAFTS_ON_ONE_RANK = Feature("a draft model on one rank of several", "speculativ
 ENCODER = Feature("an encoder", known_from=MODEL)
 LATENTS = Feature("latent attention", known_from=MODEL)
 STATES = Feature("layers with a recurrent state", known_from=MODEL)
+CHANNEL_SCANS = Feature("scans of channels with time steps of their own", known_from=MODEL)
 CONVOLUTIONS = Feature("layers that convolve tokens", known_from=MODEL)
 WINDOWS = Feature("layers with windows shorter than sequences", known_from=MODEL)
 NO_EXPERTS = Feature("a model without experts", known_from=MODEL)

@@ -9,6 +9,7 @@ from quire.core.exclusions.features import (
     ADAPTER_TOKEN_NORMS,
     ASYNC,
     BORROWED,
+    CHANNEL_SCANS,
     CONTEXT,
     CONVOLUTIONS,
     CPU_OFFLOAD,
@@ -157,6 +158,12 @@ OF_OTHER_MODELS = (
         CONVOLUTIONS,
         "a convolution reads the rows before each of its own, and other ranks have them",
         OUT,
+    ),
+    Exclusion(
+        TENSOR,
+        CHANNEL_SCANS,
+        "B, C and the time steps of a row are made of all of its channels, and no rank would have them",
+        "leave it out, or use --pipeline-parallel-size",
     ),
     Exclusion(
         TREES,

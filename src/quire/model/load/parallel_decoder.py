@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from quire.model.batch import Forward
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import Share
 from quire.model.net.context_parallel import context_parallel
-from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
@@ -162,9 +162,14 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
 
 
 def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:
-    attention, mlp = TensorParallelAttention(layer.attention, comm), _summed(layer.mlp, comm)
+    attention, mlp = _joined(layer, TensorParallelAttention, comm), _summed(layer.mlp, comm)
     cross = None if layer.cross is None else replace(layer.cross, o=RowParallelLinear(layer.cross.o, comm))
     return replace(layer, attention=attention, mlp=mlp, cross=cross)
+
+
+def _joined(layer: Layer, join: Callable[[Attend, Comm], Attend], comm: Comm) -> Attend:
+    """The layer's attention with the sum over ranks, which an MLP that stands in its place has itself."""
+    return layer.attention if isinstance(layer.attention, MlpAlone) else join(layer.attention, comm)
 
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
@@ -182,7 +187,7 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
     return replace(
         layer,
         attn_norm=layer.attn_norm if first else SequenceParallelNorm(layer.attn_norm, comm),
-        attention=SequenceParallelAttention(layer.attention, comm),
+        attention=_joined(layer, SequenceParallelAttention, comm),
         cross=cross,
         mlp_norm=SequenceParallelNorm(layer.mlp_norm, comm),
         mlp=SequenceParallelMlp(layer.mlp, comm),

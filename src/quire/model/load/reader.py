@@ -134,8 +134,11 @@ class WeightReader:
         """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
         self._progress(self._total if last else self._done, self._total, what)
 
-    def vector(self, role: str, layer: int | None = None, part: str = "weight") -> Unplaced | None:
-        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none."""
+    def vector(self, role: str, layer: int | None = None, part: str = "weight", again: bool = False) -> Unplaced | None:
+        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none.
+
+        `again`: it was read before, and is counted.
+        """
         name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
@@ -145,7 +148,8 @@ class WeightReader:
         if (order := self.opened.family.order(role, self.opened.spec)) is not None:
             tensor = tensor[order]
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
-        self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
+        if not again:
+            self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
 
     def _logarithm(self, name: str, rates: AnyArray) -> Host:
@@ -194,7 +198,8 @@ class WeightReader:
     ) -> tuple[QWeight, Unplaced | None]:
         """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
         holders = {role: self._holder(role, layer, expert) for role in roles}
-        whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
+        wide = all(DISK_ROLES[role].wide for role in roles)
+        whole = {holder: self._whole(holder, layer, expert, wide) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
         one = next((b for _, b in parts if b is not None), None)
         bias = None
@@ -205,7 +210,7 @@ class WeightReader:
     def whole(self, role: str, layer: int | None) -> tuple[QWeight, Unplaced | None]:
         """The matrix of `role` of all ranks, quantized, and its bias."""
         holder = self._holder(role, layer)
-        return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
+        return self._ordered(role, holder, *self._whole(holder, layer, None, DISK_ROLES[role].wide), layer)
 
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
@@ -263,8 +268,9 @@ class WeightReader:
         order = self.opened.family.order(role, spec) if DISK_ROLES[role].shard == ROWS else None
         return rows if order is None else order if rows is None else rows[order]
 
-    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Unplaced | None]:
-        """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
+    def _whole(self, holder: str, layer: int | None, expert: int | None, wide: bool) -> tuple[QWeight, Unplaced | None]:
+        """A matrix as it lies on disk, [n, k] in its final format, not quantized here if `wide`, and its bias as
+        f32."""
         names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self.read(name) for s, name in names.items() if s != "bias"}
         scheme = matrix_scheme(self.opened.scheme, names)
@@ -273,7 +279,7 @@ class WeightReader:
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
-            if self.form.target is None or DISK_ROLES[holder].wide:
+            if self.form.target is None or wide:
                 dtype = self.form.dtype
                 weight = load_matrix(scheme, raw, dtype, self.ops.float8_activations(dtype))
             else:
