@@ -37,6 +37,7 @@ from quire.core.exclusions.features import (
     LAYERS_ON_DISK,
     LORA,
     MEDUSA,
+    MTP,
     NO_EXPERTS,
     NO_GPU,
     PACKED_FOLDER,
@@ -65,7 +66,7 @@ from quire.core.exclusions.features import (
 )
 
 OUT = "leave it out"
-HEADS = (MEDUSA, EAGLE, EAGLE3)
+HEADS = (MEDUSA, EAGLE, EAGLE3, MTP)
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
 OTHER_RANKS = (STAGES, EXPERT_RANKS, CONTEXT)
 """Ranks that do not share matrices."""

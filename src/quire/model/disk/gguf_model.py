@@ -23,6 +23,7 @@ from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite, Rewritten
+from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
@@ -275,7 +276,10 @@ class GgufModel:
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
         required = tuple(part for name in family.required for part in _unfused(name))
-        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=())
+        mtp = None if family.mtp is None else GGUF_NEXTN
+        family = replace(
+            family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=(), mtp=mtp
+        )
         return spec, family, config
 
     def get(self, below: str) -> Any:

@@ -20,6 +20,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 - skipped   beginnings of tensors of parts that are not run, and ignored.
 - rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).
+- mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.names import MtpNames
 from quire.model.families.rope import read_rope
 from quire.model.load.roles import FUSED, ROLES
 
@@ -71,6 +73,7 @@ class Family:
     stacks: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+    mtp: MtpNames | None = None
 
     def required_parts(self, config: HfConfig) -> frozenset[str]:
         """The optional roles and biases that this checkpoint must have."""
