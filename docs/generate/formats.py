@@ -12,7 +12,7 @@ from quire.compress.recipes.stages import METHODS
 from quire.core.cache_config import KV_DTYPES
 from quire.gguf.block_types import BLOCKS
 from quire.gguf.encode import ENCODERS
-from quire.model.disk.gguf_model import ARCHITECTURES
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.quant.gguf import TYPES
 from quire.quant.registry import QUANTIZERS, READERS

@@ -8,74 +8,31 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from engine_answers import engine_of
-from head_layers import relative
+from mtp_drafts import ALWAYS, check_drafts
 from mtp_models import WITH_MTP, write_mtp
 from oracle import BACKENDS
+from quire.cli.app import app
+from quire.core.config import flat_config
 from quire.core.errors import ConfigError
-from quire.core.params import SamplingParams
-from quire.core.request import Request
-from quire.engine.engine import Engine
-from quire.ops.arrays import Array, to_torch
+from quire.engine.shown_facts import slots_line
+from quire.model.describe import describe, open_model
+from quire.model.own_drafts import with_own_drafts
+from quire.ops.choice import choose
+from quire.plan.needs import drafting_weights, needs
 from quire.speculate.eagle_drafter import EagleDrafter
 from speculation_methods import answers, requests_of
-from turns import working
 from ways_to_serve import differing
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
-PROMPT = (9, 30, 41, 7, 12, 33, 5, 78, 20, 17)
-ALWAYS = json.dumps({"method": "mtp", "adaptive": False})
-
-
-def start(engine: Engine, prompt: tuple[int, ...], tokens: int) -> None:
-    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    engine.submit(Request(id="r", prompt=prompt, params=params, seed=1, arrival=0.0))
-
-
-def logits_seen(engine: Engine) -> list[torch.Tensor]:
-    """What the proposer draws from, each time that it draws."""
-    assert engine.speculator is not None
-    drafter, seen = engine.speculator.proposer, list[torch.Tensor]()
-    assert isinstance(drafter, EagleDrafter)
-    draw = drafter._sampler.tokens
-
-    def tokens(logits: Array, asked: list[object]) -> list[int]:
-        seen.append(to_torch(logits).clone())
-        return draw(logits, asked)  # type: ignore[arg-type]
-
-    drafter._sampler.tokens = tokens  # type: ignore[assignment, method-assign]
-    return seen
 
 
 @pytest.mark.parametrize("kind", WITH_MTP)
 def test_the_logits_are_those_of_the_formula(kind: str, tmp_path: Path) -> None:
-    """In the middle of an answer, over a prompt that was cut into chunks, after drafts that were kept and lost."""
-    layer = write_mtp(tmp_path, kind)
-    engine = engine_of(
-        model=str(tmp_path), dtype="float32", speculative_config=ALWAYS, max_num_batched_tokens=16, max_num_seqs=4
-    ).engine
-    seen, tried = logits_seen(engine), 0
-    start(engine, PROMPT * 4, 24)
-    for _ in working(engine):
-        engine.step()
-        for seq in engine.scheduler.running:
-            if len(seq.tokens) <= seq.prompt_len:
-                continue
-            seen.clear()
-            assert engine.speculator is not None
-            engine.speculator.draft()
-            want = layer.logits(seq.tokens, len(seen))
-            assert relative(torch.cat(seen), want) < 1e-5
-            assert seq.draft.tokens == want.argmax(-1).tolist()
-            tried += len(seen)
-            if tried == 6:  # what the target says next takes the place of the draft: kept, as it is right
-                made = layer.model.generate(torch.tensor([seq.tokens]), max_new_tokens=3, do_sample=False)
-                seq.draft.tokens[:] = made[0, len(seq.tokens) :].tolist()
-        if tried > 12:
-            return
-    assert tried > 9
+    check_drafts(write_mtp(tmp_path, kind), tmp_path)
 
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -139,9 +96,46 @@ def test_a_model_without_the_layer_refuses_the_method(tmp_path: Path) -> None:
 def test_the_layer_drafts_where_nothing_is_asked(tmp_path: Path) -> None:
     write_mtp(tmp_path, "qwen3_5", torch.bfloat16)
     options = {"model": str(tmp_path)}
-    engine = engine_of(**options).engine
+    local = engine_of(**options)
+    engine = local.engine
     assert engine.speculator is not None and isinstance(engine.speculator.proposer, EagleDrafter)
+    assert "speculation by mtp, 3 tokens at most" in slots_line(flat_config(**options), local.info.drafts)
     assert engine_of(**options, speculative_config='{"method": "none"}').engine.speculator is None
     assert engine_of(**options, pipeline_parallel_size=1, enable_lora=True).engine.speculator is not None
     with pytest.raises(ConfigError, match="none stands alone"):
         engine_of(**options, speculative_config='{"method": "none", "adaptive": false}')
+
+
+@pytest.mark.parametrize("kind", WITH_MTP)
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32", "enable_lora": True}], ids=["bf16", "f32"])
+def test_what_is_planned_is_taken(kind: str, options: dict[str, Any], folders: dict[str, str]) -> None:
+    config = flat_config(model=folders[kind], device="cpu", num_blocks=64, max_model_len=64, **options)
+    found, choice = describe(folders[kind]), choose(config.device)
+    own = with_own_drafts(config, found)
+    engine = engine_of(model=folders[kind], num_blocks=64, max_model_len=64, **options).engine
+    assert engine.speculator is not None
+    taken = engine.speculator.proposer.weight_bytes
+    assert drafting_weights(own, found, None, choice) == pytest.approx(taken, rel=0.02)
+    assert needs(config).shape.block_bytes == engine.memory_plan.kv.block_bytes
+    assert needs(config).weights == pytest.approx(taken + engine.executor.model.weight_bytes, rel=0.02)
+
+
+def test_inspect_says_who_drafts(folders: dict[str, str]) -> None:
+    shown = CliRunner().invoke(app, ["inspect", "--model", folders["glm4_moe"]])
+    assert shown.exit_code == 0, shown.output
+    assert "the model's own layer for it" in shown.output and "weights that draft" in shown.output
+    off = CliRunner().invoke(
+        app, ["inspect", "--model", folders["glm4_moe"], "--speculative-config", '{"method": "none"}']
+    )
+    assert off.exit_code == 0 and "drafts by" not in off.output
+
+
+def test_tensors_of_the_layer_are_none_of_the_model(folders: dict[str, str]) -> None:
+    for kind, folder in folders.items():
+        opened = open_model(folder)
+        assert opened.mtp is not None and opened.mtp.spec.layers == 1, kind
+        assert not opened.source.infos.keys() & opened.mtp.source.infos.keys()
+        claimed = {name for parts in opened.mtp.claim.parts.values() for name in parts.values()}
+        left = opened.mtp.source.infos.keys() - claimed
+        copies = ("embed_tokens.weight", "shared_head.head.weight")
+        assert all(name.endswith(copies) for name in left), kind

@@ -30,7 +30,7 @@ from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from quire.model.disk.gguf_model import ARCHITECTURES
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
 from quire.quant.codebook import NF4

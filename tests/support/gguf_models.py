@@ -32,6 +32,8 @@ HF_ROLES = {
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 GPT_OSS_ROLES = HF_ROLES | {"post_attention_layernorm": "post_attention_norm"}
 GEMMA_ROLES = HF_ROLES | {
@@ -49,10 +51,12 @@ KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache",
-    "num_dense_layers": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count", "first_k_dense_replace": "leading_dense_block_count",
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe",
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
                  "gpt_oss": "gpt-oss"}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -84,7 +88,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The model's parameters under the format's names, as views in the shapes that the format has."""
     config, kind = model.config, model.config.model_type
     gemma = kind in ("gemma2", "gemma3_text")
-    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if kind == "gpt_oss" else HF_ROLES
+    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if kind in ("gpt_oss", "glm4_moe") else HF_ROLES
     for name, tensor in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
         if base == "lm_head" and config.tie_word_embeddings:
@@ -93,7 +97,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{roles[base]}.{suffix}", tensor
             continue
         index, _, rest = base.removeprefix("model.layers.").partition(".")
-        if suffix == "expert_bias":
+        if suffix in ("expert_bias", "e_score_correction_bias"):
             yield f"blk.{index}.exp_probs_b.bias", tensor
         elif rest == "conv.conv" and suffix == "weight":
             yield f"blk.{index}.shortconv.conv.weight", tensor[:, 0]

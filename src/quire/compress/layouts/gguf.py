@@ -21,19 +21,18 @@ from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
-from quire.model.disk.gguf_model import (
+from quire.model.disk.gguf_architectures import (
     ARCHITECTURES,
     BIASES,
     FIELDS,
     KV_HEADS,
     NAMES,
-    PLAIN,
     ROPE_FIELDS,
     ROPE_TENSORS,
     WINDOW,
     Architecture,
-    GgufModel,
 )
+from quire.model.disk.gguf_model import PLAIN, GgufModel
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import LinearScaling, Llama3, LongRope, Plain, Rope, Yarn
 from quire.model.load.roles import DISK_ROLES, disk_rows

@@ -21,8 +21,21 @@ from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
+from quire.model.disk.gguf_architectures import (
+    ARCHITECTURES,
+    FIELDS,
+    KV_HEADS,
+    NAMES,
+    NEXTN,
+    READ_BELOW,
+    REWRITES,
+    ROPE_FIELDS,
+    ROPE_TENSORS,
+    WINDOW,
+    Architecture,
+)
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.renamed_tensors import Rewrite, Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
@@ -34,140 +47,6 @@ from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
 
 PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
-NAMES = {
-    "embed": "token_embd",
-    "positions": "position_embd",
-    "embed_norm": "token_embd_norm",
-    "final_norm": "output_norm",
-    "head": "output",
-    "layer": "blk.{}.",
-    "attn_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "qkv": "attn_qkv",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "attn_post_norm": "post_attention_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "gate_up": "ffn_up",
-    "down": "ffn_down",
-    "mlp_post_norm": "post_ffw_norm",
-    "sinks": "attn_sinks",
-    "conv_in": "shortconv.in_proj",
-    "conv": "shortconv.conv",
-    "conv_out": "shortconv.out_proj",
-    "router": "ffn_gate_inp",
-    "router_bias": "exp_probs_b",
-    "expert_gate": "ffn_gate_exps.{}",
-    "expert_up": "ffn_up_exps.{}",
-    "expert_down": "ffn_down_exps.{}",
-    "shared_switch": "ffn_gate_inp_shexp",
-    "shared_gate": "ffn_gate_shexp",
-    "shared_up": "ffn_up_shexp",
-    "shared_down": "ffn_down_shexp",
-}
-"""Role -> name, the same for almost every architecture. A fused gate and up is called up."""
-BIASES = ("router_bias",)
-"""Roles whose one tensor the format calls a bias."""
-REWRITES = (
-    Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
-    *(Rewrite(rf"(blk\.\d+\.{NAMES[role]})\.bias", r"\1.weight") for role in BIASES),
-)
-"""A layer's experts lie in one tensor for each matrix."""
-FIELDS = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "num_dense_layers": "leading_dense_block_count",
-    "conv_L_cache": "shortconv.l_cache",
-}
-"""Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
-KV_HEADS = "num_key_value_heads"
-ROPE_FIELDS = {
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "attention_factor": "rope.scaling.attn_factor",
-    "beta_fast": "rope.scaling.yarn_beta_fast",
-    "beta_slow": "rope.scaling.yarn_beta_slow",
-}
-WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
-READ_BELOW = frozenset({
-    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
-    "rope.scaling.finetuned", "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
-})  # fmt: skip
-"""Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How `general.architecture` is read.
-
-    `model_type`: row of the families table. `interleaved`: the converter permuted the rows of queries and keys.
-    `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
-    not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
-    which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
-    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do. `spelling`:
-    fields that the family calls otherwise.
-    """
-
-    model_type: str
-    interleaved: bool = False
-    extra: tuple[str, ...] = ()
-    windowed: str = ""
-    mixture: str = ""
-    large: int = 0
-    names: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    convolves: bool = False
-    spelling: tuple[tuple[str, str], ...] = ()
-
-
-LFM2 = Architecture(
-    "lfm2",
-    names={"final_norm": "token_embd_norm"},
-    facts={"block_auto_adjust_ff_dim": False},
-    convolves=True,
-    spelling=(("rms_norm_eps", "norm_eps"),),
-)
-SIGMOID = 2
-"""Of the format's functions by which experts are scored."""
-ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
-    "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe"),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", facts={"norm_topk_prob": True}),
-    "gemma": Architecture("gemma"),
-    "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
-    "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
-    "phi2": Architecture("phi"),
-    "phi3": Architecture("phi3", extra=WINDOW[:1]),
-    "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
-    "lfm2": LFM2,
-    "lfm2moe": replace(
-        LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={"expert_gating_func": SIGMOID}
-    ),
-}
 
 
 class GgufTensors:
@@ -296,6 +175,7 @@ class GgufModel:
         architecture = self.architecture
         own = (KV_HEADS,) if architecture.convolves else ()
         raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
+        raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
         raw |= {**architecture.facts, **(self._mixers() if own else {})}
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
         raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
@@ -312,6 +192,15 @@ class GgufModel:
         self._window(raw)
         self._rope(raw)
         return {name: value for name, value in raw.items() if value is not None}
+
+    def _own_layers(self, blocks: Any) -> Any:
+        """The layers of `blocks` that are the model's own, without those behind them that predict further tokens."""
+        further = self.get(NEXTN) or 0
+        if type(blocks) is not int or type(further) is not int or not further:
+            return blocks
+        if not 0 < further < blocks:
+            raise self.file.fail(self.prefix + NEXTN, f"is {further}, needs a number of {blocks} blocks")
+        return blocks - further
 
     def _mixers(self) -> dict[str, Any]:
         """Heads of keys and values, and the layers that have none, which convolve."""
