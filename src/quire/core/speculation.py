@@ -43,6 +43,8 @@ DEFAULT_TOKENS = {
     "eagle": 4,
     "eagle3": 4,
 }
+REFUSED = {"dflash": "a block of its draft is rows that see each other, which no draft here has"}
+"""Methods of others that are not here, and why."""
 NONE = "none"
 """In the place of a method: nothing drafts, though the model's files have a layer for it."""
 OWN_LAYER = '{"method":"mtp"}'
@@ -183,6 +185,8 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None,
 
 
 def _check(asked: Speculation) -> None:
+    if asked.method in REFUSED:
+        raise _error(f"method {asked.method!r} is not supported: {REFUSED[asked.method]}; use {', '.join(METHODS)}")
     if asked.method not in METHODS:
         alone = "; none stands alone" if asked.method == NONE else ""
         raise _error(f"method {asked.method!r} is not one of {', '.join(METHODS)}{alone}")

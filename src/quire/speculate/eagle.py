@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quire.core.config import EngineConfig
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
-from quire.core.speculation import TreeForm
+from quire.core.speculation import REFUSED, TreeForm
 from quire.model.build import Model, kv_layouts
 from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
@@ -73,6 +73,9 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     """
     assert isinstance(target.decoder, Decoder)
     file = HeadFile(folder, ops, WIDE[target.dtype], lambda name: name.removeprefix("model."))
+    for other, why in REFUSED.items():
+        if any(other in name.lower() for name in file.config.texts("architectures")):
+            raise ModelError(f"{file.folder}: is of the method {other!r}, which is not supported: {why}")
     spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
