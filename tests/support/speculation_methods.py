@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 import paths
 from engine_answers import Answer
 from lora_adapters import write_adapter
-from model_variants import EIGHT
+from model_variants import EIGHT, KIMI
 from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
 from quire.core.params import SamplingParams
@@ -57,6 +57,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
                               "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
+    "decays of channels": ("kimi_linear", KIMI | {"v_head_dim": 16}),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.hybrids import HYBRIDS
+from quire.model.families.kimi import kimi_linear
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -303,6 +304,7 @@ FAMILIES: dict[str, Row] = {
     **RELATIVES,
     **MIXTURES,
     **HYBRIDS,
+    "kimi_linear": kimi_linear,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

@@ -139,6 +139,7 @@ class WeightReader:
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
+        tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(self.opened.spec)) == 1 else tensor
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
         self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
