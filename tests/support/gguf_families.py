@@ -10,6 +10,8 @@ NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 3
 YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64,
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # fmt: skip
 GPT_OSS = EIGHT | {"head_dim": 16, "sliding_window": 5, "rope_parameters": YARN}
+GLM = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
+       "first_k_dense_replace": 1, "use_qk_norm": True, "routed_scaling_factor": 1.5}  # fmt: skip
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 DELTA = {"head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
          "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
@@ -31,6 +33,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT),
     "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 64}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "glm4moe": ("glm4_moe", GLM),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "qwen3next": ("qwen3_next", NARROW | SHARED | DELTA | EVERY_SECOND),
     "qwen35": ("qwen3_5_text", DELTA | EVERY_SECOND),

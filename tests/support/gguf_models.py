@@ -36,6 +36,8 @@ HF_ROLES = {
     "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 GPT_OSS_ROLES = HF_ROLES | {"post_attention_layernorm": "post_attention_norm"}
 GEMMA_ROLES = HF_ROLES | {
@@ -53,12 +55,14 @@ KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache",
-    "num_dense_layers": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count", "first_k_dense_replace": "leading_dense_block_count",
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
     "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe",
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
                  "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -98,7 +102,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The model's parameters under the format's names, as views in the shapes that the format has."""
     config, kind = model.config, model.config.model_type
     gemma = kind in ("gemma2", "gemma3_text")
-    after = kind == "gpt_oss" or kind in gguf_delta.ARCHITECTURES
+    after = kind in ("gpt_oss", "glm4_moe") or kind in gguf_delta.ARCHITECTURES
     roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if after else HF_ROLES
     for name, tensor in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
@@ -108,7 +112,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{roles[base]}.{suffix}", tensor
             continue
         index, _, rest = base.removeprefix("model.layers.").partition(".")
-        if suffix == "expert_bias":
+        if suffix in ("expert_bias", "e_score_correction_bias"):
             yield f"blk.{index}.exp_probs_b.bias", tensor
         elif rest == "conv.conv" and suffix == "weight":
             yield f"blk.{index}.shortconv.conv.weight", tensor[:, 0]

@@ -86,6 +86,10 @@ ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_num
 SHARED = {"shared_expert_intermediate_size": 48}
 NEMOTRON_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
                     "moe_shared_expert_intermediate_size": 48}  # fmt: skip
+KIMI = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 2}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT),
     "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
@@ -125,6 +129,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_3_latents": nemotron("MEM*-E", **NEMOTRON_EXPERTS, moe_latent_size=32, norm_topk_prob=False, n_group=4,
                                    topk_group=2),
     "jamba": ("jamba", JAMBA | {"num_experts": 6, "num_experts_per_tok": 3}),
+    "kimi_linear": ("kimi_linear", KIMI),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip

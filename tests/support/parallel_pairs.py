@@ -23,6 +23,7 @@ from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from head_folders import write_eagle, write_medusa
 from lora_adapters import LINEARS
 from model_variants import ENCODERS, MIXTURES
+from mtp_models import WITH_MTP, write_mtp
 from oracle import random_model, write
 from paths import DOCS
 from peft_layouts import Layout
@@ -67,6 +68,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "experts 2": {"expert_parallel_size": 2},
 }
 """Ways to be parallel, by what they are called in the table. A replica is an engine by itself: it has no column."""
+OWN_LAYER = {"method": "mtp", "num_speculative_tokens": 3}
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
@@ -135,6 +137,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "medusa": {"speculative_config": METHODS["medusa"]},
     "eagle": {"speculative_config": METHODS["eagle"]},
     "eagle3": {"speculative_config": METHODS["eagle3"]},
+    "mtp": {"model": "glm4_moe", "speculative_config": OWN_LAYER},
+    "mtp, latents": {"model": "deepseek_v3", "speculative_config": OWN_LAYER},
+    "mtp, states": {"model": "qwen3_next", "speculative_config": OWN_LAYER},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
 IMAGE_MODELS = ("qwen3_vl", "gemma3")
@@ -142,7 +147,7 @@ IMAGE_MODELS = ("qwen3_vl", "gemma3")
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
 ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "states, int8",
-           "states, int8 KV", "experts, int8", "experts, int8 KV")  # fmt: skip
+           "states, int8 KV", "experts, int8", "experts, int8 KV", "mtp, latents")  # fmt: skip
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 
@@ -168,6 +173,9 @@ class Folders:
             return str(write_made(name, path).folder)
         if name == "gptq":
             return write_gptq(path)
+        if name in WITH_MTP:
+            write_mtp(path, name)
+            return str(path)
         if name == "draft":
             write(path, "llama", 3, num_hidden_layers=1, vocab_size=104, dtype=torch.bfloat16)
             return str(write_words(path, 99))

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 import paths
 from engine_answers import Answer
 from lora_adapters import write_adapter
-from model_variants import EIGHT
+from model_variants import EIGHT, KIMI
 from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
 from oracle import write
@@ -72,6 +72,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
                               "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
+    "decays of channels": ("kimi_linear", KIMI | {"v_head_dim": 16}),
 }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
 
 
 def write_speaking(folder: Path, kind: str, **more: Any) -> Path:
-    """A tiny model of `TINY` in f32, with `more` facts, that has the vocabulary and the tokenizer of the embedded one."""
+    """A tiny model of `TINY` in f32, with `more` facts, and vocabulary and tokenizer of the embedded one."""
     family, facts = TINY[kind]
     own = facts | {"vocab_size": 6144, "max_position_embeddings": 256} | more
     write(folder, family, **own, dtype=torch.float32)

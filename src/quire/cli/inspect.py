@@ -35,11 +35,12 @@ def inspect(options: dict[str, Any], as_json: bool) -> None:
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.known import known_of, known_of_device
+    from quire.model.own_drafts import with_own_drafts
     from quire.ops.choice import choose
     from quire.store.hub import hub_of
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
-    choice = choose(config.device)
+    choice, config = choose(config.device), with_own_drafts(config, found)
     check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     tables = _tables(config, found, choice)
     if as_json:
@@ -65,7 +66,7 @@ def _tables(config: EngineConfig, found: ModelFacts, choice: Choice) -> Iterator
     drafts = drafting_model(config)
     yield "memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)]
     if (asked := config.speculation.asked) is not None:
-        yield "speculation", _speculation_rows(config, asked, drafts)
+        yield "speculation", _speculation_rows(config, asked, found, drafts)
     if config.parallel.pipeline_parallel_size > 1:
         yield "stages", _stage_rows(config, found, choice)
     yield "runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)]
@@ -237,13 +238,16 @@ def _vision_rows(found: ModelFacts) -> Rows:
     ]  # fmt: skip
 
 
-def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFacts | None) -> Rows:
-    from quire.plan.needs import heads_of
+def _speculation_rows(config: EngineConfig, asked: Speculation, found: ModelFacts, drafts: ModelFacts | None) -> Rows:
+    from quire.plan.needs import heads_of, mtp_of
 
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
         "suffix": f"the prompt and {asked.suffix_decoding_max_cached_requests:,} earlier outputs of the same tenant",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
+        "mtp": f"the model's own layer for it ({mtp_of(found).parameters:,} parameters)"
+        if asked.method == "mtp"
+        else "",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
     }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(heads_of(config, asked).infos)} tensors)"
     when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"

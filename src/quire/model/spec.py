@@ -55,13 +55,23 @@ class ConvSizes:
 @dataclass(frozen=True)
 class DeltaSizes:
     """Sizes of the gated delta rule: `value_heads` a multiple of `key_heads`, numbers of a key and of a value, and rows
-    that the convolution before it reads; all 0 where no layer has it."""
+    that the convolution before it reads; all 0 where no layer has it.
+
+    `low_rank`: of the two pairs of matrices that make a decay for each channel of a key, and the gates of results (Kimi
+    Linear); 0: each head has one decay, and gates are of one matrix.
+    """
 
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
     taps: int = 0
+    low_rank: int = 0
+
+    @property
+    def decays(self) -> int:
+        """Decays of a row."""
+        return self.value_heads * (self.key_dim if self.low_rank else 1)
 
     @property
     def keys(self) -> int:

@@ -38,6 +38,7 @@ from quire.core.exclusions.features import (
     LAYERS_ON_DISK,
     LORA,
     MEDUSA,
+    MTP,
     NO_EXPERTS,
     NO_GPU,
     PACKED_FOLDER,
@@ -65,7 +66,7 @@ from quire.core.exclusions.features import (
 )
 
 OUT = "leave it out"
-HEADS = (MEDUSA, EAGLE, EAGLE3)
+HEADS = (MEDUSA, EAGLE, EAGLE3, MTP)
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
 OTHER_RANKS = (STAGES, EXPERT_RANKS, CONTEXT)
 """Ranks that do not share matrices."""
@@ -342,7 +343,12 @@ OF_VECTORS = (
     Exclusion(VECTORS, ENCODER, "the model is an encoder and a decoder", "use an embedding model"),
     *each(VECTORS, (*OTHER_RANKS, TENSOR), f"{{b}}: {_LOGITS_ONLY}", "use one rank"),
     Exclusion(VECTORS, LORA, "{b}: rows of adapters are not kept", OUT),
-    Exclusion(VECTORS, DRAFTS, "{b}: rows are kept for drafts", OUT),
+    Exclusion(
+        VECTORS,
+        DRAFTS,
+        "{b}: rows are kept for drafts, which the method none turns off",
+        "set the method none",
+    ),
 )
 """Their reasons are said to requests; a model that gives vectors alone is refused at the start."""
 

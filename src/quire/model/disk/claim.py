@@ -186,7 +186,8 @@ def _misfits(
     shapes = {s: i.shape for s, i in parts.items()}
     have = scheme.shape(shapes)
     without_ones = tuple(n for n in want[0] if n != 1)
-    if have not in (want[0], (math.prod(want[0]),), without_ones):
+    row = len(want[0]) == 1 and tuple(n for n in have if n != 1) == without_ones
+    if have not in (want[0], (math.prod(want[0]),), without_ones) and not row:
         yield f"{base}.weight is {list(have)}, the config asks for {list(want[0])}"
     if "bias" in shapes and shapes["bias"] != want[1]:
         yield f"{base}.bias is {list(shapes['bias'])}, the config asks for {list(want[1])}"

@@ -93,6 +93,9 @@ FIELDS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
     "num_dense_layers": "leading_dense_block_count",
     "conv_L_cache": "shortconv.l_cache",
 }
@@ -193,6 +196,13 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        extra=(NEXTN,),
+        names={"mlp_norm": "post_attention_norm"},
+        fixed={"expert_gating_func": SIGMOID},
+        spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),
+    ),
     "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
     "qwen3next": QWEN3_NEXT,
     "qwen35": QWEN3_5,

@@ -38,6 +38,7 @@ from quire.model.disk.gguf_architectures import (
 )
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
+from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
@@ -157,7 +158,10 @@ class GgufModel:
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
         required = tuple(part for name in family.required for part in _unfused(name))
-        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=())
+        mtp = None if family.mtp is None else GGUF_NEXTN
+        family = replace(
+            family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=(), mtp=mtp
+        )
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
         family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates, skipped=beyond)
         return spec, family, config

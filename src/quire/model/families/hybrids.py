@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
-from quire.model.families.names import LLAMA, STACKED, without
+from quire.model.families.names import LLAMA, OWN_MTP, STACKED, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
@@ -189,6 +189,7 @@ HYBRIDS = {
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
         skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "qwen3_5_text": Family(
         QWEN3_5,
@@ -199,6 +200,7 @@ HYBRIDS = {
         {"norm": "rms1p"},
         rewrites=NAKED,
         skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "qwen3_5_moe_text": Family(
         QWEN3_5 | EXPERTS | SHARED_EXPERT,
@@ -211,6 +213,7 @@ HYBRIDS = {
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
         skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "lfm2": Family(
         LFM2,

@@ -9,6 +9,7 @@ modules' names (llm-compressor).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from quire.model.disk.renamed_tensors import Rewrite
 
@@ -252,4 +253,32 @@ ERNIE_CORRECTION = Rewrite(
     r"\1.gate_correction.weight",
     stacked=True,
     release=r"\1.moe_statics.e_score_correction_bias",
+)
+
+
+@dataclass(frozen=True)
+class MtpNames:
+    """What files of a family call the parts of a layer for multi-token prediction (`families.mtp`).
+
+    `beginning`: of all names, "" where they begin as those of a layer behind the model's last do. The others follow it:
+    `layer` before the names of a layer's roles, `join` of the matrix, and the norms. `copies`: beginnings of a table
+    of tokens and of a head, which are the model's own once more. `hidden_first`: the join reads [hidden row, embedding]
+    instead of [embedding, hidden row].
+    """
+
+    beginning: str
+    layer: str
+    join: str
+    token_norm: str
+    hidden_norm: str
+    final_norm: str
+    copies: tuple[str, ...] = ()
+    hidden_first: bool = False
+
+
+OWN_MTP = MtpNames("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+NEXTN = MtpNames("", "", "eh_proj", "enorm", "hnorm", "shared_head.norm", ("embed_tokens.", "shared_head.head."))
+GGUF_NEXTN = MtpNames(
+    *("", "", "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+    copies=("nextn.embed_tokens.", "nextn.shared_head_head."),
 )

@@ -24,6 +24,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - orders    role -> function of the spec that gives where our rows lie on disk, columns of a matrix that ranks split by
             columns (`order`).
 - rates     roles of vectors of which the files hold -exp.
+- mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from numpy.typing import NDArray
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.names import MtpNames
 from quire.model.families.rope import read_rope
 from quire.model.load.roles import FUSED, ROLES
 from quire.model.spec import ModelSpec
@@ -80,6 +82,7 @@ class Family:
     stacks: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+    mtp: MtpNames | None = None
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
 

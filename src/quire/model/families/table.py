@@ -10,6 +10,7 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.hybrids import HYBRIDS
+from quire.model.families.kimi import kimi_linear
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -309,6 +310,7 @@ FAMILIES: dict[str, Row] = {
     **STATE_SPACE,
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
+    "kimi_linear": kimi_linear,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

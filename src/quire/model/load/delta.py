@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.model.load.reader import WeightReader
-from quire.model.net.delta import GatedDeltaRule
+from quire.model.net.delta import GatedDeltaRule, LowRank
 from quire.model.net.parts import Linear
 from quire.ops.arrays import AnyArray, concat, contiguous, exponential
 from quire.ops.convolution import Convolution
@@ -15,21 +15,41 @@ def load_delta_rule(reader: WeightReader, index: int) -> tuple[Linear, GatedDelt
 
     Tensors of torch stay such, so that gradients reach what lies on disk.
     """
-    sizes = reader.local.delta
-    found = [reader.vector(f"delta_{name}", index) for name in ("conv", "decay", "bias", "scale")]
-    taps, decay, bias, scale = (vector for vector in found if vector is not None)
+    sizes, eps = reader.local.delta, reader.local.norm_eps
+    decay, bias, scale = (_vector(reader, name, index) for name in ("decay", "bias", "scale"))
     spec = DeltaSpec(
         sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, -exponential(decay), contiguous(bias)
     )
-    biases = reader.vector("delta_conv", index, "bias")
+    qkv = reader.linear(("delta_q", "delta_k", "delta_v"), index)
+    if sizes.low_rank:
+        taps = [_vector(reader, f"conv_{name}", index) for name in "qkv"]
+        conv = Convolution(contiguous(concat(taps).reshape(-1, sizes.taps).T), None, "silu")
+        gates, z, decays = (
+            reader.linear(("delta_b",), index),
+            _low_rank(reader, "z", index),
+            _low_rank(reader, "a", index),
+        )
+        return qkv, GatedDeltaRule(conv, spec, z, gates, scale, eps, decays, "sigmoid")
+    whole, biases = _vector(reader, "conv", index), reader.vector("delta_conv", index, "bias")
     conv = Convolution(
-        contiguous(_own_channels(reader, taps.reshape(len(taps), -1)).T),
+        contiguous(_own_channels(reader, whole.reshape(len(whole), -1)).T),
         None if biases is None else _own_channels(reader, biases),
         "silu",
     )
-    z, gates = (reader.linear(roles, index) for roles in (("delta_z",), ("delta_b", "delta_a")))
-    rule = GatedDeltaRule(conv, spec, z, gates, scale, reader.local.norm_eps)
-    return reader.linear(("delta_q", "delta_k", "delta_v"), index), rule
+    straight, gates = (reader.linear(roles, index) for roles in (("delta_z",), ("delta_b", "delta_a")))
+    return qkv, GatedDeltaRule(conv, spec, straight, gates, scale, eps)
+
+
+def _vector(reader: WeightReader, name: str, index: int) -> AnyArray:
+    """The vector of `name`, which every such layer has."""
+    found = reader.vector(f"delta_{name}", index)
+    assert found is not None, "the claim has seen it"
+    return found
+
+
+def _low_rank(reader: WeightReader, name: str, index: int) -> LowRank:
+    """The two matrices of `name`."""
+    return LowRank(reader.linear((f"delta_{name}_down",), index), reader.linear((f"delta_{name}_up",), index))
 
 
 def _own_channels(reader: WeightReader, channels: AnyArray) -> AnyArray:

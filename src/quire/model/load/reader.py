@@ -143,6 +143,7 @@ class WeightReader:
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
+        tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(self.opened.spec)) == 1 else tensor
         if role in self.opened.family.rates:
             tensor = self._logarithm(name, tensor)
         if (order := self.opened.family.order(role, self.opened.spec)) is not None:

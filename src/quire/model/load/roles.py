@@ -104,6 +104,13 @@ ROLES: dict[str, Role] = {
     ),
 }
 
+ROLES |= {
+    "mtp_join": Role("linear", lambda s: (s.hidden, 2 * s.hidden), layer=False, optional=True),
+    "mtp_token_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
+    "mtp_hidden_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
+}
+"""What a layer that predicts further tokens has beside those of a layer (`families.mtp`)."""
+
 
 def _encoder(name: str) -> Role:
     """Role of the same part of the encoder, none of whose layers has experts."""
