@@ -42,7 +42,7 @@ def load_delta_rule(reader: WeightReader, index: int) -> tuple[Linear, GatedDelt
 
 def _vector(reader: WeightReader, name: str, index: int) -> AnyArray:
     """The vector of `name`, which every such layer has."""
-    found = reader.vector(f"delta_{name}", index)
+    found: AnyArray | None = reader.vector(f"delta_{name}", index)
     assert found is not None, "the claim has seen it"
     return found
 
