@@ -58,7 +58,7 @@ OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("mixer", SHAPES, ids=str)
+@pytest.mark.parametrize("mixer", SHAPES, ids=[f"{i} {type(mixer).__name__}" for i, mixer in enumerate(SHAPES)])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16, I8, F8], ids=str)
 def test_a_cache_takes_what_its_mixer_says(mixer: Mixer, dtype: Dtype, name: str) -> None:
     if dtype in (I8, F8) and not mixer.scaled:
