@@ -132,6 +132,7 @@ def test_a_text_that_cannot_fit_is_refused_unread(path: str, body: Any, monkeypa
         assert server.post("/tokenize", {"prompt": "x" * 30_000}).json()["count"] > 256
 
 
+@pytest.mark.skipif(not hasattr(pre_tokenizers, "FixedLength"), reason="nothing of tokenizers 0.21 is known to panic")
 def test_a_panic_of_the_tokenizers_library_is_a_400_and_anywhere_else_a_500(monkeypatch: pytest.MonkeyPatch) -> None:
     with live() as server:
         broken = server.tokenizer._backend.__class__(models.BPE({"a": 0}, []))

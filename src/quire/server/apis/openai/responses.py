@@ -94,7 +94,7 @@ class Deleted(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["response"] = "response"
-    deleted: Literal[True] = True
+    deleted: bool = True
 
 
 @dataclass
