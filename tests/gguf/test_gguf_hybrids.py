@@ -26,9 +26,13 @@ from quire.core.dtypes import F32  # noqa: E402
 from quire.core.errors import ModelError  # noqa: E402
 from quire.model.build import Model, load_model  # noqa: E402
 from quire.model.describe import describe, open_model  # noqa: E402
+from quire.model.load.adapter_files import LowRank  # noqa: E402
+from quire.model.load.adapters import in_order  # noqa: E402
 from quire.model.load.reader import MatrixForm, WeightReader  # noqa: E402
 from quire.model.load.roles import DISK_ROLES, FUSED, Share  # noqa: E402
 from quire.ops.arrays import to_numpy  # noqa: E402
+from quire.ops.weights import Weight  # noqa: E402
+from quire.quant.base import QWeight  # noqa: E402
 
 TOKENS = prompt(19, 1)
 BIG = WIDE | DELTA | THIRD | {"num_hidden_layers": 4, "head_dim": 64}
@@ -148,6 +152,22 @@ def test_written_files_answer_as_their_rounded_weights_do(name: str, kind: str, 
     put_back(model, path)
     got = whole(load(path, dtype="float32", activations="int16"))
     assert relative_error(got, logits(model, TOKENS)) <= (2e-3 if experts else 1e-3)  # activations have 16 bits
+
+
+@pytest.mark.parametrize("role", ["delta_v", "delta_z", "delta_out"])
+def test_adapters_follow_the_order_of_the_file(role: str, tmp_path: Path) -> None:
+    """What is added to a matrix as it lies in the file, is added to it in our order."""
+    kind, facts = FAMILIES["qwen35 three"]
+    write_gguf(tmp_path / "model.gguf", kind, **facts)
+    opened = open_model(str(tmp_path / "model.gguf"))
+    n, k = DISK_ROLES[role].shape(opened.spec)
+    generator = np.random.default_rng(1)
+    low = LowRank(*(generator.standard_normal(shape).astype(np.float32) for shape in ((2, k), (n, 2))))
+    found, whole = in_order(low, role, opened), QWeight(Weight("f32", low.b @ low.a))
+    order = opened.family.order(role, opened.spec)
+    assert order is not None
+    wanted = whole.take_cols(order) if role == "delta_out" else whole.take_rows(order)
+    assert np.allclose(found.b @ found.a, to_numpy(wanted.dequantize()), rtol=1e-5)
 
 
 def positive(writer: Any) -> None:

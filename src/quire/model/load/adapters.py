@@ -147,10 +147,10 @@ class Adapters:
             rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
             for role in FUSED.get(holder, (holder,)):
                 rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
-                yield role, layer, _in_order(low if rows is None else _taken_rows(low, rows), role, self._opened)
+                yield role, layer, in_order(low if rows is None else _taken_rows(low, rows), role, self._opened)
 
 
-def _in_order(low: LowRank, role: str, opened: ModelHeaders) -> LowRank:
+def in_order(low: LowRank, role: str, opened: ModelHeaders) -> LowRank:
     """What is added to a role, its rows or columns in our order."""
     order = opened.family.order(role, opened.spec)
     if order is None:
