@@ -91,8 +91,8 @@ ROLES = {
     "scan_scale": _vector(lambda s: s.scan.inner, optional=True),
     "scan_out": _inner(False),
 }
-"""Its matrices and vectors on disk, split over ranks by heads; more ranks than groups have the same B and C. The taps of
-the convolution, the oldest first, are of x, B and C; each rank has all of them."""
+"""Its matrices and vectors on disk, split over ranks by heads; more ranks than groups have the same B and C. The taps
+of the convolution, the oldest first, are of x, B and C; each rank has all of them."""
 
 
 def with_scan_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
