@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loaded_folders import KEPT
-from paged_model import FALCON, JAMBA, SCANS, YARN, Paged, nemotron
+from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
 from quire.model.batch import Batch
 from quire.model.build import Model
@@ -196,6 +196,7 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "latents": KEPT["latents"][:2],
     "convolutions": ("lfm2", {"layer_types": ["conv", FULL, "conv"], "block_multiple_of": 32, "conv_bias": True}),
     "scans beside experts": MIXTURES["granite4"],
+    "scans of one group": ("mamba2", MAMBA2 | {"n_groups": 1}),
     "layers of one part": nemotron("ME*-M", **NEMOTRON_EXPERTS, use_bias=True, mlp_bias=True),
     "latent experts": nemotron("ME*E", **NEMOTRON_EXPERTS, moe_latent_size=32),
     "scans beside attention": ("falcon_h1", FALCON | {"mamba_n_groups": 1, "ssm_multipliers": [0.3, 0.5, 0.7, 0.9, 1.1],

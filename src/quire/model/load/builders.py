@@ -170,7 +170,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
 def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
     """What layer `index` has behind its mixer, in runs where the reader makes any."""
     load = load_moe if reader.local.is_sparse(index) else load_mlp
-    return scaled(in_runs(reader, lambda run: load(run, index)), reader.opened.spec.factors.mlp_out)
+    return in_runs(reader, lambda run: scaled(load(run, index), reader.opened.spec.factors.mlp_out))
 
 
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:

@@ -20,6 +20,7 @@ from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
+from quire.model.net.scan import GatedNorm, Scan
 from quire.model.net.sequence_parallel import (
     SequenceParallelAttention,
     SequenceParallelLinear,
@@ -29,6 +30,7 @@ from quire.model.net.sequence_parallel import (
 from quire.model.net.tensor_parallel import (
     RowParallelLinear,
     TensorParallelAttention,
+    TensorParallelGating,
     TensorParallelMlp,
     TensorParallelNorm,
     VocabParallelEmbedding,
@@ -146,7 +148,14 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
-    normed = [replace(layer, qkv_changes=_qkv_changes(layer, decoder.ops, comm)) for layer in decoder.layers]
+    normed = [
+        replace(
+            layer,
+            qkv_changes=_qkv_changes(layer, decoder.ops, comm),
+            attention=_gathered_scan(layer.attention, spec, decoder.ops, comm),
+        )
+        for layer in decoder.layers
+    ]
     *before, last = normed
     if scatter and before:
         layers = [_sequence_parallel_layer(layer, comm, first=i == 0) for i, layer in enumerate(before)]
@@ -196,6 +205,20 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
 
 def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
     return tuple(_gathered_norm(change, ops, comm) for change in layer.qkv_changes)
+
+
+def _gathered_scan(attention: Attend, spec: ModelSpec, ops: Ops, comm: Comm) -> Attend:
+    """A scan's norm of groups that lie on several ranks needs the channels of all, and its weight of all."""
+    if not isinstance(attention, Scan) or spec.scan.groups % comm.world == 0:
+        return attention
+    norm = attention.norm
+    assert isinstance(norm, GatedNorm), "as it was loaded"
+    if norm.scale is None:
+        return attention
+    widths = (spec.scan.inner // comm.world,) * comm.world
+    scale = cast_to(comm.gather_columns(ops, norm.scale[None], widths)[0], F32, copy=True)
+    whole = replace(norm, scale=scale, span=spec.scan.inner // spec.scan.groups)
+    return replace(attention, norm=TensorParallelGating(whole, widths, comm))
 
 
 def _gathered_norm(change: RowChange, ops: Ops, comm: Comm) -> RowChange:

@@ -110,15 +110,14 @@ RUNS = 8
 def load_o(reader: WeightReader, role: str, index: int) -> Product:
     """The last matrix `role` of a mixer, in runs of whole heads or channels where the reader makes any."""
     spec = reader.opened.spec
-    factors = {"o": spec.factors.attention, "scan_out": spec.factors.scan}
-    return scaled(_unscaled_o(reader, role, index), factors.get(role, 1.0))
+    factor = {"o": spec.factors.attention, "scan_out": spec.factors.scan}.get(role, 1.0)
 
+    def load(reader: WeightReader) -> Product:
+        return scaled(reader.linear((role,), index), factor)
 
-def _unscaled_o(reader: WeightReader, role: str, index: int) -> Product:
     if not reader.form.runs:
-        return reader.linear((role,), index)
-    spec = reader.opened.spec
-    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), lambda run: run.linear((role,), index))
+        return load(reader)
+    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), load)
     return RankInvariantLinear(parts, ROLES[role].shape(spec)[1] // (len(parts) * reader.share.world))
 
 

@@ -311,7 +311,7 @@ def _units_of(name: str) -> str:
     if own in ("k", "v", "k_row_norm", "k_head_norms"):
         return "key/value heads"
     if own.startswith("scan_"):
-        return "groups of scanned heads, each normed together,"
+        return "groups of scanned heads" if own in ("scan_b", "scan_c") else "scanned heads"
     if own in ("gate", "up", "down") or own.startswith(("expert_", "shared_")):
         return "columns of an MLP"
     return "attention heads" if own in MIXED or own == "relative_bias" else f"rows of {name}"

@@ -7,7 +7,7 @@ import numpy as np
 from quire.core.dtypes import F32
 from quire.model.load.reader import WeightReader
 from quire.model.net.parts import Linear, scaled
-from quire.model.net.scan import Scan
+from quire.model.net.scan import GatedNorm, Scan
 from quire.ops.arrays import Host, to_numpy
 from quire.ops.convolution import Convolution
 from quire.ops.recurrent import ScanSpec
@@ -35,8 +35,8 @@ def load_scan(reader: WeightReader, index: int) -> tuple[Linear, Scan]:
     )  # fmt: skip
     gate, steps = (scaled(reader.linear((role,), index), factor) for role, factor in (("scan_z", z), ("scan_dt", dt)))
     scale, span = reader.vector("scan_scale", index), sizes.inner // sizes.groups
-    mixer = Scan(conv, scan, gate, steps, scale, span, sizes.gate_first, sizes.eps)
-    return reader.linear(("scan_x", "scan_b", "scan_c"), index), mixer
+    norm = GatedNorm(scale, span, sizes.gate_first, sizes.eps)
+    return reader.linear(("scan_x", "scan_b", "scan_c"), index), Scan(conv, scan, gate, steps, norm)
 
 
 def _own_channels(reader: WeightReader, channels: Host) -> Host:

@@ -58,8 +58,7 @@ def _has(spec: ModelSpec, layer: int) -> bool:
 
 
 def _units(spec: ModelSpec) -> int:
-    """Heads, or groups of them that are normed together."""
-    return spec.scan.groups if spec.scan.normed else spec.scan.heads
+    return spec.scan.heads
 
 
 def _groups(spec: ModelSpec) -> int:
@@ -92,12 +91,11 @@ ROLES = {
     "scan_scale": _vector(lambda s: s.scan.inner, optional=True),
     "scan_out": _inner(False),
 }
-"""Its matrices and vectors on disk, split over ranks by heads, or by groups of heads that are normed together. The taps
+"""Its matrices and vectors on disk, split over ranks by heads; more ranks than groups have the same B and C. The taps
 of the convolution, the oldest first, are of x, B and C; each rank has all of them."""
 
 
 def with_scan_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
     """`spec` with the heads of a rank. `held`: (first, stop) of the units that it has of a role."""
     (first, stop), (first_group, stop_group) = held("scan_x"), held("scan_b")
-    each = spec.scan.heads // max(1, _units(spec))
-    return replace(spec, scan=replace(spec.scan, heads=(stop - first) * each, groups=stop_group - first_group))
+    return replace(spec, scan=replace(spec.scan, heads=stop - first, groups=stop_group - first_group))

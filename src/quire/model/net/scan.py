@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
@@ -15,21 +16,37 @@ from quire.ops.recurrent import ScanSpec
 
 
 @dataclass(frozen=True)
+class GatedNorm:
+    """The gate of a scan's result, and a norm of each run of `span` channels by `scale` f32 [inner], behind the gate if
+    `gate_first`; None: the gate alone."""
+
+    scale: Array | None
+    span: int
+    gate_first: bool
+    eps: float
+
+    def __call__(self, ops: Ops, x: Array, gate: Array) -> Array:
+        """x [T, inner], which is given up, and its gate [T, inner] -> [T, inner]."""
+        return ops.gated_rmsnorm(x, gate, self.scale, self.span, "silu", self.gate_first, self.eps)
+
+
+Gating = Callable[[Ops, Array, Array], Array]
+"""What a `GatedNorm` does."""
+
+
+@dataclass(frozen=True)
 class Scan:
     """What follows the `qkv` of a layer, which makes x, B and C of rows.
 
-    `gate` [inner, hidden] gates the result, `steps` [heads, hidden] makes what time steps are made of. Each run of
-    `span` channels is normed by `scale` f32 [inner], behind the gate if `gate_first`; None: there is no norm.
+    `gate` [inner, hidden] makes the result's gate, which `norm` applies, `steps` [heads, hidden] what time steps are
+    made of.
     """
 
     conv: Convolution
     scan: ScanSpec
     gate: Product
     steps: Product
-    scale: Array | None
-    span: int
-    gate_first: bool
-    eps: float
+    norm: Gating
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
@@ -37,6 +54,4 @@ class Scan:
         rows, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
         mixed = ops.causal_conv(rows, cache[0], batch.slots, paged, self.conv, batch.tree)
         _, found = ops.ssm_scan(mixed, None, self.steps(ops, h), cache.states, batch.states, self.scan)
-        gate = self.gate(ops, h)
-        found = ops.gated_rmsnorm(found, gate, self.scale, self.span, "silu", self.gate_first, self.eps)
-        return layer.o(ops, chosen(ops, found, wanted))
+        return layer.o(ops, chosen(ops, self.norm(ops, found, self.gate(ops, h)), wanted))
