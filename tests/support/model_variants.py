@@ -87,7 +87,7 @@ SHARED = {"shared_expert_intermediate_size": 48}
 KIMI = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4,
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 24,
         "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 2}  # fmt: skip
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 8}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT),
     "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
