@@ -39,7 +39,8 @@ PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
 WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
         "shared_intermediate_size": 128, "mamba_head_dim": 16, "time_step_rank": 64, "mamba_dt_rank": 64,
-        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
+        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16,
+        "linear_head_dim": 64}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
 RENAMED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {

@@ -88,8 +88,8 @@ NEMOTRON_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_interm
                     "moe_shared_expert_intermediate_size": 48}  # fmt: skip
 KIMI = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4,
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 24,
-        "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 3,
-        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 2}  # fmt: skip
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 8}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT),
     "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
@@ -130,6 +130,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                                    topk_group=2),
     "jamba": ("jamba", JAMBA | {"num_experts": 6, "num_experts_per_tok": 3}),
     "kimi_linear": ("kimi_linear", KIMI),
+    "kimi_linear_few": ("kimi_linear", KIMI | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip
