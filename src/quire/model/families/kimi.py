@@ -49,6 +49,9 @@ WRITTEN = (
         release=r"\1block_sparse_moe.gate.e_score_correction_bias",
     ),
     Rewrite(r"(.*\.)block_sparse_moe\.((?:gate|up|down)_proj\..+)", r"\1mlp.\2"),
+    Rewrite(r"(.*\.)mlp\.(shared_experts\..+)", r"\1block_sparse_moe.\2"),
+    Rewrite(r"(.*\.self_attn)\.forget_gate\.(.+)", r"\1.\2"),
+    Rewrite(r"(.*\.self_attn)\.conv1d\.weight", r"\1.{}_conv1d.weight", parts=("q", "k", "v")),
     *MIXTRAL_WRITTEN,
 )
 """Vectors whose names end with what they are, and the names that transformers writes: those of its modules, and of

@@ -92,6 +92,9 @@ GRANITE_EXPERTS = {
 }
 GRANITE_MLP = {"gate_up": "shared_mlp.input_linear", "down": "shared_mlp.output_linear"}
 GRANITE_STACKED = (
+    Rewrite(r"(.*\.block_sparse_moe\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=GATE_UP),
+    Rewrite(r"(.*\.block_sparse_moe\.experts)\.down_proj", r"\1.{}.down_proj.weight", True),
+    Rewrite(r"(.*\.block_sparse_moe\.router)\.weight", r"\1.layer.weight"),
     Rewrite(r"(.*\.block_sparse_moe)\.input_linear\.weight", r"\1.experts.{}.{}.weight", True, parts=GATE_UP),
     Rewrite(r"(.*\.block_sparse_moe)\.output_linear\.weight", r"\1.experts.{}.down_proj.weight", True),
 )
@@ -298,6 +301,7 @@ def nemotron_h(config: HfConfig) -> Family:
             ("mamba_d_conv", "conv_kernel"),
         ),
         prefix="backbone.",
+        nested=("model.",),
         modules="model.",
         skipped=("mtp.",),
         rewrites=(*NAKED, *NEMOTRON_WRITTEN),
