@@ -27,8 +27,8 @@ QUANTIZED = [
     ({"kind": "quantize", "method": "fp8"}, "auto", 0.4),
     ({"kind": "quantize", "method": "nf4"}, "auto", 1.0),
 ]
-"""Stages, layouts, and how far logits go at most: small results of random heads are normed to one, and errors with them,
-so that codes of 4 bits go far. Logits that have nothing to do with each other are 1.4 apart."""
+"""Stages, layouts, and how far logits go at most: small results of random heads are normed to one, and errors with
+them, so that codes of 4 bits go far. Logits that have nothing to do with each other are 1.4 apart."""
 PRUNED = [
     {"kind": "prune", "method": "magnitude", "pattern": "2:4"},
     {"kind": "prune", "method": "wanda", "pattern": "2:4"},
