@@ -364,26 +364,6 @@ def test_a_device_keeps_in_host_memory_what_it_has_no_room_for(
     engine.close()
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("eager", ["side", "main"])
-def test_a_device_keeps_recurrent_states_in_host_memory(
-    eager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = written(tmp_path / "model", "states")
-    requests = [replace(r, prompt=r.prompt[:60], params=replace(r.params, logprobs=None)) for r in make_requests(8, 90)]
-    want = answers(build(folder, monkeypatch, num_blocks=1024), requests)
-    engine = build(folder, monkeypatch, eager, num_blocks=60, num_state_slots=8, kv_offloading_size=0.01)
-    for turn in range(2):
-        found = answers(engine, [replace(r, id=f"{turn} {r.id}") for r in requests])
-        assert found == {(f"{turn} {name}", index): tokens for (name, index), tokens in want.items()}
-        assert engine.tiering is not None
-        engine.tiering.write_behind()
-    counts = engine.stats().kv_store
-    assert counts is not None and counts.hits > 4 and counts.bad == 0
-    engine.check()
-    engine.close()
-
-
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny")
     with pytest.raises(ConfigError, match="made-up weights"):

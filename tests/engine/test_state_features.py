@@ -1,21 +1,17 @@
-"""A model with recurrent states beside what engines do for others: beams, grammars, restarts, weights on disk."""
+"""A model with recurrent states beside what engines do for others: beams, grammars, weights on disk."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from engine_answers import Answer, engine_of, killed, make_requests, run
+from engine_answers import Answer, engine_of, make_requests, run
 from oracle import BACKENDS
 from quire import LLM
-from quire.core.config import flat_config
 from quire.engine.beam import BeamSearchParams
-from quire.engine.processes.channel import LocalChannel
-from quire.engine.processes.process import ProcessEngine
 from shaped import shaped_requests
 from speculation_methods import answers, write_speaking
 
@@ -51,28 +47,6 @@ def test_shaped_answers_are_those_of_a_request_alone(folder: Path) -> None:
         found = answers(many, [replace(r, id=f"{turn} {r.id}") for r in requests])
         for name, rows in alone.items():
             assert [row.bits() for row in rows] == [row.bits() for row in found[f"{turn} {name}"]], name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", [False, True])
-def test_engines_that_are_killed_change_no_bit(store: bool, folder: Path, tmp_path: Path) -> None:
-    rng, requests = random.Random(3), make_requests(40, 6144, 25)
-    options: dict[str, Any] = {"model": str(folder), "max_model_len": 256}
-    want = run(engine_of(enable_prefix_caching=False, **options), requests)
-    options |= {"num_blocks": 256, "max_num_seqs": 8, "num_state_slots": 24}
-    options |= {"kv_store": str(tmp_path / "kv")} if store else {}
-    left = 6
-
-    def chance(engine: ProcessEngine) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            assert isinstance(engine.channel, LocalChannel)
-            engine.channel.process.kill()
-            left = rng.randint(4, 15)
-
-    found = killed(requests, lambda: ProcessEngine(flat_config(device="cpu", **options)), chance)
-    assert all(found[name].bits() == answer.bits() for name, answer in want.items())
 
 
 def test_layers_from_a_file_change_no_bit(folder: Path, tmp_path: Path) -> None:

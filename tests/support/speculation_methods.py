@@ -84,7 +84,7 @@ def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
 
 
 def write_speaking(folder: Path, kind: str, **more: Any) -> Path:
-    """A tiny model of `TINY` in f32, with `more` facts, and vocabulary and tokenizer of the embedded one."""
+    """A tiny model of `TINY` in f32, with `more` facts and the vocabulary and tokenizer of the embedded one."""
     family, facts = TINY[kind]
     own = facts | {"vocab_size": 6144, "max_position_embeddings": 256} | more
     write(folder, family, **own, dtype=torch.float32)
