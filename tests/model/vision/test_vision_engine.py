@@ -260,8 +260,6 @@ def test_memory_of_images_is_planned_and_spared(made: Made) -> None:
 
 
 def test_a_store_of_blocks_needs_no_tower(made: Made, tmp_path: Path) -> None:
-    if made.family in RECURRENT:
-        pytest.skip("a store keeps no states")
     given = {"kv_store": str(tmp_path), "num_blocks": 128}
     requests = [made.request(name) for name in ("one", "three")]
     with closing(engine_of(made.folder, **given)) as engine:

@@ -21,7 +21,6 @@ def main(sources: str, folder: str, out: str) -> None:
     import gguf
     import torch
     from conversion import get_model_class
-
     from gguf_files import add_vocabulary
 
     logging.disable(logging.WARNING)
