@@ -121,6 +121,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 16}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", NARROW | SHARED | {
+        "head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16}),
     "granite4": ("granitemoehybrid", SCANS | {
         "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6, "num_experts_per_tok": 3,
         "shared_intermediate_size": 48, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,

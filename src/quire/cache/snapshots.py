@@ -99,7 +99,7 @@ class SnapshotValues:
         self._heap.clear()
 
     def _remove(self, key: bytes, snapshot: ValuedSnapshot) -> None:
-        """Credit what it saved to those behind it."""
+        """Remove one; the snapshots behind it then save what it saved, too."""
         del self._snapshots[key], self._key_of[snapshot.slot]
         for each in snapshot.behind:
             later = self._snapshots[each]
