@@ -27,7 +27,8 @@ from quire.core.errors import ConfigError, ModelError
 
 GRADIENTS = ("llama", "llama_biases", "llama_tied", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon_new",
              "bloom", "gptj", "phi3", "cohere_qk_norm", "stablelm_qk_norms", "opt_350m", "mixtral", "olmoe",
-             "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_5", "qwen3_next", "lfm2")  # fmt: skip
+             "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_5", "qwen3_next", "lfm2",
+             "granite4", "mamba2", "mamba", "falcon_h1", "kimi_linear")  # fmt: skip
 
 
 def oracle_gradients(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.net.channel_scan import ChannelScanRule
 from quire.model.net.parts import Linear, NoNorm, Norm, RmsNorm
-from quire.ops.arrays import concat, to_numpy
+from quire.ops.arrays import concat, contiguous, exponential
 from quire.ops.convolution import Convolution
 from quire.ops.recurrent import ScanSpec
 
@@ -17,20 +17,17 @@ from quire.ops.recurrent import ScanSpec
 def load_channel_scan(reader: WeightReader, index: int) -> tuple[Linear, ChannelScanRule]:
     """The matrix of the channels of layer `index`, packed, and what follows."""
     sizes = reader.local.channels
-    taps, decay, skip = (
-        to_numpy(vector)
-        for name in ("conv", "decay", "skip")
-        if (vector := reader.vector(f"channel_{name}", index)) is not None
-    )
+    found = [reader.vector(f"channel_{name}", index) for name in ("conv", "decay", "skip")]
+    taps, decay, skip = (vector for vector in found if vector is not None)
     conv = Convolution(
-        np.ascontiguousarray(taps.reshape(sizes.inner, -1).T), reader.vector("channel_conv", index, "bias"), "silu"
+        contiguous(taps.reshape(sizes.inner, -1).T), reader.vector("channel_conv", index, "bias"), "silu"
     )
-    rates = np.ascontiguousarray(-np.exp(decay.reshape(sizes.inner, sizes.state)).T)
+    rates = contiguous(-exponential(decay.reshape(sizes.inner, sizes.state)).T)
     gate, low, pairs, steps = (
         reader.linear(roles, index)
         for roles in (("channel_z",), ("channel_dt",), ("channel_b", "channel_c"), ("channel_steps",))
     )
-    scan = ScanSpec(1, sizes.inner, sizes.state, rates, np.ascontiguousarray(skip), None)
+    scan = ScanSpec(1, sizes.inner, sizes.state, rates, contiguous(skip), None)
     norm, scales = _norms(reader, index)
     rule = ChannelScanRule(conv, scan, gate, low, norm, pairs, scales, sizes.eps, steps)
     return reader.linear(("channel_x",), index), rule

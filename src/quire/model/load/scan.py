@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from quire.core.dtypes import F32
 from quire.model.load.reader import WeightReader
 from quire.model.net.parts import Linear, scaled
 from quire.model.net.scan import GatedNorm, Scan
-from quire.ops.arrays import Host, to_numpy
+from quire.ops.arrays import AnyArray, concat, contiguous, exponential
 from quire.ops.convolution import Convolution
 from quire.ops.recurrent import ScanSpec
 
 
 def load_scan(reader: WeightReader, index: int) -> tuple[Linear, Scan]:
-    """The matrix of x, B and C of layer `index`, packed, and what follows."""
+    """The matrix of x, B and C of layer `index`, packed, and what follows.
+
+    Tensors of torch stay such, so that gradients reach what lies on disk.
+    """
     sizes = reader.local.scan
-    z, x, b, c, dt = sizes.factors
-    taps, decay, skip, bias = (
-        to_numpy(vector)
-        for name in ("conv", "decay", "skip", "bias")
-        if (vector := reader.vector(f"scan_{name}", index)) is not None
-    )
-    by_channel = np.repeat(np.array([x, b, c], F32), [sizes.inner, sizes.pairs, sizes.pairs])
+    z, *by_part, dt = sizes.factors
+    found = [reader.vector(f"scan_{name}", index) for name in ("conv", "decay", "skip", "bias")]
+    taps, decay, skip, bias = (vector for vector in found if vector is not None)
     biases = reader.vector("scan_conv", index, "bias")
     conv = Convolution(
-        np.ascontiguousarray(_own_channels(reader, taps.reshape(len(taps), -1)).T * by_channel),
-        None if biases is None else _own_channels(reader, to_numpy(biases)),
+        contiguous(_own_channels(reader, taps.reshape(len(taps), -1), by_part).T),
+        None if biases is None else _own_channels(reader, biases),
         "silu",
     )
     scan = ScanSpec(
-        sizes.heads, sizes.head_dim, sizes.state, -np.exp(decay), np.ascontiguousarray(skip),
-        np.ascontiguousarray(bias), sizes.groups, sizes.low, sizes.high,
+        sizes.heads, sizes.head_dim, sizes.state, -exponential(decay), contiguous(skip), contiguous(bias),
+        sizes.groups, sizes.low, sizes.high,
     )  # fmt: skip
     gate, steps = (scaled(reader.linear((role,), index), factor) for role, factor in (("scan_z", z), ("scan_dt", dt)))
     scale, span = reader.vector("scan_scale", index), sizes.inner // sizes.groups
@@ -39,11 +37,12 @@ def load_scan(reader: WeightReader, index: int) -> tuple[Linear, Scan]:
     return reader.linear(("scan_x", "scan_b", "scan_c"), index), Scan(conv, scan, gate, steps, norm)
 
 
-def _own_channels(reader: WeightReader, channels: Host) -> Host:
-    """What [channels, ...] of the convolution is of a rank's x, B and C."""
-    whole, rows, before = reader.opened.spec.scan, list[Host](), 0
-    for role, size in (("scan_x", whole.inner), ("scan_b", whole.pairs), ("scan_c", whole.pairs)):
+def _own_channels(reader: WeightReader, channels: AnyArray, factors: Sequence[float] = (1.0,) * 3) -> AnyArray:
+    """What [channels, ...] of the convolution is of a rank's x, B and C, each times its factor."""
+    whole, rows, before = reader.opened.spec.scan, list[AnyArray](), 0
+    sizes = (("scan_x", whole.inner), ("scan_b", whole.pairs), ("scan_c", whole.pairs))
+    for (role, size), factor in zip(sizes, factors, strict=True):
         own = reader.share.cut(role, reader.opened.spec, size)
-        rows.append(channels[before + own.start : before + own.stop])
+        rows.append(channels[before + own.start : before + own.stop] * factor)
         before += size
-    return np.concatenate(rows)
+    return concat(rows)
