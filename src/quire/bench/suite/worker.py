@@ -155,7 +155,7 @@ class SuiteWorker:
         facts = {name: getattr(info, name) for name in (*names, "max_model_len", "kv_bytes_per_token")}
         facts["version"], facts["state_bytes"] = quire.__version__, state_bytes(models)
         facts["layers"] = [(layer.bytes_per_token, layer.window) for layer in kept_by(models).values()]
-        return facts | {"kv_bytes": info.num_blocks * info.block_size * info.kv_bytes_per_token, "blocks": kv.blocks}
+        return facts | {"kv_bytes": kv.blocks * kv.block_bytes, "blocks": kv.blocks}
 
     def load(self, items: list[list[Any]], most: int, twice: bool = False) -> dict[str, Any]:
         """See `protocol.run_load`; `extra` has what the engine counted. `twice`: once before, which is not measured."""
