@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
-from quire.model.families.names import LLAMA, OWN_MTP, STACKED, without
+from quire.model.families.names import LLAMA, OWN_MTP, STACKED, naked, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
@@ -124,8 +124,7 @@ QWEN3_5 = QWEN_NEXT | {
     "delta_b": "linear_attn.in_proj_b",
     "delta_a": "linear_attn.in_proj_a",
 }
-NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
-"""Vectors whose names on disk end with what they are."""
+NAKED = naked(["linear_attn"], ["A_log", "dt_bias"])
 FURTHER = ("mtp.",)
 """Of a layer that predicts further tokens."""
 

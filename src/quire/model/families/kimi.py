@@ -42,7 +42,10 @@ NAMES = without(LLAMA, "k", "v", "q_norm", "k_norm") | LATENTS | {
     "shared_down": "block_sparse_moe.shared_experts.down_proj",
 }  # fmt: skip
 WRITTEN = (
-    Rewrite(r"(.*\.self_attn)\.(?:forget_gate\.)?(A_log|dt_bias)", r"\1.\2.weight", release=r"\1.\2"),
+    *(
+        Rewrite(rf"(.*\.self_attn)\.(?:forget_gate\.)?{vector}", rf"\1.{vector}.weight", release=rf"\1.{vector}")
+        for vector in ("A_log", "dt_bias")
+    ),
     Rewrite(
         r"(.*\.)(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias",
         r"\1block_sparse_moe.gate_correction.weight",

@@ -8,7 +8,7 @@ modules' names (llm-compressor).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from quire.model.disk.renamed_tensors import Rewrite
@@ -210,6 +210,17 @@ POST_NORMS = ("attn_post_norm", "mlp_post_norm")
 
 
 GATE_UP = ("gate_proj", "up_proj")
+
+
+def naked(modules: Iterable[str], vectors: Iterable[str]) -> tuple[Rewrite, ...]:
+    """Vectors of layers' `modules` whose names on disk end with what they are, seen as weights of that name."""
+    return tuple(
+        Rewrite(rf"(.*\.{module})\.{vector}", rf"\1.{vector}.weight", release=rf"\1.{vector}")
+        for module in modules
+        for vector in vectors
+    )
+
+
 STACKED = (
     Rewrite(r"(.*\.mlp\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=GATE_UP),
     Rewrite(r"(.*\.mlp\.experts)\.down_proj", r"\1.{}.down_proj.weight", True),

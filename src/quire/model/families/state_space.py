@@ -10,7 +10,7 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import sigmoid_experts
-from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, QKV_BIAS, without
+from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, QKV_BIAS, naked, without
 from quire.model.families.readers import endless, no_rope, read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import EARLIER, Family, layer_kinds
@@ -27,8 +27,7 @@ MAMBA = {
     "scan_scale": "mamba.norm",
     "scan_out": "mamba.out_proj",
 }
-NAKED = (Rewrite(r"(.*\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))", r"\1.weight"),)
-"""Vectors whose names on disk end with what they are."""
+NAKED = naked(["mamba", "mixer"], ["A_log", "dt_bias", "D"])
 BACKBONE = {
     "embed": "backbone.embeddings",
     "final_norm": "backbone.norm_f",
