@@ -17,6 +17,9 @@ DELTA = {"head_dim": 16, "num_hidden_layers": 4, "linear_num_key_heads": 2, "lin
          "linear_key_head_dim": 16, "linear_value_head_dim": 16}  # fmt: skip
 EVERY_SECOND = {"layer_types": ["linear_attention", "full_attention"] * 2}
 THIRD = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+SCANS = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+GRANITE = SCANS | {"layer_types": ["mamba", "attention", "mamba"], "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                   "residual_multiplier": 0.22, "attention_multiplier": 0.3}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -40,7 +43,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35 three": ("qwen3_5_text", DELTA | THIRD | {"linear_num_value_heads": 6, "linear_value_head_dim": 24}),
     "qwen35 one": ("qwen3_5_text", DELTA | THIRD | {"linear_num_value_heads": 2, "tie_word_embeddings": True}),
     "qwen35moe": ("qwen3_5_moe_text", NARROW | SHARED | DELTA | EVERY_SECOND),
+    "granitehybrid": ("granitemoehybrid", GRANITE | {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 48}),
+    "granitehybrid dense": ("granitemoehybrid", GRANITE | {
+        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_groups": 1, "tie_word_embeddings": True}),
     "lfm2": ("lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
-}
+}  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
