@@ -252,11 +252,13 @@ def write_gguf(
     """Write such a file; returns the float32 model whose numbers the file holds, quantized matrices included."""
     model = random_model(model_type, **facts)
     config = model.config
-    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(model_type, model_type))
+    scans = model_type in gguf_scans.ARCHITECTURES
+    arch = gguf_scans.architecture(config) if scans else ARCHITECTURES.get(model_type, model_type)
+    writer = gguf.GGUFWriter(path, arch)
     extra = add_facts(writer, config) | dict(extra or {})
     for key, value in extra.items():
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
-        add(f"{writer.arch}.{key}", value)
+        add(f"{arch}.{key}", value)
     add_vocabulary(writer, config.vocab_size)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-ARCHITECTURES = {"granitemoehybrid": "granitehybrid"}
+ARCHITECTURES = {"granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h",
+                 "mamba2": "mamba2", "mamba": "mamba", "falcon_mamba": "mamba", "jamba": "jamba"}  # fmt: skip
+ATTENTION = ("attention", "full_attention")
 ROLES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.final_layernorm": "output_norm",
     "model.embeddings": "token_embd", "model.norm_f": "output_norm", "backbone.embeddings": "token_embd",
@@ -39,7 +41,7 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in model.state_dict().items():
         if name.startswith("lm_head") and model.config.tie_word_embeddings:
             continue
-        head, dot, rest = name.partition(".layers.")
+        _, dot, rest = name.partition(".layers.")
         if not dot:
             base, _, suffix = name.rpartition(".")
             yield f"{ROLES[base]}.{suffix}", tensor
@@ -108,8 +110,21 @@ def permuted_heads(config: Any, name: str) -> int:
 
 
 def factor(config: Any, name: str) -> Tensor:
-    """What the converter multiplies a tensor by, a number or one for each row."""
-    return torch.tensor(1.0)
+    """What the converter multiplies a tensor by, a number or one for each row [n, 1]."""
+    if config.model_type != "falcon_h1":
+        return torch.tensor(1.0)
+    part = name.split(".")[-2]
+    if part == "ssm_in":
+        pairs = groups(config) * config.mamba_d_state
+        sizes = torch.tensor([config.mamba_d_ssm, config.mamba_d_ssm, pairs, pairs, config.mamba_n_heads])
+        return config.ssm_in_multiplier * torch.tensor(config.ssm_multipliers).repeat_interleave(sizes)[:, None]
+    into = config.attention_in_multiplier
+    return torch.tensor({
+        "attn_q": into, "attn_k": into * config.key_multiplier, "attn_v": into,
+        "attn_output": config.attention_out_multiplier, "ssm_out": config.ssm_out_multiplier,
+        "ffn_gate": config.mlp_multipliers[0], "ffn_down": config.mlp_multipliers[1],
+        "output": config.lm_head_multiplier, "token_embd": config.embedding_multiplier,
+    }.get(part, 1.0))  # fmt: skip
 
 
 def scan_facts(config: Any) -> dict[str, int]:
@@ -130,7 +145,7 @@ def scan_facts(config: Any) -> dict[str, int]:
 
 def granite_facts(config: Any) -> dict[str, Any]:
     """Facts of `granitehybrid`."""
-    attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
+    attends = [kind in ATTENTION for kind in config.layer_types]
     return scan_facts(config) | {
         "feed_forward_length": config.intermediate_size,
         "expert_shared_feed_forward_length": config.shared_intermediate_size,
@@ -150,7 +165,98 @@ def granite_facts(config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FACTS = {"granitemoehybrid": granite_facts}
+def falcon_facts(config: Any) -> dict[str, Any]:
+    """Facts of `falcon-h1`."""
+    return scan_facts(config) | {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+
+
+def nemotron_facts(config: Any) -> dict[str, Any]:
+    """Facts of `nemotron_h` and `nemotron_h_moe`."""
+    kinds = config.layers_block_type
+    width = config.moe_intermediate_size if "moe" in kinds else config.intermediate_size
+    facts = scan_facts(config) | {
+        "context_length": 2**20,
+        "feed_forward_length": [width * (kind in ("mlp", "moe")) for kind in kinds],
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": [config.num_key_value_heads * (kind in ATTENTION) for kind in kinds],
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "rope.dimension_count": config.hidden_size // config.num_attention_heads,
+        "rope.scaling.finetuned": False,
+    }
+    if "moe" in kinds:
+        facts |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_weights_scale": float(config.routed_scaling_factor),
+            "expert_group_count": config.n_group,
+        }
+        facts |= {"moe_latent_size": config.moe_latent_size} if config.moe_latent_size else {}
+    return facts
+
+
+def mamba_facts(config: Any) -> dict[str, Any]:
+    """Facts of `mamba2` and `mamba`, none of whose layers attend."""
+    facts: dict[str, Any] = {
+        "context_length": 2**20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+    }
+    if config.model_type == "mamba2":
+        return facts | scan_facts(config)
+    return facts | {
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.intermediate_size,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": int(config.time_step_rank),
+        "ssm.dt_b_c_rms": config.model_type == "falcon_mamba",
+    }
+
+
+def jamba_facts(config: Any) -> dict[str, Any]:
+    """Facts of `jamba`."""
+    every, first = config.attn_layer_period, config.attn_layer_offset
+    attends = [i % every == first for i in range(config.num_hidden_layers)]
+    return {
+        "context_length": config.max_position_embeddings,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": [config.num_key_value_heads * one for one in attends],
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": int(config.mamba_dt_rank),
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+    }
+
+
+FACTS = {"granitemoehybrid": granite_facts, "falcon_h1": falcon_facts, "nemotron_h": nemotron_facts,
+         "mamba2": mamba_facts, "mamba": mamba_facts, "falcon_mamba": mamba_facts, "jamba": jamba_facts}  # fmt: skip
+
+
+def architecture(config: Any) -> str:
+    """The format's name of the model's kind."""
+    experts = config.model_type == "nemotron_h" and "moe" in config.layers_block_type
+    return ARCHITECTURES[config.model_type] + "_moe" * experts
 
 
 def add_facts(writer: gguf.GGUFWriter, config: Any) -> None:

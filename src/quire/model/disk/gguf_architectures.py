@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.model.disk.gguf_layers import Kinds, without_heads
+from quire.model.disk.gguf_layers import Kinds, by_periods, one_part, without_heads
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.mixers.delta import TILED
 from quire.model.spec import ModelSpec
@@ -239,18 +239,22 @@ def interleaved_heads(heads: Callable[[ModelSpec], int]) -> Callable[[ModelSpec]
     return order
 
 
+SCAN_FIELDS = {
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_ssm": INNER,
+}
+"""Fields of a scan of heads."""
 GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     defaults={"num_local_experts": 0},
     fixed={"rope.scaling.finetuned": False},
     kinds=without_heads("linear_attention"),
     spelling=(("shared_expert_intermediate_size", "shared_intermediate_size"),),
-    fields={
-        "mamba_d_ssm": INNER,
-        "mamba_n_heads": "ssm.time_step_rank",
-        "mamba_n_groups": "ssm.group_count",
-        "mamba_d_state": "ssm.state_size",
-        "mamba_d_conv": "ssm.conv_kernel",
+    fields=SCAN_FIELDS
+    | {
         "attention_multiplier": "attention.scale",
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
@@ -259,6 +263,88 @@ GRANITE_HYBRID = Architecture(
     orders={"q": interleaved_heads(lambda s: s.heads), "k": interleaved_heads(lambda s: s.kv_heads)},
     rates=("scan_decay",),
     told={"mamba_conv_bias": ".ssm_conv1d.bias"},
+    turns=False,
+    read_only=True,
+)
+FALCON_H1 = Architecture(
+    "falcon_h1",
+    facts={"mamba_norm_before_gate": False},
+    fields=SCAN_FIELDS,
+    rates=("scan_decay",),
+    told={"mamba_conv_bias": ".ssm_conv1d.bias", "mamba_rms_norm": ".ssm_norm."},
+    read_only=True,
+)
+"""Its multipliers are in the weights."""
+ALONE_FIELDS = {
+    "n_groups": "ssm.group_count",
+    "conv_kernel": "ssm.conv_kernel",
+    "mamba_d_ssm": INNER,
+}
+"""Fields of a scan of heads, as families call them whose layers are scans alone."""
+NEMOTRON_H = Architecture(
+    "nemotron_h",
+    extra=(NEXTN,),
+    fixed={"expert_group_count": 1},
+    kinds=one_part,
+    spelling=(
+        ("num_experts", "n_routed_experts"),
+        ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+        ("layer_norm_eps", "layer_norm_epsilon"),
+    ),
+    fields=ALONE_FIELDS
+    | {
+        "mamba_num_heads": "ssm.time_step_rank",
+        "ssm_state_size": "ssm.state_size",
+        "moe_latent_size": "moe_latent_size",
+    },
+    quotient=("mamba_num_heads", "mamba_head_dim"),
+    rates=("scan_decay",),
+    told={"use_conv_bias": ".ssm_conv1d.bias"},
+    turns=False,
+    read_only=True,
+)
+MAMBA2 = Architecture(
+    "mamba2",
+    spelling=(("rms_norm_eps", "layer_norm_epsilon"),),
+    fields=ALONE_FIELDS | {"num_heads": "ssm.time_step_rank", "state_size": "ssm.state_size", WIDTH: INNER},
+    quotient=("num_heads", "head_dim"),
+    rates=("scan_decay",),
+    told={"use_conv_bias": ".ssm_conv1d.bias"},
+    read_only=True,
+)
+STEPS = (Rewrite(r"(blk\.\d+\.ssm_dt\.bias)", r"\1"),)
+"""Time steps of channels are made by a matrix, whose bias is no role of its own."""
+MAMBA = Architecture(
+    "mamba",
+    extra=(NORMED,),
+    spelling=(("rms_norm_eps", "layer_norm_epsilon"),),
+    fields={
+        "time_step_rank": "ssm.time_step_rank",
+        "state_size": "ssm.state_size",
+        "conv_kernel": "ssm.conv_kernel",
+        WIDTH: INNER,
+    },
+    rates=("channel_decay",),
+    told={"use_conv_bias": ".ssm_conv1d.bias"},
+    normed="falcon_mamba",
+    rewrites=STEPS,
+    read_only=True,
+)
+JAMBA = Architecture(
+    "jamba",
+    extra=(INNER,),
+    defaults={"num_experts": 1},
+    kinds=by_periods,
+    fields={
+        "mamba_dt_rank": "ssm.time_step_rank",
+        "mamba_d_state": "ssm.state_size",
+        "mamba_d_conv": "ssm.conv_kernel",
+    },
+    quotient=("hidden_size", "mamba_expand"),
+    rates=("channel_decay",),
+    told={"mamba_conv_bias": ".ssm_conv1d.bias"},
+    rewrites=STEPS,
     turns=False,
     read_only=True,
 )
@@ -282,6 +368,12 @@ ARCHITECTURES = {
     ),
     "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
     "granitehybrid": GRANITE_HYBRID,
+    "falcon-h1": FALCON_H1,
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
+    "mamba2": MAMBA2,
+    "mamba": MAMBA,
+    "jamba": JAMBA,
     "qwen3next": QWEN3_NEXT,
     "qwen35": QWEN3_5,
     "qwen35moe": replace(QWEN3_5, model_type="qwen3_5_moe_text"),
