@@ -207,7 +207,7 @@ def gguf_outcome(family: str, path: Path) -> str:
     from gguf_families import FAMILIES as WRITTEN
     from gguf_models import write_gguf
 
-    if family not in {name for a in ARCHITECTURES.values() for name in (a.model_type, a.windowed, a.mixture)}:
+    if family not in {name for a in ARCHITECTURES.values() for name in a.rows}:
         return "-"
     facts = next(facts for kind, facts in WRITTEN.values() if kind == family)
     facts = facts | {k: v for k, v in WIDE.items() if k in facts} | {"intermediate_size": 128}

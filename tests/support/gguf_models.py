@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import gguf_delta
+import gguf_scans
 from oracle import random_model
 
 HF_ROLES = {
@@ -63,7 +64,7 @@ KEYS = {
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
-                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES}  # fmt: skip
+                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES, **gguf_scans.ARCHITECTURES}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
@@ -81,6 +82,8 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
 def permutes(model: PreTrainedModel, name: str) -> int:
     """Heads of a matrix whose rows the converter permutes; 0 for any other."""
     config = model.config
+    if config.model_type in gguf_scans.ARCHITECTURES:
+        return gguf_scans.permuted_heads(config, name)
     if config.model_type not in ("llama", "mistral", "mixtral"):
         return 0
     return int({"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2], 0))
@@ -93,6 +96,12 @@ def shift(model: PreTrainedModel, name: str) -> float:
     return float((kind.startswith("gemma") or own) and name.endswith("norm.weight"))
 
 
+def factor(model: PreTrainedModel, name: str) -> Tensor:
+    """What the converter multiplies a tensor by, a number or one for each row [n, 1]."""
+    scans = model.config.model_type in gguf_scans.ARCHITECTURES
+    return gguf_scans.factor(model.config, name) if scans else torch.tensor(1.0)
+
+
 def delta_order(model: PreTrainedModel, name: str) -> tuple[int, Tensor] | None:
     """Axis of a tensor of the gated delta rule that the converter puts in another order, and this order."""
     return gguf_delta.order(model.config, name) if model.config.model_type in gguf_delta.ARCHITECTURES else None
@@ -101,6 +110,9 @@ def delta_order(model: PreTrainedModel, name: str) -> tuple[int, Tensor] | None:
 def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The model's parameters under the format's names, as views in the shapes that the format has."""
     config, kind = model.config, model.config.model_type
+    if kind in gguf_scans.ARCHITECTURES:
+        yield from gguf_scans.views(model)
+        return
     gemma = kind in ("gemma2", "gemma3_text")
     after = kind in ("gpt_oss", "glm4_moe") or kind in gguf_delta.ARCHITECTURES
     roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if after else HF_ROLES
@@ -144,6 +156,7 @@ def as_gguf(model: PreTrainedModel) -> dict[str, Tensor]:
     for name, view in views(model):
         heads, moved = permutes(model, name), delta_order(model, name)
         tensor = permuted(view, heads) if heads else view + shift(model, name)
+        tensor = tensor * factor(model, name)
         tensor = tensor if moved is None else tensor.index_select(*moved)
         tensor = -tensor.exp() if name.endswith("ssm_a") else tensor
         out[name] = tensor.detach().contiguous()
@@ -201,6 +214,33 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int,
     return raw.reshape(*shape[:-1], -1)
 
 
+def add_facts(writer: gguf.GGUFWriter, config: Any) -> dict[str, Any]:
+    """Write the metadata of a model; returns further keys and values."""
+    kind = config.model_type
+    if kind in gguf_scans.ARCHITECTURES:
+        gguf_scans.add_facts(writer, config)
+        return {}
+    arch = writer.arch
+    for name, key in KEYS.items():
+        value = config.to_dict().get(name)
+        if name == "num_key_value_heads" and kind.startswith("lfm2"):
+            writer.add_head_count_kv([value if kind == "full_attention" else 0 for kind in config.layer_types])
+            continue
+        if value is not None and not (name == "sliding_window" and kind.startswith("qwen")):
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{arch}.{key}", value)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_uint32(f"{arch}.attention.key_length", head_dim)
+    writer.add_uint32(f"{arch}.attention.value_length", head_dim)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if kind in gguf_delta.ARCHITECTURES:
+        gguf_delta.add_facts(writer, config)
+    return {key: rope[name] for name, key in YARN.items()} if rope["rope_type"] == "yarn" else {}
+
+
 def write_gguf(
     path: Path,
     model_type: str = "llama",
@@ -212,34 +252,17 @@ def write_gguf(
     """Write such a file; returns the float32 model whose numbers the file holds, quantized matrices included."""
     model = random_model(model_type, **facts)
     config = model.config
-    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(model_type, model_type))
-    arch = writer.arch
-    for name, key in KEYS.items():
-        value = config.to_dict().get(name)
-        if name == "num_key_value_heads" and model_type.startswith("lfm2"):
-            writer.add_head_count_kv([value if kind == "full_attention" else 0 for kind in config.layer_types])
-            continue
-        if value is not None and not (name == "sliding_window" and model_type.startswith("qwen")):
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{arch}.{key}", value)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_uint32(f"{arch}.attention.key_length", head_dim)
-    writer.add_uint32(f"{arch}.attention.value_length", head_dim)
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if model_type in gguf_delta.ARCHITECTURES:
-        gguf_delta.add_facts(writer, config)
-    for name, key in YARN.items() if rope["rope_type"] == "yarn" else ():
-        extra = {key: rope[name]} | dict(extra or {})
-    for key, value in (extra or {}).items():
+    scans = model_type in gguf_scans.ARCHITECTURES
+    arch = gguf_scans.architecture(config) if scans else ARCHITECTURES.get(model_type, model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    extra = add_facts(writer, config) | dict(extra or {})
+    for key, value in extra.items():
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(f"{arch}.{key}", value)
     add_vocabulary(writer, config.vocab_size)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):
-            whole = any(part in name for part in ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d"))
+            whole = any(part in name for part in ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm"))
             matrix = tensor.dim() > 1 and name.endswith(".weight") and not whole
             kind = quantize(name) if matrix else None
             if kind is None:
@@ -273,4 +296,5 @@ def put_back(model: PreTrainedModel, path: Path) -> None:
             if tensor is not None and (moved := delta_order(model, name)) is not None:
                 tensor = view.index_copy(*moved, tensor)
             if tensor is not None and not name.endswith("ssm_a"):
-                view.copy_((tensor - shift(model, name)).view(view.shape))
+                tensor = (tensor - shift(model, name)).view(view.shape)
+                view.copy_(tensor / factor(model, name))

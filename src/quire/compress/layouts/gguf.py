@@ -24,8 +24,8 @@ from quire.model.describe import open_model
 from quire.model.disk.gguf_architectures import (
     ARCHITECTURES,
     BIASES,
-    DELTA_INNER,
     FIELDS,
+    INNER,
     KV_HEADS,
     NAKED,
     NAMES,
@@ -105,9 +105,9 @@ def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     """Return GGUF's name of the family, and how its reader takes it."""
     family = opened.spec.family
     for name, found in ARCHITECTURES.items():
-        if family in (found.model_type, found.windowed, found.mixture):
+        if family in found.rows and not found.read_only:
             return name, found
-    known = sorted({one for a in ARCHITECTURES.values() for one in (a.model_type, a.windowed, a.mixture) if one})
+    known = sorted({row for a in ARCHITECTURES.values() if not a.read_only for row in a.rows})
     raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
 
 
@@ -188,7 +188,7 @@ class _Writer:
             "head_dim": spec.head_dim,
             "rope_theta": float(rope.theta),
             "intermediate_size": spec.intermediate,
-            KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.convolves else spec.kv_heads,
+            KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.kinds else spec.kv_heads,
         }
         found: dict[str, Any] = {}
         for name, key in (*FIELDS.items(), *self.architecture.fields.items()):
@@ -204,7 +204,7 @@ class _Writer:
             if local.theta != rope.theta:
                 found[WINDOW[2]] = float(local.theta)
         if spec.delta.value_heads:
-            found |= {DELTA_INNER: spec.delta.values, RECURRENT: ~np.array(attends)}
+            found |= {INNER: spec.delta.values, RECURRENT: ~np.array(attends)}
         return {**found, **_scaling(rope), **self.architecture.fixed, **self.architecture.written}
 
     def _difference(self, metadata: dict[str, Any]) -> str:

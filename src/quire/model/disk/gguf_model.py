@@ -8,6 +8,7 @@ architectures have the rows of queries and keys interleaved for rope.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,19 +24,22 @@ from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
 from quire.model.disk.gguf_architectures import (
     ARCHITECTURES,
-    DELTA_INNER,
     FIELDS,
+    INNER,
     KV_HEADS,
     NAMES,
     NEXTN,
+    NORMED,
     PARTED,
     RECURRENT,
     REWRITES,
     ROPE_FIELDS,
     ROPE_TENSORS,
+    WIDTH,
     WINDOW,
     Architecture,
 )
+from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.names import GGUF_NEXTN
@@ -77,6 +81,8 @@ class GgufTensors:
                 tensor.name.endswith("inp_shexp.weight") and len(tensor.shape) == 1
             )  # as older converters wrote it
             shape = (1, *tensor.shape) if one_row else tensor.shape
+            if tensor.name.endswith(".ssm_norm.weight"):
+                shape = (math.prod(shape),)  # a row for each group
             return tensor.name, TensorInfo(PLAIN[tensor.type.name], shape, self.file.path.name)
         *rows, k = tensor.shape
         width = k // tensor.type.numbers * tensor.type.nbytes
@@ -140,7 +146,7 @@ class GgufModel:
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, REWRITES)
+        return Rewritten(self.tensors, (*self.architecture.rewrites, *REWRITES))
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
@@ -178,11 +184,15 @@ class GgufModel:
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
-        own = (KV_HEADS,) if architecture.convolves else ()
+        own = (KV_HEADS, WIDTH) if architecture.kinds else ()
         raw = {ours: self.get(key) for ours, key in self._fields.items() if ours not in own}
-        raw |= {**architecture.facts, **(self._mixers() if own else {})}
+        raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
+        raw |= {ours: value for ours, value in architecture.defaults.items() if raw.get(ours) is None}
+        raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if own else {})}
+        raw |= {flag: self._has(part) for flag, part in architecture.told.items()}
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
-        raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
+        row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
+        raw["model_type"] = architecture.normed if architecture.normed and self.get(NORMED) else row
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")
         raw["vocab_size"] = vocab_size(self.file) if size is None else size
@@ -192,10 +202,11 @@ class GgufModel:
             raw["bos_token_id"] = special_ids(self.file).get("bos_token")
         if self.get("attention.causal") is False:
             raise self.file.fail(self.prefix + "attention.causal", "false is not supported: the model cannot generate")
-        raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
-        if "linear_num_value_heads" in raw:
-            self._delta_rule(raw)
-        self._heads(raw)
+        self._recurrent(raw)
+        if raw["num_attention_heads"] == 0:  # no layer attends
+            del raw["num_attention_heads"], raw["num_key_value_heads"]
+        else:
+            self._heads(raw)
         self._window(raw)
         self._rope(raw)
         return {name: value for name, value in raw.items() if value is not None}
@@ -214,31 +225,41 @@ class GgufModel:
             raise self.file.fail(self.prefix + NEXTN, f"is {further}, needs a number of {blocks} blocks")
         return blocks - further
 
-    def _delta_rule(self, raw: dict[str, Any]) -> None:
-        """The numbers of a value head, and which layers are recurrent where the file has a list of them."""
-        heads, inner = raw["linear_num_value_heads"], self.get(DELTA_INNER)
-        if type(heads) is int and type(inner) is int and heads > 0:
-            if inner % heads:
-                raise self.file.fail(self.prefix + DELTA_INNER, f"is {inner}, not a multiple of {heads} heads")
-            raw["linear_value_head_dim"] = inner // heads
+    def _recurrent(self, raw: dict[str, Any]) -> None:
+        """The numbers of a head, and which layers are recurrent where the file has a list of them."""
+        if self.architecture.quotient is not None:
+            heads, size = self.architecture.quotient
+            count, inner = raw[heads], self.get(INNER)
+            if type(count) is int and type(inner) is int and count > 0:
+                if inner % count:
+                    raise self.file.fail(self.prefix + INNER, f"is {inner}, not a multiple of {heads} {count}")
+                raw[size] = inner // count
         layers = self.file.metadata.get(self.prefix + RECURRENT)
         if isinstance(layers, np.ndarray):
             kinds = ["linear_attention" if recurrent else "full_attention" for recurrent in layers]
             raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
 
-    def _mixers(self) -> dict[str, Any]:
-        """Heads of keys and values, and the layers that have none, which convolve."""
-        key = self.prefix + FIELDS[KV_HEADS]
-        heads = self.file.metadata.get(key)
-        if not isinstance(heads, np.ndarray):
-            return {KV_HEADS: heads}
-        kinds = {int(count) for count in heads} - {0}
-        if len(kinds) > 1:
-            raise self.file.fail(key, "differs by layer, and not only in layers that have none")
-        return {
-            KV_HEADS: next(iter(kinds), None),
-            "layer_types": ["full_attention" if count else "conv" for count in heads],
-        }
+    def _has(self, part: str) -> bool:
+        """Whether the name of a tensor has `part` in it."""
+        return any(part in name for name in self.file.tensors)
+
+    def _by_layers(self, layers: Any) -> dict[str, Any]:
+        """Heads of keys and values, the width of MLPs, and what each of the `layers` is."""
+        found: dict[str, list[int]] = {}
+        for ours in (KV_HEADS, WIDTH):
+            value = self.file.metadata.get(self.prefix + self._fields[ours])
+            each = value.tolist() if isinstance(value, np.ndarray) else [value]
+            if len({*each} - {0}) > 1:
+                raise self.file.fail(
+                    self.prefix + self._fields[ours], "differs by layer, and not only in layers that have none"
+                )
+            found[ours] = each[:layers] if isinstance(value, np.ndarray) else each * (layers or 0)
+        common = {ours: next(filter(None, each), None) for ours, each in found.items()}
+        if self.architecture.kinds is None or None in found[KV_HEADS]:
+            return common
+        routed = [f"blk.{i}.ffn_gate_inp.weight" in self.file.tensors for i in range(len(found[KV_HEADS]))]
+        told = Layers(str(self.file.path), found[KV_HEADS], found[WIDTH], routed)
+        return {**common, **self.architecture.kinds(told)}
 
     def _heads(self, raw: dict[str, Any]) -> None:
         """Size of a head, how much of it turns, and the attention scale."""
@@ -249,7 +270,7 @@ class GgufModel:
         if value_size not in (None, size):
             raise self.file.fail(self.prefix + "attention.value_length", f"is {value_size}, needs that of keys, {size}")
         raw["head_dim"] = size
-        turned = self.get("rope.dimension_count")
+        turned = self.get("rope.dimension_count") if self.architecture.turns else None
         if turned is not None:
             if type(turned) is not int or not 2 <= turned <= size or turned % 2:
                 raise self.file.fail(
@@ -301,6 +322,8 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
+    if "gate_up" in roles and any(".ffn_gate." in name for name in tensors):
+        roles = roles - {"gate_up"} | set(FUSED["gate_up"])
     for whole, parts in PARTED.items():
         if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
             roles = roles - {whole} | set(parts)
@@ -310,4 +333,5 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
 def _unfused(name: str) -> tuple[str, ...]:
     """The roles of a matrix that folders have fused and this format has not, with what follows their name's dot."""
     role, dot, part = name.partition(".")
-    return tuple(one + dot + part for one in FUSED[role]) if role.startswith("expert_") and role in FUSED else (name,)
+    split = role.startswith(("expert_", "shared_")) and role in FUSED
+    return tuple(one + dot + part for one in FUSED[role]) if split else (name,)
