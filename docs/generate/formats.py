@@ -12,7 +12,7 @@ from quire.compress.recipes.stages import METHODS
 from quire.core.cache_config import KV_DTYPES
 from quire.gguf.block_types import BLOCKS
 from quire.gguf.encode import ENCODERS
-from quire.model.disk.gguf_model import ARCHITECTURES
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.quant.gguf import TYPES
 from quire.quant.registry import QUANTIZERS, READERS
@@ -41,7 +41,7 @@ def families() -> str:
     """Model types that have a row, and the GGUF architectures that are read as one."""
     gguf: dict[str, list[str]] = {}
     for name, found in ARCHITECTURES.items():
-        for family in {found.model_type, found.windowed, found.mixture} - {"", None}:
+        for family in found.rows:
             gguf.setdefault(family, []).append(name)
     rows = [(f"`{name}`", ", ".join(f"`{a}`" for a in gguf.get(name, ()))) for name in sorted(FAMILIES)]
     return table(("`model_type` of config.json", "as GGUF: `general.architecture`"), rows)

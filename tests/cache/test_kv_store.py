@@ -17,16 +17,17 @@ import pytest
 
 from fake_runner import golden, request
 from quire.cache import disk
+from quire.cache.blocks import state_key
 from quire.cache.disk import DiskStore
 from quire.cache.host import HostStore
 from quire.cache.store_folder import StoreFolder, taken
-from quire.cache.tiers import PATIENCE, StoreKey, StoreRates
+from quire.cache.tiers import PATIENCE, StoreKey, StoreRates, StoreSizes
 from quire.core.errors import ConfigError
 from quire.core.request import Request
 from quire.engine.engine_options import engine_config
-from storing_engine import StoringEngine
+from storing_engine import SIZES, StoringEngine
 
-BYTES = 3000
+BYTES, STATE_BYTES = 3000, 7000
 TOKENS = (1, 2, 3, 4)
 GB = 10**9
 
@@ -44,7 +45,7 @@ def wanted(*numbers: int) -> list[StoreKey]:
 
 
 def open_store(folder: Path, facts: str = "model", most: int = GB) -> DiskStore:
-    return DiskStore(StoreFolder(folder, facts), BYTES, most)
+    return DiskStore(StoreFolder(folder, facts), StoreSizes(BYTES, STATE_BYTES), most)
 
 
 def written(store: DiskStore, *numbers: int) -> None:
@@ -217,7 +218,8 @@ import sys, numpy as np
 from pathlib import Path
 from quire.cache.disk import DiskStore
 from quire.cache.store_folder import StoreFolder
-store = DiskStore(StoreFolder(Path(sys.argv[1]), "model"), 3000, 10**9)
+from quire.cache.tiers import StoreSizes
+store = DiskStore(StoreFolder(Path(sys.argv[1]), "model"), StoreSizes(3000), 10**9)
 number = 0
 while True:
     if len(store._pending) < 50:
@@ -259,13 +261,38 @@ def test_reading_and_computing_are_compared_by_what_they_took() -> None:
 
 
 def test_the_tier_in_memory_hands_down_what_has_no_room(store: DiskStore) -> None:
-    host = HostStore(2, BYTES, store)
+    host = HostStore(2 * BYTES, StoreSizes(BYTES), store)
     for number in range(4):
         host.put(key_of(number), TOKENS, data_of(number))
     assert len(host._blocks) == 2 and list(host.read(wanted(0, 3, 1, 9, 2))) == [key_of(n) for n in (0, 3, 1)]
     chain = store._folder.chain
     host.forget_all()
     assert not host._blocks and not store._pending and store._folder.chain != chain, "files stay, under keys of no one"
+
+
+def test_states_are_kept_beside_blocks_each_in_its_size(tmp_path: Path) -> None:
+    store, key, data = open_store(tmp_path), state_key(key_of(2)), np.full(STATE_BYTES, 7, np.uint8)
+    written(store, 1, 2)
+    store.put(key, TOKENS, data)
+    assert (store.read([*wanted(1, 2), StoreKey(key, TOKENS)])[key] == 7).all()
+    store.close(30)
+    again = open_store(tmp_path)
+    assert (again.read([StoreKey(key, TOKENS)])[key] == 7).all() and len(files(tmp_path)) == 3
+    path = again._folder.path(key)
+    changed = bytearray(path.read_bytes())
+    flip(changed)
+    path.write_bytes(changed)
+    assert again.read([StoreKey(key, TOKENS)]) == {} and again.counts.bad == 1 and not path.exists()
+    again.close(5)
+
+
+def test_the_tier_in_memory_counts_bytes_of_states(store: DiskStore) -> None:
+    host, sizes = HostStore(2 * STATE_BYTES, StoreSizes(BYTES, STATE_BYTES), store), [BYTES, STATE_BYTES]
+    for number in range(3):
+        host.put(key_of(number), TOKENS, data_of(number))
+        host.put(state_key(key_of(number)), TOKENS, np.full(STATE_BYTES, number, np.uint8))
+        assert host.counts.bytes - store.counts.bytes <= 2 * STATE_BYTES
+    assert list(host._blocks) == [key_of(2), state_key(key_of(2))] and host._bytes == sum(sizes)
 
 
 # ------------------------------------------------------------------------------------------------------- the scheduler
@@ -281,7 +308,7 @@ def ask(engine: StoringEngine, req: Request) -> int:
 
 @pytest.mark.parametrize("windows", [(0,), (5,), (0, 5), (9, 0, 5)])
 def test_another_engine_finds_what_the_first_one_kept(windows: tuple[int, ...]) -> None:
-    store = HostStore(1000, 1)
+    store = HostStore(1000, SIZES)
     first = StoringEngine(24 * len(windows), windows=windows, store=store)
     assert ask(first, request("a", list(range(30)), 4)) == 0
     first.keep_all()
@@ -293,7 +320,7 @@ def test_another_engine_finds_what_the_first_one_kept(windows: tuple[int, ...]) 
 
 
 def test_what_was_evicted_comes_back() -> None:
-    engine = StoringEngine(num_blocks=12, store=HostStore(1000, 1))
+    engine = StoringEngine(num_blocks=12, store=HostStore(1000, SIZES))
     for turn in range(3):
         for head in range(5):
             found = ask(engine, request(f"{turn}/{head}", [head, *range(29)], 2))
@@ -301,7 +328,7 @@ def test_what_was_evicted_comes_back() -> None:
 
 
 def test_a_sequence_whose_blocks_are_read_holds_up_nobody() -> None:
-    store = HostStore(1000, 1)
+    store = HostStore(1000, SIZES)
     first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()
@@ -317,7 +344,7 @@ def test_a_sequence_whose_blocks_are_read_holds_up_nobody() -> None:
 
 
 def test_aborting_while_blocks_are_read_frees_all() -> None:
-    store = HostStore(1000, 1)
+    store = HostStore(1000, SIZES)
     first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()
@@ -331,7 +358,7 @@ def test_aborting_while_blocks_are_read_frees_all() -> None:
 
 
 def test_a_block_that_is_lost_meanwhile_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = HostStore(1000, 1)
+    store = HostStore(1000, SIZES)
     first = StoringEngine(24, store=store)
     ask(first, request("a", list(range(30)), 4))
     first.keep_all()

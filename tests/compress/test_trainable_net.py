@@ -27,7 +27,8 @@ from quire.core.errors import ConfigError, ModelError
 
 GRADIENTS = ("llama", "llama_biases", "llama_tied", "qwen3", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon_new",
              "bloom", "gptj", "phi3", "cohere_qk_norm", "stablelm_qk_norms", "opt_350m", "mixtral", "olmoe",
-             "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")  # fmt: skip
+             "qwen2_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "qwen3_5", "qwen3_next", "lfm2",
+             "granite4", "mamba2", "mamba", "falcon_h1", "kimi_linear")  # fmt: skip
 
 
 def oracle_gradients(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
@@ -98,7 +99,9 @@ def test_gradients_of_every_tensor_equal_transformers(variant: str, tmp_path: Pa
         assert float((got - w).abs().max()) <= 1e-4 * max(float(w.abs().max()), least), name
 
 
-@pytest.mark.parametrize("variant", ["llama", "opt_post_norm", "gemma3", "gpt2", "olmo2", "olmoe", "deepseek_v2"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "opt_post_norm", "gemma3", "gpt2", "olmo2", "olmoe", "deepseek_v2", "qwen3_5"]
+)
 def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)
@@ -113,7 +116,7 @@ def test_layer_by_layer_is_the_whole(variant: str, tmp_path: Path) -> None:
         assert torch.equal(net.enter(tokens, net.before_layers()), net.enter(tokens))
 
 
-@pytest.mark.parametrize("variant", ["llama", "opt_post_norm", "gemma3", "olmoe", "deepseek_v2"])
+@pytest.mark.parametrize("variant", ["llama", "opt_post_norm", "gemma3", "olmoe", "deepseek_v2", "qwen3_5"])
 def test_sequences_one_after_the_other_do_not_see_each_other(variant: str, tmp_path: Path) -> None:
     family, facts = ALL[variant]
     write(tmp_path, family, **facts)

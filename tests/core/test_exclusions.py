@@ -111,6 +111,7 @@ DRAFTS: dict[f.Feature, dict[str, Any]] = {
     f.MEDUSA: {"method": "medusa", "model": "x"},
     f.EAGLE: {"method": "eagle", "model": "x"},
     f.EAGLE3: {"method": "eagle3", "model": "x"},
+    f.MTP: {"method": "mtp"},
     f.TREES: {"method": "ngram", "topk": 2},
 }
 ASKED |= {drafts: {"speculative_config": json.dumps(config)} for drafts, config in DRAFTS.items()}
@@ -119,6 +120,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.LATENTS: lambda path: write(path, TINY["latents"][0], **TINY["latents"][1]),
     f.CONVOLUTIONS: lambda path: write(path, TINY["convolutions"][0], **TINY["convolutions"][1]),
     f.STATES: lambda path: write(path, TINY["states"][0], **TINY["states"][1]),
+    f.CHANNEL_SCANS: lambda path: write(path, TINY["channel_scans"][0], **TINY["channel_scans"][1]),
     f.NO_EXPERTS: lambda path: write(path, "llama"),
     f.IMAGES: lambda path: write_made("qwen3_vl", path),
     f.BORROWED: lambda path: write(path, "apertus", **PLAIN_ROPE),

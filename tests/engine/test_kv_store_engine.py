@@ -30,6 +30,7 @@ from quire.engine.processes.process import ProcessEngine
 from quire.run.multi_rank import MultiRankExecutor
 from tiny_model import OPTIONS, write_tiny
 from turns import turns
+from ways_to_serve import written
 
 SCARCE = 400
 """Tokens that a cache has room for which is far too small."""
@@ -54,7 +55,7 @@ native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not 
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models compute their prompts faster than a file is opened."""
-    monkeypatch.setattr(StoreRates, "pays", lambda self, blocks, tokens: True)
+    monkeypatch.setattr(StoreRates, "pays", lambda self, nbytes, tokens: True)
 
 
 def bits(answers: dict[str, Answer]) -> dict[str, bytes]:
@@ -154,6 +155,37 @@ def test_latents_come_back(tmp_path: Path) -> None:
     write(tmp_path / "model", family, **facts)
     requests = make_requests(8, 90)
     restarted({"model": str(tmp_path / "model"), "block_size": 4, "num_blocks": 512}, requests, tmp_path / "kv")
+
+
+@native
+def test_states_come_back(tmp_path: Path) -> None:
+    folder, requests = written(tmp_path / "model", "states"), make_requests(10, 90)
+    options = {"model": str(folder), "block_size": 4, "num_blocks": 1024, "state_interval": 16, "num_state_slots": 60}
+    restarted(options, requests, tmp_path / "kv", least=10)
+
+
+@native
+@pytest.mark.slow
+def test_parts_of_states_that_ranks_have_come_back(tmp_path: Path) -> None:
+    folder, requests = written(tmp_path / "model", "states"), make_requests(10, 90)
+    options = {"model": str(folder), "block_size": 4, "num_blocks": 1024, "num_state_slots": 60}
+    restarted(options | {"tensor_parallel_size": 2}, requests, tmp_path / "kv", least=10)
+
+
+@native
+def test_a_conversation_goes_on_after_a_restart_with_its_state(tmp_path: Path) -> None:
+    folder, prompt = written(tmp_path / "model", "states"), [*range(5, 85)]
+    options: dict[str, Any] = {"num_blocks": 64, "kv_store": str(tmp_path / "kv"), "dtype": "float32"}
+    said: list[int] = []
+    for turn in range(3):
+        with LLM(str(folder), **options) as llm:
+            (reply,) = llm.generate([{"prompt_token_ids": prompt}], GREEDY)
+            (again,) = llm.generate([{"prompt_token_ids": prompt}], GREEDY)
+        found = reply.num_cached_tokens or 0
+        assert again.outputs[0].token_ids == reply.outputs[0].token_ids
+        assert found >= len(said) // 16 * 16 - 16 if turn else found == 0
+        said = [*prompt]
+        prompt = [*prompt, *reply.outputs[0].token_ids, *range(20 + turn, 40)]
 
 
 PROMPT: dict[str, Any] = {"prompt_token_ids": [*range(5, 85)]}

@@ -60,6 +60,20 @@ def test_a_block_that_only_a_window_needs_counts() -> None:
     assert ask(engine, prompt) == (8, Miss(8, "evicted"))
 
 
+def test_a_state_that_is_missing_is_told_with_the_nearest_that_is_there() -> None:
+    engine, prompt = FakeEngine(num_blocks=64, slots=16, interval=8), list(range(30))
+    assert ask(engine, prompt) == (0, Miss(0, "never_seen"))
+    assert ask(engine, [*prompt[:23], 40, 41, 42]) == (16, Miss(16, "no_state", 20)), "blocks are there up to 20"
+    assert ask(engine, [*prompt[:23], 43, 44, 45]) == (20, Miss(20, "never_seen")), "where two parted there is one now"
+    assert ask(engine, prompt) == (28, Miss(28, "partial_block"))
+    states = engine.states.slots
+    assert states is not None
+    states.begin()
+    while states.pool.num_cached:
+        states.pool.evict(states._values.pop_least(lambda slot: not states.pool.refs[slot]))
+    assert ask(engine, prompt) == (0, Miss(0, "evicted", 28))
+
+
 def test_what_is_remembered_is_bounded() -> None:
     engine = FakeEngine(num_blocks=8)
     engine.pool._remembered = 3

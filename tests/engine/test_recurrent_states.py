@@ -24,9 +24,12 @@ STATE_WAYS = WAYS | {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("states"), "states")
+KINDS = ("states", "scans", "layers_of_one_part", "beside", "channel_scans", "scans_alone")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("states"), request.param)
 
 
 @pytest.fixture(scope="module")

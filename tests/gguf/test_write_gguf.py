@@ -38,6 +38,9 @@ ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_f
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+DELTA = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama biases": ("llama", {"attention_bias": True, "head_dim": 24}),
@@ -55,6 +58,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 24, "norm_topk_prob": True}),
+    "qwen3next": ("qwen3_next", NARROW | DELTA | {"shared_expert_intermediate_size": 64}),
+    "qwen35": ("qwen3_5_text", DELTA | {"linear_num_value_heads": 6, "linear_value_head_dim": 24}),
+    "qwen35moe": ("qwen3_5_moe_text", NARROW | DELTA | {"shared_expert_intermediate_size": 64}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
     "lfm2moe": ("lfm2_moe", NARROW | {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}),
 }

@@ -24,7 +24,8 @@ from quire.gguf.writer import TYPES
 from quire.text.tokenizer import Tokenizer
 
 __all__ = ["peer", "pytestmark"]
-WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe", "lfm2", "lfm2moe")
+WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe", "qwen3next", "qwen35",
+           "qwen35moe", "lfm2", "lfm2moe")  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 

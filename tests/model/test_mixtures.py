@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
     sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) * ROLES[r].copies(found.spec) for r in found.roles]
     assert 0.9 * found.parameters <= sum(sizes) <= found.parameters
     routing, sparse = found.spec.moe.routing, sum(found.spec.moe.sparse)
-    expert = sum(ROLES[r].shape(found.spec)[0] * found.spec.hidden for r in ("expert_gate", "expert_up", "expert_gate"))
+    expert = sum(math.prod(ROLES[r].shape(found.spec)) for r in found.roles if ROLES[r].experts)
     idle = (routing.experts - routing.top_k) * sparse * expert
     biases = found.parameters - found.active_parameters - idle
     assert 0 <= biases <= 0.1 * idle and (biases == 0) == (family != "gpt_oss" or idle == 0)

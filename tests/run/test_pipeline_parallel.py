@@ -49,6 +49,7 @@ CLASSES = MODELS | {
     "a narrow head": VARIANTS["opt_narrow"],
     "layers with a window and without": VARIANTS["gemma3_full_first"],
     "scaled stream": VARIANTS["granite"],
+    "scans of channels": VARIANTS["mamba"],
     "four experts": ("mixtral", {"num_local_experts": 4}),
 }
 

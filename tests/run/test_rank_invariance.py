@@ -25,6 +25,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "windows": {"model": "windows"},
     "experts": {"model": "experts"},
     "latents": {"model": "latents"},
+    "scans": {"model": "scans"},
+    "layers of one part": {"model": "layers_of_one_part"},
+    "a scan beside attention": {"model": "beside"},
 }
 OFTEN = ("int8",)
 """What every run tries; the slow one tries all."""

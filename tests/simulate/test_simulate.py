@@ -16,7 +16,9 @@ import pytest
 from often import only_slow
 from paths import SUPPORT
 from quire.bench.records import milliseconds
+from quire.cache.tiers import StoreSizes
 from quire.plan.rates import PlannedChunk
+from quire.run.kv_budget import StatePlan
 from quire.simulate.cluster import Cluster
 from quire.simulate.measures import Gaps
 from quire.simulate.parallel_cells import run_cells
@@ -52,12 +54,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
     "whole prompts": ({"enable_chunked_prefill": False}, {"request_rate": 15.0, "input_len": "100:900"}, {}),
     "chunks by time": ({"target_itl_ms": 15.0}, {"request_rate": 10.0, "input_len": "100:900"}, {}),
     "windows": ({"windows": (64, 0)}, {"request_rate": 8.0}, {}),
+    "recurrent states": (
+        {"states": StatePlan(20, 1 << 20, 64)},
+        {"request_rate": 20.0, "shared_prefix": 200, "prefixes": 3},
+        {},
+    ),
+    "states that are handed on": (
+        {"states": StatePlan(40, 1 << 20, 64)},
+        {"request_rate": 8.0, "input_len": "64:600"},
+        {"prefill": 1, "replicas": 3, "link": SimulatedLink(StoreSizes(1 << 16, 1 << 20), 1e9, 0.002)},
+    ),
     "deaths": ({"blocks": 100}, {"request_rate": 20.0}, {"mtbf": 4.0, "start": 1.5}),
     "clients that leave": ({"max_num_seqs": 4}, {"request_rate": 30.0}, {"patience": 1.0}),
     "apart": (
         {},
         {"request_rate": 8.0, "input_len": "64:600"},
-        {"prefill": 1, "replicas": 3, "link": SimulatedLink(1 << 20, 1e9, 0.002)},
+        {"prefill": 1, "replicas": 3, "link": SimulatedLink(StoreSizes(1 << 20), 1e9, 0.002)},
     ),
     "as many as are needed": (
         {"max_num_seqs": 8},
@@ -65,6 +77,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # l
         {"autoscale": Autoscale(low=1, high=4, every=1.0, down_after=2.0), "start": 1.0},
     ),
 }
+
+
+def test_few_slots_of_states_find_less_of_prompts_that_begin_alike() -> None:
+    load = SimulatedLoad(num_prompts=150, request_rate=20.0, shared_prefix=400, prefixes=12, input_len="8:60", seed=3)
+
+    def hits(states: StatePlan) -> int:
+        made = run(Design(setup=setup(blocks=4000, states=states, max_num_seqs=4), times=TIMES, replicas=1), load)
+        return sum(hit for _, hit in (replica.lookups for replica in made.replicas))
+
+    none, many, few = (hits(states) for states in (StatePlan(), StatePlan(400, 1, 64), StatePlan(18, 1, 64)))
+    assert none > many > few > 0
 
 
 @pytest.mark.parametrize(("seed", "name"), [*((0, name) for name in CASES), *(only_slow((1, name)) for name in CASES)])

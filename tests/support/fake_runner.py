@@ -75,7 +75,8 @@ class FakeEngine:
         self.pool = BlockPool(num_blocks, watcher=self.tiers)
         self.states = NoStates()
         if slots:
-            self.states = FakeStates(StateSlots(slots, block_size, interval if prefix else 0, config.max_num_seqs))
+            most, interval = config.max_num_seqs, interval if prefix else 0
+            self.states = FakeStates(StateSlots(slots, block_size, interval, most, self.tiers))
         self.prefix = PrefixCache(self.pool, block_size, self.secret, states=self.states.pool) if prefix else None
         self.sizes = TableSizes(block_size, config.max_num_batched_tokens, windows)
         tables = BlockTables(self.pool, self.prefix, self.sizes, self.tiers, self.states.slots)
@@ -249,7 +250,7 @@ class FakeEngine:
     def check(self, plan: StepPlan) -> None:
         """The invariants of ownership and of a step's bounds."""
         self.pool.check()
-        self.states.check(self.scheduler)
+        self.states.check(self.scheduler, filled(self, state=True))
         limits = self.scheduler.config
         assert plan.num_tokens <= limits.max_num_batched_tokens
         assert len(plan.chunks) <= limits.max_num_seqs
@@ -279,10 +280,9 @@ class FakeEngine:
         """A block is published once its values are there, are numbers, and are of the tokens that it is found by."""
         size, owed = self.block_size, {place for _, place, _ in self.scheduler.block_work.moves}
         proved, self._proved = self._proved, {}
-        fills = [*(self._launched[0].blocks.fills if self._launched else ()), *(self.tiers.fills if self.tiers else ())]
-        filled = {block for block, _ in fills}  # before the rows of their plan run
+        unread = filled(self, state=False)  # before the rows of their plan run
         for key, block in self.pool._by_key.items():
-            if block in filled or owed & set(range(block * size, (block + 1) * size)):
+            if block in unread or owed & set(range(block * size, (block + 1) * size)):
                 continue  # what was kept of a draft is moved there before anybody reads it
             self._proved[block] = key
             if proved.get(block) == key:
@@ -301,6 +301,13 @@ class FakeEngine:
         assert not self.scheduler.requests, "a request is remembered without work"
         assert self.pool.num_used == 0
         self.states.check_drained()
+
+
+def filled(engine: FakeEngine, state: bool) -> set[int]:
+    """Blocks, or slots of states, that a plan fills whose rows did not run yet."""
+    launched = engine._launched[0].blocks.fills if engine._launched else ()
+    fills = [*launched, *(engine.tiers.fills if engine.tiers else ())]
+    return {fill.block for fill in fills if fill.state == state}
 
 
 def check_writers(engine: FakeEngine, plan: StepPlan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.cache.blocks import BlockPool
 from quire.cache.states import StateSlots
-from quire.core.plan import STORES, Chunk, StepPlan
+from quire.core.plan import STORES, Chunk, Fill, Save, StepPlan
 from quire.sched.scheduler import Scheduler
 
 NAN = ("nan",)
@@ -23,8 +23,16 @@ class NoStates:
     def check_writers(self, plan: StepPlan) -> None:
         """Nothing is written."""
 
-    def check(self, scheduler: Scheduler) -> None:
+    def check(self, scheduler: Scheduler, filled: set[int]) -> None:
         """Nothing is owned."""
+
+    def saved(self, save: Save) -> list[object]:
+        """There is nothing that could be kept."""
+        raise AssertionError(f"a state is saved where there is none: {save}")
+
+    def fill(self, fill: Fill) -> None:
+        """There is nothing that could come back."""
+        raise AssertionError(f"a state comes back where there is none: {fill}")
 
     def check_drained(self) -> None:
         """Nothing is left."""
@@ -65,10 +73,20 @@ class FakeStates(NoStates):
         assert all(self.slots.pool._key[slot] is None for slot in stored), "a snapshot would be overwritten"
         assert all(len(chunk.state.stores) <= STORES for chunk in plan.chunks)
 
-    def check(self, scheduler: Scheduler) -> None:
-        """The invariants of ownership, and of what others find."""
+    def saved(self, save: Save) -> list[object]:
+        """What the slot holds, which is what it was published for."""
+        held = self.held[save.block]
+        assert NAN[0] not in held and held[-self._size :] == list(save.tokens), "a state is saved too late"
+        return list(held)
+
+    def fill(self, fill: Fill) -> None:
+        """What was saved."""
+        self.held[fill.block] = list(fill.data)
+
+    def check(self, scheduler: Scheduler, filled: set[int]) -> None:
+        """The invariants of ownership, and of what others find; slots that the next plan fills hold nothing yet."""
         pool = self.slots.pool
-        pool.check()
+        self.slots.check()
         owners = [0] * pool.num_blocks
         for seq in (seq for siblings in scheduler.requests.values() for seq in siblings):
             state = seq.state
@@ -80,6 +98,8 @@ class FakeStates(NoStates):
             owners[slot] += 1
         assert owners == list(pool.refs), "reference counts of states differ from the owners that exist"
         for slot in pool._by_key.values():
+            if slot in filled:
+                continue
             held = self.held[slot]
             assert held[-self._size :] == list(pool.tokens(slot)), "a snapshot is of other tokens"
 

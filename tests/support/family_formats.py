@@ -30,15 +30,19 @@ from quire.core.config import flat_config
 from quire.core.errors import QuireError
 from quire.model.build import load_model
 from quire.model.describe import open_model
-from quire.model.disk.gguf_model import ARCHITECTURES
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
+from quire.model.mixers.layer_mixers import states_of
 from quire.quant.codebook import NF4
 
 PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
 WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16}  # fmt: skip
+        "shared_intermediate_size": 128, "mamba_head_dim": 16, "time_step_rank": 64, "mamba_dt_rank": 64,
+        "ffn_dim": 128, "d_ff": 128, "d_kv": 16, "q_lora_rank": 64, "kv_lora_rank": 64, "v_head_dim": 16,
+        "linear_head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "linear_num_value_heads": 8}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
 RENAMED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
@@ -84,7 +88,7 @@ FILES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Parts], float]] = {
                                                      strategy="group", group_size=32),
                            four_bits(foreign.packed(4, True)), 2e-3),
     "FP8": ({"quant_method": "fbgemm_fp8"}, fp8, 3e-2),
-    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, 0.5),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4, 0.05),
 }  # fmt: skip
 """Format -> (quantization_config, matrix of whole numbers -> tensors on disk, largest error of logits)."""
 MADE = {"int8": 0.05, "int4": 0.5, "nf4": 0.5, "mxfp4": 0.5}
@@ -152,9 +156,9 @@ class Checkpoint:
         edit_config(folder, quantization_config=config)
 
 
-def logits_of(folder: Path, **options: Any) -> Tensor:
-    """Logits [12, vocabulary] of two sequences, one of them in two steps."""
-    model, sequences = load(folder, backend(BACKENDS[-1]), **options), [prompt(7, 1), prompt(5, 2)]
+def logits_of(folder: Path, on: str = BACKENDS[-1], **options: Any) -> Tensor:
+    """Logits [12, vocabulary] of two sequences, one of them in two steps, of the backend `on`."""
+    model, sequences = load(folder, backend(on), **options), [prompt(7, 1), prompt(5, 2)]
     paged = (
         Paged(model, sequences) if model.encoder is None else Encoded(model, [prompt(20, 3), prompt(3, 4)], sequences)
     )
@@ -166,7 +170,7 @@ def outcomes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
     made = Checkpoint(family, folder / "dense")
     want = logits_of(made.folder)
 
-    def outcome(what: str, bound: float, where: Path, **options: Any) -> str:
+    def outcome(what: str, bound: float, where: Path, want: Tensor = want, **options: Any) -> str:
         try:
             got = logits_of(where, **options)
         except QuireError as error:
@@ -177,13 +181,23 @@ def outcomes(family: str, folder: Path) -> Iterator[tuple[str, str]]:
 
     made.save(folder / "bf16", {n: made.as_disk(c * STEP).bfloat16() for n, c in made.codes.items()}, torch.bfloat16)
     yield "bf16", outcome("bf16", 3e-2, folder / "bf16")
+    options: dict[str, Any]
     for name, (config, convert, bound) in FILES.items():
         made.quantized(folder / name, config, convert)
-        options = {"dtype": "bfloat16"} if name == "FP8" else {}  # in float32 it would be widened on load
+        options = {"dtype": "bfloat16"} if name == "FP8" else {}  # in float32 it would be widened
+        if convert is nf4:  # its table has other numbers than the codes
+            numbers = {n: made.as_disk(bits_and_bytes(NF4, c * STEP)[1]) for n, c in made.codes.items()}
+            made.save(folder / "numbers", numbers)
+            options["want"] = logits_of(folder / "numbers")
         yield name, outcome(name, bound, folder / name, **options)
     yield "GGUF", gguf_outcome(family, folder / "model.gguf")
+    recurrent = any(states_of(open_model(str(made.folder)).spec))
     for name, bound in MADE.items():
-        yield f"to {name}", outcome(name, bound, made.folder, quantization=name)
+        if (
+            recurrent
+        ):  # small results of random heads are normed to one, and errors with them: the same numbers tell more
+            want = logits_of(made.folder, "reference", quantization=name)
+        yield f"to {name}", outcome(name, bound, made.folder, want, quantization=name)
 
 
 def gguf_outcome(family: str, path: Path) -> str:
@@ -193,16 +207,16 @@ def gguf_outcome(family: str, path: Path) -> str:
     from gguf_families import FAMILIES as WRITTEN
     from gguf_models import write_gguf
 
-    if family not in {name for a in ARCHITECTURES.values() for name in (a.model_type, a.windowed, a.mixture)}:
+    if family not in {name for a in ARCHITECTURES.values() for name in a.rows}:
         return "-"
     facts = next(facts for kind, facts in WRITTEN.values() if kind == family)
     facts = facts | {k: v for k, v in WIDE.items() if k in facts} | {"intermediate_size": 128}
     oracle = write_gguf(path, family, quantize=lambda name: GGMLQuantizationType.Q8_0, **facts)
-    got = load_model(flat_config(model=str(path)), backend(BACKENDS[-1]))
+    got = load_model(flat_config(model=str(path), activations="int16", dtype="float32"), backend(BACKENDS[-1]))
     (found,) = Paged(got, [prompt(7, 1)]).run([[7]])
     want = logits(oracle, prompt(7, 1))
     error = float(((found - want).norm(dim=-1) / want.norm(dim=-1)).median())
-    assert error <= 0.05, f"{family} in GGUF: logits differ by {error:.1e}"
+    assert error <= 5e-3, f"{family} in GGUF: logits differ by {error:.1e}"
     return "yes"
 
 

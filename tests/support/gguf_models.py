@@ -13,6 +13,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import gguf_delta
+import gguf_scans
 from oracle import random_model
 
 HF_ROLES = {
@@ -32,6 +34,11 @@ HF_ROLES = {
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_ba": "ssm_ba", "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp", "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 GPT_OSS_ROLES = HF_ROLES | {"post_attention_layernorm": "post_attention_norm"}
 GEMMA_ROLES = HF_ROLES | {
@@ -49,14 +56,19 @@ KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_eps": "attention.layer_norm_rms_epsilon", "conv_L_cache": "shortconv.l_cache",
-    "num_dense_layers": "leading_dense_block_count",
+    "num_dense_layers": "leading_dense_block_count", "first_k_dense_replace": "leading_dense_block_count",
+    "n_routed_experts": "expert_count", "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank",
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe",
-                 "gpt_oss": "gpt-oss"}  # fmt: skip
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
+                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES, **gguf_scans.ARCHITECTURES}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
+DELTA = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.conv1d.weight", "linear_attn.in_proj_qkvz.weight")
 SPECIAL = ["<unk>", "<s>", "</s>"]
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 
@@ -70,6 +82,8 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
 def permutes(model: PreTrainedModel, name: str) -> int:
     """Heads of a matrix whose rows the converter permutes; 0 for any other."""
     config = model.config
+    if config.model_type in gguf_scans.ARCHITECTURES:
+        return gguf_scans.permuted_heads(config, name)
     if config.model_type not in ("llama", "mistral", "mixtral"):
         return 0
     return int({"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2], 0))
@@ -77,14 +91,31 @@ def permutes(model: PreTrainedModel, name: str) -> int:
 
 def shift(model: PreTrainedModel, name: str) -> float:
     """What the converter adds to a tensor."""
-    return float(model.config.model_type.startswith("gemma") and name.endswith("norm.weight"))
+    kind = model.config.model_type
+    own = kind in gguf_delta.ARCHITECTURES and not name.endswith("ssm_norm.weight")
+    return float((kind.startswith("gemma") or own) and name.endswith("norm.weight"))
+
+
+def factor(model: PreTrainedModel, name: str) -> Tensor:
+    """What the converter multiplies a tensor by, a number or one for each row [n, 1]."""
+    scans = model.config.model_type in gguf_scans.ARCHITECTURES
+    return gguf_scans.factor(model.config, name) if scans else torch.tensor(1.0)
+
+
+def delta_order(model: PreTrainedModel, name: str) -> tuple[int, Tensor] | None:
+    """Axis of a tensor of the gated delta rule that the converter puts in another order, and this order."""
+    return gguf_delta.order(model.config, name) if model.config.model_type in gguf_delta.ARCHITECTURES else None
 
 
 def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """The model's parameters under the format's names, as views in the shapes that the format has."""
     config, kind = model.config, model.config.model_type
+    if kind in gguf_scans.ARCHITECTURES:
+        yield from gguf_scans.views(model)
+        return
     gemma = kind in ("gemma2", "gemma3_text")
-    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if kind == "gpt_oss" else HF_ROLES
+    after = kind in ("gpt_oss", "glm4_moe") or kind in gguf_delta.ARCHITECTURES
+    roles = GEMMA_ROLES if gemma else GPT_OSS_ROLES if after else HF_ROLES
     for name, tensor in model.state_dict().items():
         base, _, suffix = name.rpartition(".")
         if base == "lm_head" and config.tie_word_embeddings:
@@ -93,10 +124,13 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{roles[base]}.{suffix}", tensor
             continue
         index, _, rest = base.removeprefix("model.layers.").partition(".")
-        if suffix == "expert_bias":
+        if suffix in ("expert_bias", "e_score_correction_bias"):
             yield f"blk.{index}.exp_probs_b.bias", tensor
         elif rest == "conv.conv" and suffix == "weight":
             yield f"blk.{index}.shortconv.conv.weight", tensor[:, 0]
+        elif f"{rest}.{suffix}" in DELTA:
+            for part, view in gguf_delta.views(f"{rest}.{suffix}".removeprefix("linear_attn."), tensor):
+                yield f"blk.{index}.{part}", view
         elif rest.endswith(".experts"):
             for part, view in expert_views(suffix, tensor, kind == "gpt_oss"):
                 yield f"blk.{index}.{part}", view
@@ -120,8 +154,11 @@ def as_gguf(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's tensors under the format's names, changed as the converter changes them."""
     out = {}
     for name, view in views(model):
-        heads = permutes(model, name)
+        heads, moved = permutes(model, name), delta_order(model, name)
         tensor = permuted(view, heads) if heads else view + shift(model, name)
+        tensor = tensor * factor(model, name)
+        tensor = tensor if moved is None else tensor.index_select(*moved)
+        tensor = -tensor.exp() if name.endswith("ssm_a") else tensor
         out[name] = tensor.detach().contiguous()
     return out
 
@@ -177,6 +214,33 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int,
     return raw.reshape(*shape[:-1], -1)
 
 
+def add_facts(writer: gguf.GGUFWriter, config: Any) -> dict[str, Any]:
+    """Write the metadata of a model; returns further keys and values."""
+    kind = config.model_type
+    if kind in gguf_scans.ARCHITECTURES:
+        gguf_scans.add_facts(writer, config)
+        return {}
+    arch = writer.arch
+    for name, key in KEYS.items():
+        value = config.to_dict().get(name)
+        if name == "num_key_value_heads" and kind.startswith("lfm2"):
+            writer.add_head_count_kv([value if kind == "full_attention" else 0 for kind in config.layer_types])
+            continue
+        if value is not None and not (name == "sliding_window" and kind.startswith("qwen")):
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{arch}.{key}", value)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_uint32(f"{arch}.attention.key_length", head_dim)
+    writer.add_uint32(f"{arch}.attention.value_length", head_dim)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if kind in gguf_delta.ARCHITECTURES:
+        gguf_delta.add_facts(writer, config)
+    return {key: rope[name] for name, key in YARN.items()} if rope["rope_type"] == "yarn" else {}
+
+
 def write_gguf(
     path: Path,
     model_type: str = "llama",
@@ -188,32 +252,17 @@ def write_gguf(
     """Write such a file; returns the float32 model whose numbers the file holds, quantized matrices included."""
     model = random_model(model_type, **facts)
     config = model.config
-    writer = gguf.GGUFWriter(path, ARCHITECTURES.get(model_type, model_type))
-    arch = writer.arch
-    for name, key in KEYS.items():
-        value = config.to_dict().get(name)
-        if name == "num_key_value_heads" and model_type.startswith("lfm2"):
-            writer.add_head_count_kv([value if kind == "full_attention" else 0 for kind in config.layer_types])
-            continue
-        if value is not None and not (name == "sliding_window" and model_type.startswith("qwen")):
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{arch}.{key}", value)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_uint32(f"{arch}.attention.key_length", head_dim)
-    writer.add_uint32(f"{arch}.attention.value_length", head_dim)
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(rope["rope_theta"])
-    for name, key in YARN.items() if rope["rope_type"] == "yarn" else ():
-        extra = {key: rope[name]} | dict(extra or {})
-    for key, value in (extra or {}).items():
+    scans = model_type in gguf_scans.ARCHITECTURES
+    arch = gguf_scans.architecture(config) if scans else ARCHITECTURES.get(model_type, model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    extra = add_facts(writer, config) | dict(extra or {})
+    for key, value in extra.items():
         add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(f"{arch}.{key}", value)
     add_vocabulary(writer, config.vocab_size)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):
-            whole = "ffn_gate_inp" in name or "shortconv.conv" in name
+            whole = any(part in name for part in ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm"))
             matrix = tensor.dim() > 1 and name.endswith(".weight") and not whole
             kind = quantize(name) if matrix else None
             if kind is None:
@@ -244,5 +293,8 @@ def put_back(model: PreTrainedModel, path: Path) -> None:
                 back = torch.empty_like(tensor)
                 back[permuted(torch.arange(len(tensor)), heads)] = tensor
                 tensor = back
-            if tensor is not None:
-                view.copy_((tensor - shift(model, name)).view(view.shape))
+            if tensor is not None and (moved := delta_order(model, name)) is not None:
+                tensor = view.index_copy(*moved, tensor)
+            if tensor is not None and not name.endswith("ssm_a"):
+                tensor = (tensor - shift(model, name)).view(view.shape)
+                view.copy_(tensor / factor(model, name))

@@ -35,7 +35,8 @@ def main() -> None:
         folder = Path(command["folder"])
         config = json.loads((folder / "config.json").read_text())
         kind = get_model_class(config["architectures"][0])
-        made = type(kind.__name__, (kind,), {"set_vocab": set_vocab, "model_arch": kind.model_arch})
+        own = {"set_vocab": set_vocab, "model_arch": kind.model_arch, "no_mtp": True}  # of which these have none
+        made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
             made(folder, gguf.LlamaFileType.ALL_F32, Path(command["out"]), model_name="tiny").write()
         print(json.dumps({"out": command["out"]}), flush=True)

@@ -28,6 +28,11 @@ GEMMA = {"head_dim": 64, "sliding_window": 5, "query_pre_attn_scalar": 64}
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
 LFM2 = {"num_hidden_layers": 3, "layer_types": ["full_attention", "conv", "full_attention"]}
+DELTA = {"num_hidden_layers": 4, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+         "layer_types": ["linear_attention"] * 3 + ["full_attention"]}  # fmt: skip
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                                "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -41,6 +46,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2_moe", NARROW | {"shared_expert_intermediate_size": 512}),
     "qwen3moe": ("qwen3_moe", NARROW | {"head_dim": 64, "norm_topk_prob": True}),
     "gpt-oss": ("gpt_oss", EIGHT | {"head_dim": 64, "sliding_window": 5}),
+    "qwen3next": ("qwen3_next", NARROW | DELTA | {"shared_expert_intermediate_size": 256}),
+    "qwen35": ("qwen3_5_text", DELTA | SECTIONS),
+    "qwen35moe": ("qwen3_5_moe_text", NARROW | DELTA | SECTIONS | {"shared_expert_intermediate_size": 256}),
     "lfm2": ("lfm2", LFM2 | {"block_multiple_of": 256}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from live_server import FOLDER
-from paged_model import Paged
+from paged_model import VARIANTS, Paged
 from peft_layouts import Layout
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
@@ -29,8 +29,14 @@ TARGETS = {
     "cohere": ("q_proj", "v_proj", "down_proj"),
     "gpt_neox": ("query_key_value",),
     "lfm2": ("in_proj", "out_proj", "q_proj", "w1", "w2"),
+    "bamba": ("in_proj", "out_proj", "q_proj", "o_proj", "gate_proj", "down_proj"),
+    "falcon_h1": ("in_proj", "out_proj", "k_proj", "o_proj", "up_proj", "down_proj"),
+    "mamba": ("in_proj", "x_proj", "dt_proj", "out_proj"),
+    "nemotron_h": ("in_proj", "out_proj", "v_proj", "up_proj", "down_proj"),
 }
-FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}}
+FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+         "bamba": VARIANTS["bamba"][1], "falcon_h1": VARIANTS["falcon_h1_multipliers"][1],
+         "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""
 
 

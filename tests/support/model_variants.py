@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loaded_folders import KEPT
-from paged_model import YARN, Paged
+from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
 from quire.model.batch import Batch
 from quire.model.build import Model
@@ -84,6 +84,12 @@ ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_siz
 ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "moe_num_shared_experts": 2,
          "tie_word_embeddings": False}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 48}
+NEMOTRON_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+                    "moe_shared_expert_intermediate_size": 48}  # fmt: skip
+KIMI = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 8}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", EIGHT),
     "mixtral_window": ("mixtral", {"num_local_experts": 3, "sliding_window": 5}),
@@ -115,6 +121,20 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 16}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", NARROW | SHARED | {
+        "head_dim": 16, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 16}),
+    "granite4": ("granitemoehybrid", SCANS | {
+        "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 6, "num_experts_per_tok": 3,
+        "shared_intermediate_size": 48, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0, "attention_multiplier": 0.3}),
+    "nemotron_3": nemotron("ME*EM", **NEMOTRON_EXPERTS, routed_scaling_factor=2.5),
+    "nemotron_3_latents": nemotron("MEM*-E", **NEMOTRON_EXPERTS, moe_latent_size=32, norm_topk_prob=False, n_group=4,
+                                   topk_group=2),
+    "jamba": ("jamba", JAMBA | {"num_experts": 6, "num_experts_per_tok": 3}),
+    "kimi_linear": ("kimi_linear", KIMI),
+    "kimi_linear_few": ("kimi_linear", KIMI | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
 }  # fmt: skip
@@ -180,5 +200,11 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
                               "num_experts_per_tok": 2}),
     "latents": KEPT["latents"][:2],
     "convolutions": ("lfm2", {"layer_types": ["conv", FULL, "conv"], "block_multiple_of": 32, "conv_bias": True}),
+    "scans beside experts": MIXTURES["granite4"],
+    "scans of one group": ("mamba2", MAMBA2 | {"n_groups": 1}),
+    "layers of one part": nemotron("ME*-M", **NEMOTRON_EXPERTS, use_bias=True, mlp_bias=True),
+    "latent experts": nemotron("ME*E", **NEMOTRON_EXPERTS, moe_latent_size=32),
+    "scans beside attention": ("falcon_h1", FALCON | {"mamba_n_groups": 1, "ssm_multipliers": [0.3, 0.5, 0.7, 0.9, 1.1],
+                                                      "mlp_multipliers": [0.8, 0.3], "projectors_bias": True}),
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
 }  # fmt: skip

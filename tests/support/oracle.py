@@ -78,7 +78,7 @@ def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedMode
             spread = 0.08 if p.ndim > 1 else 0.3
             p.copy_(torch.randn_like(p) * spread + (1.0 if p.ndim == 1 and is_norm(name) else 0.0))
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
     return model
 

@@ -22,7 +22,8 @@ from engine_answers import Answer
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
 from head_folders import write_eagle, write_medusa
 from lora_adapters import LINEARS
-from model_variants import ENCODERS
+from model_variants import ENCODERS, MIXTURES
+from mtp_models import WITH_MTP, write_mtp
 from oracle import random_model, write
 from paths import DOCS
 from peft_layouts import Layout
@@ -37,7 +38,16 @@ from quire.model.describe import ModelFacts, describe
 from quire.model.known import known_of, known_of_device
 from quire.ops.choice import choose
 from shaped import shaped_requests
-from speculation_methods import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
+from speculation_methods import (
+    METHODS,
+    PYDOC,
+    TINY,
+    answers,
+    requests_of,
+    write_adapter_of_the_embedded,
+    write_speaking,
+    write_words,
+)
 from vision_prompts import Made, write_made
 
 PAGE = DOCS / "techniques" / "parallel-pairs.md"
@@ -58,6 +68,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "experts 2": {"expert_parallel_size": 2},
 }
 """Ways to be parallel, by what they are called in the table. A replica is an engine by itself: it has no column."""
+OWN_LAYER = {"method": "mtp", "num_speculative_tokens": 3}
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks of 7": {"max_num_batched_tokens": 7, "max_num_seqs": 5},
@@ -78,6 +89,33 @@ FEATURES: dict[str, dict[str, Any]] = {
     "convolutions": {"model": "convolutions"},
     "convolutions, int8 KV": {"model": "convolutions", "kv_cache_dtype": "int8"},
     "convolutions, ngram": {"model": "convolutions", "speculative_config": METHODS["ngram"]},
+    "states": {"model": "states"},
+    "states, chunks of 7": {"model": "states", "max_num_batched_tokens": 7, "max_num_seqs": 5},
+    "states, preemption": {
+        "model": "states",
+        "num_blocks": 40,
+        "num_state_slots": 4,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
+    "states, no prefix cache": {"model": "states", "enable_prefix_caching": False},
+    "states, blocks of 1": {"model": "states", "block_size": 1, "num_blocks": 2048},
+    "states, KV store": {
+        "model": "states",
+        "kv_store": "kept",
+        "num_blocks": 40,
+        "num_state_slots": 6,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 16,
+    },
+    "states, int8 KV": {"model": "states", "kv_cache_dtype": "int8"},
+    "states, int8": {"model": "states", "quantization": "int8"},
+    "states, layers on disk": {"model": "states", "weight_offload": "disk", "weight_memory_gib": 0.0025},
+    "structured, states": {"model": "states_of_words"},
+    "states, ngram": {"model": "states", "speculative_config": METHODS["ngram"]},
+    "states, suffix": {"model": "states", "speculative_config": METHODS["suffix"]},
+    "states, draft model": {"model": "states", "speculative_config": METHODS["draft_model"]},
+    "states and experts": {"model": "hybrid_experts"},
     "experts": {"model": "experts"},
     "experts, int8": {"model": "experts", "quantization": "int8"},
     "experts, int8 KV": {"model": "experts", "kv_cache_dtype": "int8"},
@@ -99,14 +137,17 @@ FEATURES: dict[str, dict[str, Any]] = {
     "medusa": {"speculative_config": METHODS["medusa"]},
     "eagle": {"speculative_config": METHODS["eagle"]},
     "eagle3": {"speculative_config": METHODS["eagle3"]},
+    "mtp": {"model": "glm4_moe", "speculative_config": OWN_LAYER},
+    "mtp, latents": {"model": "deepseek_v3", "speculative_config": OWN_LAYER},
+    "mtp, states": {"model": "qwen3_next", "speculative_config": OWN_LAYER},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
 IMAGE_MODELS = ("qwen3_vl", "gemma3")
 """Models that take images."""
 SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group borders")
 """Reasons that are numbers of this model and this way, which no table has."""
-ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "experts, int8",
-           "experts, int8 KV")  # fmt: skip
+ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "states, int8",
+           "states, int8 KV", "experts, int8", "experts, int8 KV", "mtp, latents")  # fmt: skip
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 
@@ -132,6 +173,9 @@ class Folders:
             return str(write_made(name, path).folder)
         if name == "gptq":
             return write_gptq(path)
+        if name in WITH_MTP:
+            write_mtp(path, name)
+            return str(path)
         if name == "draft":
             write(path, "llama", 3, num_hidden_layers=1, vocab_size=104, dtype=torch.bfloat16)
             return str(write_words(path, 99))
@@ -139,7 +183,10 @@ class Folders:
             return str(write_medusa(path, 256, 6144))
         if name.startswith("eagle"):
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
+        if name == "states_of_words":
+            return str(write_speaking(path, "states"))
         families = TINY | {"encoder": ("t5", ENCODERS["t5"][1]), "llama": ("llama", {})}
+        families["hybrid_experts"] = MIXTURES["qwen3_next"]
         family, facts = families[name]
         more = {} if name == "encoder" else {"max_position_embeddings": 256}
         write(path, family, **facts | more, dtype=torch.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.ops.native import load_native
-from quire.plan.rates import AttentionRates, Calibration, KindRates
+from quire.plan.rates import AttentionRates, Calibration, KindRates, RecurrenceRates
 
 native = pytest.mark.skipif(load_native() is None, reason="quire._native was not built")
 LLAMA = {
@@ -41,6 +41,7 @@ def rates(seconds: float = 1e-10) -> Calibration:
     kind = KindRates([1, 8, 512], each, each, each, each)
     return Calibration(
         machine="made up", read_bytes_per_s=1e10, call=0.0, kinds={"bf16": kind, "int8 g32": kind},
-        attention={"bfloat16": AttentionRates(0.0, 1e-10, 0.0, 0.0, 0.0, 1e-12, 0.0)}, norms={1: 0.0}, ropes={1: 0.0},
+        attention={"bfloat16": AttentionRates(0.0, 1e-10, 0.0, 0.0, 0.0, 1e-12, 0.0)},
+        recurrence=RecurrenceRates(0.0, 1e-9, 1e-10), norms={1: 0.0}, ropes={1: 0.0},
         sample=0.0, host=(1e-3, 0.0, 0.0, 1e-5), process=1 << 20,
     )  # fmt: skip

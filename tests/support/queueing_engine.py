@@ -20,11 +20,11 @@ from quire.core.request import Output, Request
 from quire.engine import start as start_module
 from quire.engine.engine import Engine
 from quire.engine.start import start_engine
-from quire.ops.arrays import Fetched
+from quire.ops.arrays import Fetched, Host
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.sampling import SCORE, Found, Records, RowEdits
-from quire.ops.triton.backend import GraphRecording
+from quire.ops.triton.backend import GpuOps, GraphRecording
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from tiny_model import OPTIONS, write_tiny
 from triton_ops import TRITON_OPS
@@ -63,6 +63,14 @@ class LateOps(ReferenceOps):
     def fetch(self, found: Sequence[Any]) -> Fetched:
         """As a GPU does."""
         return self.runtime.fetch([torch.as_tensor(each) for each in found])
+
+    def gather(self, parts: Sequence[Any], tail: Host) -> Callable[[], Host]:
+        """As a GPU does: what a store is to have is copied behind the steps that are queued."""
+        return GpuOps.gather(self, parts, tail)  # type: ignore[arg-type]
+
+    def scatter(self, parts: Sequence[Any], data: Host) -> None:
+        """As a GPU does: what comes back is put in place behind the steps that are queued."""
+        GpuOps.scatter(self, parts, data)  # type: ignore[arg-type]
 
     def penalize(self, logits: Tensor, edits: Sequence[RowEdits]) -> None:
         """Later, with the edits as they are now."""

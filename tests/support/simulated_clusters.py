@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.core.config import SchedulerConfig
+from quire.run.kv_budget import NO_STATES, StatePlan
 from quire.simulate.cluster import Cluster
 from quire.simulate.replica import Setup
 from quire.simulate.requests import RequestStream
@@ -15,8 +16,14 @@ from quire.simulate.timeline import Design
 TIMES = StepTable(points=((1, 0.008), (64, 0.01), (512, 0.05)), per_key=2e-8, per_sequence=1e-5)
 
 
-def setup(blocks: int = 400, fast: bool = True, windows: tuple[int, ...] = (0,), **limits: Any) -> Setup:
-    return Setup(SchedulerConfig(**limits), blocks, 16, 2048, windows=windows, fast=fast)
+def setup(
+    blocks: int = 400,
+    fast: bool = True,
+    windows: tuple[int, ...] = (0,),
+    states: StatePlan = NO_STATES,
+    **limits: Any,
+) -> Setup:
+    return Setup(SchedulerConfig(**limits), blocks, 16, 2048, windows=windows, states=states, fast=fast)
 
 
 def found(cluster: Cluster) -> dict[str, Any]:
@@ -41,4 +48,7 @@ def run(design: Design, load: SimulatedLoad) -> Cluster:
     for replica in cluster.replicas:
         replica.pool.check()
         assert not replica.pool.num_used and not replica.scheduler.requests
+        if (states := replica.scheduler.tables.states) is not None:
+            states.check()
+            assert not states.held
     return cluster

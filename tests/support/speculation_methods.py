@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from tokenizers import Tokenizer, models
 import paths
 from engine_answers import Answer
 from lora_adapters import write_adapter
-from model_variants import EIGHT
+from model_variants import EIGHT, KIMI
 from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
+from oracle import write
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
@@ -54,9 +56,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "states": ("qwen3_5_text", {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
                                 "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
                                 "linear_value_head_dim": 8}),
+    "scans": ("granitemoehybrid", EIGHT | {
+        "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8,
+        "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "shared_intermediate_size": 32}),
+    "layers_of_one_part": ("nemotron_h", {
+        "num_hidden_layers": 5, "hybrid_override_pattern": "M-M*E", "mamba_num_heads": 4, "mamba_head_dim": 16,
+        "ssm_state_size": 16, "n_groups": 2, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}),
+    "beside": ("falcon_h1", {"num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16,
+                             "mamba_d_state": 16, "mamba_n_groups": 2, "key_multiplier": 0.5,
+                             "mlp_multipliers": [0.7, 0.4], "ssm_out_multiplier": 0.5}),
+    "channel_scans": ("jamba", {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
+                                "mamba_d_state": 8, "num_experts": 4, "num_experts_per_tok": 2}),
+    "scans_alone": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
     "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
                               "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
+    "decays of channels": ("kimi_linear", KIMI | {"v_head_dim": 16}),
 }  # fmt: skip
 
 
@@ -64,6 +80,16 @@ def write_words(folder: Path, count: int, first: str = "<pad>") -> Path:
     """A tokenizer of `count` words."""
     words = {first: 0} | {f"w{i}": i for i in range(1, count)}
     Tokenizer(models.WordLevel(words, unk_token=first)).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_speaking(folder: Path, kind: str, **more: Any) -> Path:
+    """A tiny model of `TINY` in f32, with `more` facts and the vocabulary and tokenizer of the embedded one."""
+    family, facts = TINY[kind]
+    own = facts | {"vocab_size": 6144, "max_position_embeddings": 256} | more
+    write(folder, family, **own, dtype=torch.float32)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(PYDOC) / name, folder)
     return folder
 
 

@@ -15,11 +15,12 @@ from oracle import SMALL, is_norm
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALF = [0.5, 0.5, 0.5]
 ROWS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+NAMED = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7))
 SPECIAL = (
     "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>", "<image>", "<|image_pad|>", "<|video_pad|>",
     "<|vision_start|>", "<|vision_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<end_of_image>",
     "<image_soft_token>", "<fake_token_around_image>", "<global-img>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>",
-    *ROWS,
+    *ROWS, "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *NAMED,
 )  # fmt: skip
 """Tokens by which some family marks images; ids are places in this list."""
 VOCABULARY = len(SPECIAL) + 256
@@ -37,6 +38,17 @@ QWEN_TOWER = {"depth": 3, "num_heads": 4, "in_channels": 3, "patch_size": 8, "sp
 QWEN_TOKENS = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
                "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}  # fmt: skip
 PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [128, 128]]
+
+HYBRID = TEXT | {"head_dim": 32, "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+                 "linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_key_head_dim": 16,
+                 "linear_value_head_dim": 8,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                                     "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
+QWEN3_5: dict[str, Any] = {
+    "vision_config": QWEN_TOWER | {"hidden_size": 64, "intermediate_size": 96, "out_hidden_size": 64,
+                                   "num_position_embeddings": 16},
+    "text_config": HYBRID | {"model_type": "qwen3_5_text"}, **QWEN_TOKENS,
+}  # fmt: skip
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llava": {
@@ -84,6 +96,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 3, 3], "mrope_interleaved": True}},
         **QWEN_TOKENS,
     },
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5 | {"text_config": HYBRID | {
+        "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64}},
     "gemma3": {
         "vision_config": TOWER | {"model_type": "siglip_vision_model", "image_size": 32, "patch_size": 8,
                                   "vision_use_head": False},
@@ -118,6 +134,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"model_type": "qwen3", "head_dim": 24}, "image_token_id": "<IMG_CONTEXT>",
         "image_seq_length": 4, "tie_word_embeddings": False,
     },
+    "lfm2_vl": {
+        "vision_config": TOWER | {"model_type": "siglip2_vision_model", "patch_size": 8, "num_patches": 36,
+                                  "vision_use_head": False},
+        "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"],
+                               "block_multiple_of": 32},
+        "image_token_id": "<image>", "projector_hidden_size": 48, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 """config.json of each; a token stands where its id belongs."""
 FAMILIES = tuple(CONFIGS)
@@ -146,7 +169,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
                                  "size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], *PINPOINTS]},
     "qwen2_vl": QWEN | {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 256, "max_pixels": 4096},
     "qwen2_5_vl": QWEN,
-    "qwen3_vl": QWEN | {"image_mean": HALF, "image_std": HALF},
+    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), QWEN | {"image_mean": HALF, "image_std": HALF}),
     "gemma3": SIGLIP | {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32},
                         "resample": 2},
     "mistral3": PIXTRAL,
@@ -154,6 +177,9 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     "smolvlm": IDEFICS | {"image_processor_type": "SmolVLMImageProcessor"},
     "internvl": INTERN,
     "internvl_norms": INTERN,
+    "lfm2_vl": {"image_processor_type": "Lfm2VlImageProcessorFast", "image_mean": HALF, "image_std": HALF,
+                "resample": 2, "encoder_patch_size": 8, "downsample_factor": 2, "tile_size": 32, "min_tiles": 2,
+                "max_tiles": 6, "min_image_tokens": 2, "max_image_tokens": 8, "max_pixels_tolerance": 1.0},
 }  # fmt: skip
 COMMON = {
     "do_resize": True,
@@ -175,7 +201,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                         "num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "qwen2_vl": {"processor_class": "Qwen2VLProcessor"},
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
-    "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
+    **{name: {"processor_class": "Qwen3VLProcessor"} for name in ("qwen3_vl", "qwen3_5", "qwen3_5_moe")},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     "mistral3": {"processor_class": "PixtralProcessor", "image_token": "[IMG]", "patch_size": 8,
                  "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]", "spatial_merge_size": 2},
@@ -183,10 +209,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "smolvlm": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
     "internvl": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     "internvl_norms": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    "lfm2_vl": {"processor_class": "Lfm2VlProcessor"},
 }  # fmt: skip
 MARKS = {"qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>", "gemma3": "<start_of_image>", "mistral3": "[IMG]",
          "llava_pixtral": "[IMG]", "internvl": "<IMG_CONTEXT>"}  # fmt: skip
-MARKS |= {"qwen2_5_vl": MARKS["qwen2_vl"], "qwen3_vl": MARKS["qwen2_vl"], "internvl_norms": MARKS["internvl"]}
+MARKS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"), MARKS["qwen2_vl"])
+MARKS |= {"internvl_norms": MARKS["internvl"]}
 """What a chat template writes for an image, if not <image>."""
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}{% if m['content'] is string %}{{ m['content'] }}{% else %}"

@@ -19,7 +19,7 @@ from quire.ops.arrays import to_torch
 from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
 
 TILE = 32
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
 
 SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "llava": [(1, 56, 56)],
@@ -28,12 +28,15 @@ SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "qwen2_vl": [(1, 32, 48), (1, 16, 16), (1, 128, 112)],
     "qwen2_5_vl": [(1, 64, 48), (1, 48, 80), (1, 16, 64)],
     "qwen3_vl": [(1, 48, 48), (1, 32, 64), (1, 80, 16)],
+    "qwen3_5": [(1, 48, 48), (1, 80, 16)],
+    "qwen3_5_moe": [(1, 32, 64)],
     "gemma3": [(1, 32, 32)],
     "mistral3": [(1, 64, 64), (1, 32, 48)],
     "idefics3": [(5, 32, 32), (1, 32, 32), (1, 48, 48)],
     "smolvlm": [(5, 32, 32), (1, 64, 64)],
     "internvl": [(1, 32, 32), (3, 32, 32), (1, 48, 48)],
     "internvl_norms": [(3, 32, 32)],
+    "lfm2_vl": [(1, 48, 32), (4, 32, 32), (1, 16, 112), (1, 96, 96)],
 }
 """Tiles, height and width of images, as a processor cuts them."""
 SIZES = [(40, 70), (32, 32), (100, 30), (20, 64), (300, 310)]
@@ -72,6 +75,15 @@ def patches(pixels: Tensor, size: int = 8, merge: int = 2) -> tuple[Tensor, Tens
     return frames.reshape(rows * columns, -1), torch.tensor([[1, rows, columns]])
 
 
+def shaped(pixels: Tensor, size: int = 8) -> dict[str, Tensor]:
+    """SigLIP 2's input of tiles of one shape: patches whose channels lie together, and how many there are."""
+    rows, columns = pixels.shape[2] // size, pixels.shape[3] // size
+    cut = pixels.view(len(pixels), 3, rows, size, columns, size).permute(0, 2, 4, 3, 5, 1)
+    cut = cut.reshape(len(pixels), rows * columns, -1)
+    shapes = torch.tensor([[rows, columns]] * len(pixels))
+    return {"pixel_values": cut, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(cut.shape[:2]).int()}
+
+
 @torch.no_grad()
 def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
     """transformers' features [rows, width] of an image; further ones stand beside them."""
@@ -89,6 +101,8 @@ def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
         return whole.get_image_features(pixels, image_sizes=torch.tensor([height])).pooler_output[0]
     if name in ("idefics3", "smolvlm"):
         return whole.get_image_features(pixels[None]).pooler_output[0]
+    if name == "lfm2_vl":
+        return torch.cat(whole.get_image_features(**shaped(pixels)).pooler_output)
     found = whole.get_image_features(pixels).pooler_output
     return torch.cat(list(found))
 

@@ -84,6 +84,7 @@ def _basics(ops: Ops, key: str, device: DeviceConfig) -> Calibration:
         call=calibrate.call_seconds(ops),
         kinds={},
         attention={},
+        recurrence=calibrate.recurrence_rates(ops, far=far_bytes()),
         norms=calibrate.norm_seconds(ops),
         ropes=calibrate.rope_seconds(ops),
         sample=calibrate.sample_seconds(ops),

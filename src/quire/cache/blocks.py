@@ -25,6 +25,7 @@ REMEMBERED = 1 << 15
 """Keys of evicted content that are kept, to explain misses: 6 MB."""
 
 
+KEY_BYTES = 16
 STATE = b"\xff"
 """Stands in keys for the layers that have states; block tables count up from 0."""
 
@@ -32,6 +33,11 @@ STATE = b"\xff"
 def state_key(key: bytes) -> bytes:
     """The key of the recurrent state behind the block of that key."""
     return key + STATE
+
+
+def is_state(key: bytes) -> bool:
+    """Whether the content under `key` is a recurrent state, not a block."""
+    return key[KEY_BYTES:] == STATE
 
 
 class BlockListener(Protocol):
@@ -43,10 +49,6 @@ class BlockListener(Protocol):
 
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
         """Note that the block is about to be written anew."""
-        ...
-
-    def forgotten(self) -> None:
-        """None can be found any more."""
         ...
 
 
@@ -105,12 +107,22 @@ class BlockPool:
         if block >= self.num_blocks:
             raise IndexError("no free block")
         self._unlink(block)
-        key = self._key[block]
-        if key is not None and self.watcher is not None:
-            self.watcher.evicted(block, key, self.tokens(block))
-        self._evict(block)
+        self._give_up(block)
         self.refs[block] = 1
         return block
+
+    def would_evict(self, lane: int = 0) -> bool:
+        """Whether the next allocation evicts published content."""
+        block = self._next[self.num_blocks + lane]
+        return block < self.num_blocks and self._key[block] is not None
+
+    def evict(self, block: int) -> None:
+        """Evict the content of a cached block, which the next allocation takes: what makes room is chosen elsewhere."""
+        if self.refs[block]:
+            raise ValueError(f"block {block} has an owner, who may read its content")
+        self._give_up(block)
+        self._unlink(block)
+        self._link(block, at_head=True)
 
     def acquire(self, block: int) -> None:
         """Add an owner; a cached block leaves the free list."""
@@ -158,11 +170,10 @@ class BlockPool:
         return key in self._evicted
 
     def forget_all(self) -> None:
-        """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write."""
+        """Make no content findable any more. Owners keep their blocks, and still copy shared ones before a write; the
+        watcher is not told."""
         for block in list(self._by_key.values()):
             self._evict(block)
-        if self.watcher is not None:
-            self.watcher.forgotten()
 
     def check(self) -> None:
         """Verify all of the account; AssertionError names the first violation."""
@@ -227,6 +238,13 @@ class BlockPool:
         self.check_blocks(self._checked, end)
         self._checked = end % self.num_blocks
         return self._checked > 0
+
+    def _give_up(self, block: int) -> None:
+        """Evict what is published of it, once the watcher was told."""
+        key = self._key[block]
+        if key is not None and self.watcher is not None:
+            self.watcher.evicted(block, key, self.tokens(block))
+        self._evict(block)
 
     def _evict(self, block: int) -> None:
         key = self._key[block]

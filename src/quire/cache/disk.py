@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from quire.cache.store_folder import StoreFolder
-from quire.cache.tiers import StoreCounts, StoreKey
+from quire.cache.tiers import StoreCounts, StoreKey, StoreSizes
 
 log = logging.getLogger(__name__)
 HEADER = Struct("<8sIIQ24s")
@@ -40,11 +40,12 @@ PAUSE_SECONDS = 60.0
 
 
 class DiskStore:
-    """Blocks of `nbytes` bytes in `folder`, which takes `most` bytes in all."""
+    """Blocks and states of `sizes` in `folder`, which takes `most` bytes in all."""
 
-    def __init__(self, folder: StoreFolder, nbytes: int, most: int) -> None:
-        self._folder, self._nbytes, self._most = folder, nbytes, most
+    def __init__(self, folder: StoreFolder, sizes: StoreSizes, most: int) -> None:
+        self._folder, self._sizes, self._most = folder, sizes, most
         self._pending: OrderedDict[bytes, tuple[tuple[int, ...], Any]] = OrderedDict()
+        self._pending_bytes = 0
         self._lock = threading.Lock()
         self._wake, self._writing = threading.Condition(self._lock), threading.Lock()
         self._paused_until = 0.0
@@ -69,7 +70,8 @@ class DiskStore:
 
     def full(self) -> bool:
         """Whether as much waits to be written as may, or the disk takes nothing."""
-        return (len(self._pending) + 1) * self._nbytes > PENDING_BYTES or time.monotonic() < self._paused_until
+        waits = self._pending_bytes + max(self._sizes) > PENDING_BYTES and bool(self._pending)
+        return waits or time.monotonic() < self._paused_until
 
     def put(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
         """Have it written."""
@@ -77,6 +79,7 @@ class DiskStore:
             if self._closing or self.full():
                 self._dropped += 1
                 return
+            self._pending_bytes += 0 if key in self._pending else self._sizes.of(key)
             self._pending[key] = tokens, data
             self._wake.notify()
 
@@ -98,7 +101,7 @@ class DiskStore:
     def forget_all(self) -> None:
         """Nobody finds what was kept, in this process and others that are told so."""
         with self._lock:
-            self._pending.clear()
+            self._drop_pending()
         self._folder.renew()
 
     def settle(self) -> None:
@@ -116,10 +119,14 @@ class DiskStore:
             pass
         with self._lock:
             self._dropped += len(self._pending)
-            self._pending.clear()
+            self._drop_pending()
         self._thread.join(max(0.1, end - time.monotonic()))
         if not self._thread.is_alive():
             self._folder.close()
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -129,7 +136,7 @@ class DiskStore:
         try:
             with path.open("rb", buffering=0) as file:
                 head = np.empty(HEADER.size + 8 * len(want.tokens), np.uint8)
-                data = np.empty(self._nbytes, np.uint8)
+                data = np.empty(self._sizes.of(want.key), np.uint8)
                 whole = _fill(file.fileno(), head) and _fill(file.fileno(), data) and not file.read(1)
         except FileNotFoundError:
             return None
@@ -171,7 +178,8 @@ class DiskStore:
                 key, (tokens, data) = next(iter(self._pending.items()))
             self._write(key, tokens, data)
             with self._lock:
-                self._pending.pop(key, None)
+                if self._pending.pop(key, None) is not None:
+                    self._pending_bytes -= self._sizes.of(key)
         return True
 
     def _write(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
@@ -179,7 +187,7 @@ class DiskStore:
         if path.exists():
             return
         head = _head(key, tokens, memoryview(data))
-        size = len(head) + self._nbytes
+        size = len(head) + self._sizes.of(key)
         temporary = path.parent / f".{path.name}.{os.getpid()}"
         try:
             self._held = self._folder.reserve(size, self._most)

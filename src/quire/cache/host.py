@@ -7,25 +7,26 @@ from collections import OrderedDict
 from collections.abc import Sequence as GenericSequence
 from typing import Any
 
-from quire.cache.tiers import Store, StoreCounts, StoreKey
+from quire.cache.tiers import Store, StoreCounts, StoreKey, StoreSizes
 
 
 class HostStore:
-    """The last `most` blocks that were put or read, each of `nbytes` bytes."""
+    """The last blocks and states of `sizes` that were put or read, of `most` bytes in all, and one at least."""
 
-    def __init__(self, most: int, nbytes: int, below: Store | None = None) -> None:
-        self._most, self._nbytes, self._below = most, nbytes, below
+    def __init__(self, most: int, sizes: StoreSizes, below: Store | None = None) -> None:
+        self._most, self._sizes, self._below = most, sizes, below
         self._blocks: OrderedDict[bytes, tuple[tuple[int, ...], Any]] = OrderedDict()
         self._lock = threading.Lock()
-        self._written = 0
+        self._bytes = self._written = 0
 
     @property
     def counts(self) -> StoreCounts:
         """Counts of all tiers together."""
         below = StoreCounts() if self._below is None else self._below.counts
-        held = len(self._blocks)
         return below._replace(
-            blocks=below.blocks + held, bytes=below.bytes + held * self._nbytes, written=below.written + self._written
+            blocks=below.blocks + len(self._blocks),
+            bytes=below.bytes + self._bytes,
+            written=below.written + self._written,
         )
 
     def has(self, key: bytes) -> bool:
@@ -42,12 +43,17 @@ class HostStore:
 
     def put(self, key: bytes, tokens: tuple[int, ...], data: Any) -> None:
         """Keep it at once."""
+        leaving = list[tuple[bytes, tuple[tuple[int, ...], Any]]]()
         with self._lock:
+            self._bytes += 0 if key in self._blocks else self._sizes.of(key)
             self._blocks[key] = tokens, data
             self._written += 1
-            first = self._blocks.popitem(last=False) if len(self._blocks) > self._most else None
-        if first is not None and self._below is not None and not self._below.has(first[0]):
-            self._below.put(first[0], *first[1])
+            while self._bytes > self._most and len(self._blocks) > 1:
+                leaving.append(self._blocks.popitem(last=False))
+                self._bytes -= self._sizes.of(leaving[-1][0])
+        for left, held in leaving:
+            if self._below is not None and not self._below.has(left):
+                self._below.put(left, *held)
 
     def read(self, wanted: GenericSequence[StoreKey]) -> dict[bytes, Any]:
         """The blocks up to the first that no tier has."""
@@ -71,6 +77,7 @@ class HostStore:
         """Hold nothing, here and below."""
         with self._lock:
             self._blocks.clear()
+            self._bytes = 0
         if self._below is not None:
             self._below.forget_all()
 

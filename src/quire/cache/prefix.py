@@ -14,12 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import takewhile
 
-from quire.cache.blocks import BlockPool, state_key
+from quire.cache.blocks import KEY_BYTES, BlockPool, state_key
 from quire.cache.tiers import StoreKey
 from quire.core.request import Miss, MissKind
 from quire.core.sequence import SLID_OUT, STORED, Sequence
 
-KEY_BYTES = 16
 ROOTS = 64
 """Pairs of adapter and salt that looked last, among which a miss is explained."""
 Stored = Callable[[bytes], bool]
@@ -76,7 +75,7 @@ class PrefixCache:
             assert seq.state is not None
             count = min(count, (len(seq.tokens) - 1) // self.block_size)
             seq.state.shared = count * self.block_size
-        while count and (lacks(count) or (self.states is not None and self.state_after(seq, count) < 0)):
+        while count and (lacks(count) or (self.states is not None and not self._has_state(seq, count, stored))):
             count -= 1
         firsts = [self._first(seq, count, window) for window in windows]
         return [[SLID_OUT] * first + tables[group][first:count] for group, first in enumerate(firsts)]
@@ -88,8 +87,13 @@ class PrefixCache:
         found = self.states.find(state_key(seq.kv.keys[count - 1]), seq.tokens[(count - 1) * size : count * size])
         return -1 if found is None else found
 
+    def _has_state(self, seq: Sequence, count: int, stored: Stored | None) -> bool:
+        """Whether there is a recurrent state after `count` blocks, in a slot or in a store."""
+        return self.state_after(seq, count) >= 0 or (stored is not None and stored(state_key(seq.kv.keys[count - 1])))
+
     def wanted(self, seq: Sequence, windows: tuple[int, ...], stored: Stored) -> tuple[list[StoreKey], int]:
-        """What a store has beyond the pool of the prefix of `seq`, and how many tokens more that is; in order."""
+        """What a store has beyond the pool of the prefix of `seq`, and how many tokens more that is; in order, and the
+        recurrent state behind it last."""
         found = self.match(seq, windows, stored)
         count = len(found[0])
         blocks = [
@@ -98,6 +102,8 @@ class PrefixCache:
             for group, table in enumerate(found)
             if table[i] == STORED
         ]
+        if self.states is not None and count and self.state_after(seq, count) < 0:
+            blocks.append(self.wanted_state(seq, count))
         more = count - len(self.match(seq, windows)[0]) if blocks else 0
         return (blocks, more * self.block_size) if more > 0 else ([], 0)
 
@@ -105,6 +111,11 @@ class PrefixCache:
         """The i-th block of tokens, as the layers of `group` hold it."""
         size = self.block_size
         return StoreKey(_of_group(seq.kv.keys[i], group), tuple(seq.tokens[i * size : (i + 1) * size]))
+
+    def wanted_state(self, seq: Sequence, count: int) -> StoreKey:
+        """The recurrent state after `count` blocks."""
+        size = self.block_size
+        return StoreKey(state_key(seq.kv.keys[count - 1]), tuple(seq.tokens[(count - 1) * size : count * size]))
 
     def _find(self, seq: Sequence, i: int, key: bytes, group: int, stored: Stored | None) -> int:
         """The block of `group` with the i-th block of tokens; STORED where a store has it, SLID_OUT where none does."""
@@ -148,12 +159,16 @@ class PrefixCache:
         """Where the first token lies that was not found, and why (`MissKind`); None where only the last is computed.
 
         "partial_block": the rest fills no block, and only whole ones are shared. "evicted": its block, or one before it
-        that layers with a window see, had to make room. "other_adapter", "other_tenant": it is there for the same
-        tokens under another adapter or salt; of other salts only a request that asks for all hears.
+        that layers with a window see, had to make room. "no_state": its block is there, and no recurrent state between
+        it and the last block that is. "other_adapter", "other_tenant": it is there for the same tokens under another
+        adapter or salt; of other salts only a request that asks for all hears.
         """
         first = hit_tokens // self.block_size
         if hit_tokens >= len(seq.tokens) - 1:
             return None
+        if self.states is not None and seq.state is not None and (shared := seq.state.shared) > hit_tokens:
+            key = state_key(self._keys(seq, shared // self.block_size)[-1])
+            return Miss(hit_tokens, "evicted" if self.states.was_evicted(key) else "no_state", shared)
         if first == len(seq.tokens) // self.block_size:
             return Miss(hit_tokens, "partial_block")
         keys = self._keys(seq, first + 1)

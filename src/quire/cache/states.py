@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.cache.blocks import BlockPool, state_key
+from quire.cache.blocks import BlockListener, BlockPool, state_key
+from quire.cache.snapshots import SnapshotValues
+from quire.cache.tiers import StoreKey
 from quire.core.plan import STORES, StateStep
 from quire.core.sequence import Sequence, Snapshot, StateSlot
 
@@ -29,16 +31,25 @@ class StateSlots:
     rule of their own.
     """
 
-    def __init__(self, slots: int, block_size: int, interval: int, sequences: int) -> None:
-        """`interval`: tokens between snapshots, whole blocks; 0: there are none. `sequences`: that run at most."""
-        self.pool, self.block_size, self.interval = BlockPool(slots), block_size, interval
-        self._sequences = sequences
+    def __init__(
+        self,
+        slots: int,
+        block_size: int,
+        interval: int,
+        sequences: int,
+        watcher: BlockListener | None = None,
+        values: SnapshotValues | None = None,
+    ) -> None:
+        """`interval`: tokens between snapshots, whole blocks; 0: there are none. `sequences`: that run at most.
+        `watcher` is told what becomes of snapshots; `values` says which makes room."""
+        self.pool, self.block_size, self.interval = BlockPool(slots, watcher=watcher), block_size, interval
+        self._sequences, self._values = sequences, SnapshotValues() if values is None else values
         self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
 
     def begin(self) -> None:
         """A plan begins: what the last one reads may be written by this one."""
         for slot in self._leaving:
-            self.pool.release(slot)
+            self._give_back(slot)
         self._leaving.clear()
 
     def missing(self, seq: Sequence) -> int:
@@ -58,8 +69,19 @@ class StateSlots:
         if not self._writable(state):
             if not self.pool.num_free:
                 return False
-            state.next = self.pool.allocate()
+            state.next = self._allocate()
         return True
+
+    def _allocate(self) -> int:
+        """A slot that nobody has, for which the snapshot that is worth least makes room if need be."""
+        if self.pool.would_evict():
+            self.pool.evict(self._values.pop_least(lambda slot: not self.pool.refs[slot]))
+        return self.pool.allocate()
+
+    def _give_back(self, slot: int) -> None:
+        self.pool.release(slot)
+        if not self.pool.refs[slot]:
+            self._values.use(slot)
 
     def advance(self, seq: Sequence, end: int, forks: bool) -> StateStep:
         """What a step that computes the tokens before `end` does with the state of `seq`, which has a slot reserved.
@@ -81,7 +103,7 @@ class StateSlots:
             if tokens == certain:  # shared: the next step stores to another slot
                 self.pool.acquire(slot := state.slot)
             elif len(stores) < STORES - 1:
-                stores.append((tokens - first, slot := self.pool.allocate()))
+                stores.append((tokens - first, slot := self._allocate()))
             else:
                 continue
             state.snapshots.append(Snapshot(tokens, slot, sure))
@@ -110,6 +132,11 @@ class StateSlots:
         ends = [tokens for tokens in self.snapshots(seq, seq.computed + count) if tokens > seq.computed]
         return min(count, ends[STORES - 1] - seq.computed) if len(ends) >= STORES else count
 
+    @property
+    def held(self) -> int:
+        """Slots that sequences have."""
+        return self.pool.num_used - len(set(self._leaving))
+
     def take(self, seq: Sequence, slot: int, tokens: int) -> None:
         """Begin with a published state, after the first `tokens` tokens."""
         state = state_of(seq)
@@ -129,13 +156,37 @@ class StateSlots:
         state, size = state_of(seq), self.block_size
         while state.snapshots and state.snapshots[0].known <= upto:
             tokens, slot, _ = state.snapshots.pop(0)
-            self.pool.publish(slot, state_key(keys[tokens // size - 1]), seq.tokens[tokens - size : tokens])
-            self.pool.release(slot)
+            own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
+            self._publish(slot, own, keys[: tokens // size], tokens == state.shared)
+
+    def place(self, want: StoreKey, keys: list[bytes]) -> int:
+        """A slot that others find under `want` from now on, to be filled by the next plan; -1 where none is free, or
+        there is such a snapshot. `keys`: the hash chain of the blocks before it."""
+        if not self._spare or self.pool.published(want.key):
+            return -1
+        slot = self._allocate()
+        self._publish(slot, want, keys)
+        return slot
+
+    def _publish(self, slot: int, want: StoreKey, keys: list[bytes], shared: bool = False) -> None:
+        if self.pool.publish(slot, *want):
+            self._values.add(slot, len(keys) * self.block_size, map(state_key, reversed(keys)), shared)
+        self._give_back(slot)
+
+    def forget_all(self) -> None:
+        """Make no snapshot findable any more."""
+        self.pool.forget_all()
+        self._values.clear()
+
+    def check(self) -> None:
+        """Verify the account of slots and snapshots; AssertionError names what is wrong."""
+        self.pool.check()
+        assert len(self._values) == self.pool.num_cached, "snapshots are worth something that cannot be found"
 
     def release(self, seq: Sequence) -> None:
         """Give back all slots of `seq`."""
         state = state_of(seq)
         for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
             if slot >= 0:
-                self.pool.release(slot)
+                self._give_back(slot)
         state.clear()

@@ -33,8 +33,9 @@ class BlockTables:
         tiers: Tiers | None = None,
         states: StateSlots | None = None,
     ) -> None:
-        """`tiers`: what is behind the pool, whose watcher it is."""
-        assert pool.watcher is tiers, "what is behind a pool is told what becomes of its content"
+        """`tiers`: what is behind the pool and the slots of states, whose watcher it is."""
+        watchers = {pool.watcher} if states is None else {pool.watcher, states.pool.watcher}
+        assert watchers == {tiers}, "what is behind a pool is told what becomes of its content"
         self.pool, self.tiers = pool, tiers
         self.prefix, self.states = prefix, states
         self.sizes = sizes
@@ -167,7 +168,7 @@ class BlockTables:
     def restore(self, seq: Sequence, found: Mapping[bytes, Any], rest: GenericSequence[StoreKey]) -> None:
         """Publish what of the prefix of `seq` was read, in blocks that the next plan fills, as far as there is room.
 
-        `rest` is still to be read: where layers have windows, what was `found` is worth nothing without.
+        `rest` is still to be read: where layers have windows or states, what was `found` is worth nothing without.
         """
         prefix, pool, tiers = self._prefix_for(seq), self.pool, self.tiers
         if prefix is None or tiers is None or not found:
@@ -185,9 +186,21 @@ class BlockTables:
                 if want.key in found:
                     held.append(block := pool.allocate())
                     pool.publish(block, *want)
-                    tiers.fill(block, found[want.key])
+                    tiers.fill(block, want.key, found[want.key])
         for block in reversed(held):
             pool.release(block)
+        if self.states is not None and tables[0]:
+            want, keys = prefix.wanted_state(seq, len(tables[0])), seq.kv.keys[: len(tables[0])]
+            if want.key in found and (slot := self.states.place(want, keys)) >= 0:
+                tiers.fill(slot, want.key, found[want.key])
+
+    def forget_all(self) -> None:
+        """Make nothing findable any more that was published until now, here and in a store."""
+        self.pool.forget_all()
+        if self.states is not None:
+            self.states.forget_all()
+        if self.tiers is not None:
+            self.tiers.forget_all()
 
     def publish(self, seq: Sequence, upto: int) -> None:
         """Let others find the full blocks of positions 0 .. upto - 1 of `seq`, whose values are known to be finite."""

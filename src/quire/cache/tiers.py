@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as GenericSequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from quire.core.plan import Save
+from quire.cache.blocks import is_state
+from quire.core.plan import Fill, Save
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +33,25 @@ FOLLOW = 0.3
 
 
 class StoreKey(NamedTuple):
-    """A block that a store has: the key of its tokens for a group of layers."""
+    """What a store has: the key of a block of tokens for a group of layers, or of the recurrent state behind it."""
 
     key: bytes
     tokens: tuple[int, ...]
+
+
+class StoreSizes(NamedTuple):
+    """Bytes of a block, and of the recurrent states of a sequence."""
+
+    block: int
+    state: int = 0
+
+    def of(self, key: bytes) -> int:
+        """Bytes of what is kept under `key`."""
+        return self.state if is_state(key) else self.block
+
+    def total(self, keys: Iterable[StoreKey]) -> int:
+        """Bytes of all `keys`."""
+        return sum(self.of(each.key) for each in keys)
 
 
 class StoreCounts(NamedTuple):
@@ -49,7 +66,8 @@ class StoreCounts(NamedTuple):
 
 
 class Store(Protocol):
-    """Keeps the content of blocks by key. One thread calls all but `read`, which another may call meanwhile."""
+    """Keeps the content of blocks, and recurrent states, by key. One thread calls all but `read`, which another may
+    call meanwhile."""
 
     @property
     def counts(self) -> StoreCounts:
@@ -90,15 +108,15 @@ class Store(Protocol):
 
 
 class StoreRates:
-    """Seconds that a block takes to be read and a token to be computed, as they were lately."""
+    """Seconds that a byte takes to be read and a token to be computed, as they were lately."""
 
     def __init__(self) -> None:
-        self.block = self.token = 0.0
+        self.byte = self.token = 0.0
         self._declined, self._patience = 0, PATIENCE
 
-    def pays(self, blocks: int, tokens: int) -> bool:
-        """Whether reading `blocks` is expected to be faster than computing their `tokens`, or is to be tried again."""
-        if not self.block or not self.token or blocks * self.block < tokens * self.token:
+    def pays(self, nbytes: int, tokens: int) -> bool:
+        """Whether reading `nbytes` is expected to be faster than computing their `tokens`, or is to be tried again."""
+        if not self.byte or not self.token or nbytes * self.byte < tokens * self.token:
             self._declined, self._patience = 0, PATIENCE
             return True
         self._declined += 1
@@ -107,9 +125,9 @@ class StoreRates:
         self._declined, self._patience = 0, min(MOST_PATIENCE, 2 * self._patience)
         return True
 
-    def read(self, blocks: int, seconds: float) -> None:
-        """Note that so many blocks were read and put in place."""
-        self.block = _toward(self.block, seconds / blocks)
+    def read(self, nbytes: int, seconds: float) -> None:
+        """Note that so many bytes were read and put in place."""
+        self.byte = _toward(self.byte, seconds / nbytes)
 
     def computed(self, prompts: int, rows: int, seconds: float) -> None:
         """A step of `rows` rows, `prompts` of which were of prompts, took so long."""
@@ -122,7 +140,7 @@ def _toward(known: float, found: float) -> float:
 
 
 class StoreRead:
-    """Blocks that a thread reads from a store; `found` is there once it is `done`."""
+    """Blocks and states that a thread reads from a store; `found` is there once it is `done`."""
 
     def __init__(self, wanted: GenericSequence[StoreKey]) -> None:
         self.wanted = wanted
@@ -133,20 +151,21 @@ class StoreRead:
 
 
 class Tiers:
-    """Between the pool and a store: notes what is to be kept of evicted blocks, and reads what is wanted back.
+    """Between the pools and a store: notes what is to be kept of evicted blocks, and of slots of recurrent states, and
+    reads what is wanted back.
 
     `saves` and `fills` gather what the next plan says; a plan is prepared before its rows are computed. `through`: so
-    many blocks that can be found are kept in each plan, as others wait for them; 0: only evicted ones are.
+    many bytes that can be found are kept in each plan, as others wait for them; 0: only what is evicted is.
     """
 
-    def __init__(self, store: Store, block_bytes: int, through: int = 0) -> None:
-        self.store, self._through = store, through
+    def __init__(self, store: Store, sizes: StoreSizes, through: int = 0) -> None:
+        self.store, self.sizes, self._through = store, sizes, through
         self.rates = StoreRates()
-        self.piece = max(1, PIECE_BYTES // block_bytes)
+        self.piece = max(1, PIECE_BYTES // sizes.block)
         self.hits = self.misses = self.dropped = 0
         self.saves: list[Save] = []
-        self.fills: list[tuple[int, Any]] = []
-        self._unsaved: dict[int, Save] = {}
+        self.fills: list[Fill] = []
+        self._unsaved: dict[bytes, Save] = {}
         self._asked: SimpleQueue[StoreRead | None] = SimpleQueue()
         self._room = threading.Semaphore(PIECES)
         self._returned, self._lock = threading.Event(), threading.Lock()
@@ -155,42 +174,46 @@ class Tiers:
     # ------------------------------------------------------------------------------------------------- to the store
 
     def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """A block can be found from now on."""
-        self._unsaved[block] = Save(block, key, tokens)
+        """A block or a state can be found from now on."""
+        self._unsaved[key] = Save(block, key, tokens, is_state(key))
 
     def evicted(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:
-        """A block is about to be written anew: what it holds is copied before. One that is yet to be filled holds
-        nothing, and came from the store."""
-        self._unsaved.pop(block, None)
-        if any(block == filled for filled, _ in self.fills) or self.store.has(key):
+        """A block or a slot is about to be written anew: what it holds is copied before. One that is yet to be filled
+        holds nothing, and came from the store."""
+        self._unsaved.pop(key, None)
+        state = is_state(key)
+        if any((fill.block, fill.state) == (block, state) for fill in self.fills) or self.store.has(key):
             return
         if self.store.full():
             self.dropped += 1
         else:
-            self.saves.append(Save(block, key, tokens))
+            self.saves.append(Save(block, key, tokens, state))
 
-    def forgotten(self) -> None:
-        """Nothing of the pool can be found any more."""
+    def forget_all(self) -> None:
+        """Nothing of the pools can be found any more, nor of the store."""
         self._unsaved.clear()
         self.saves.clear()
         self.store.forget_all()
 
     def behind(self, most: int) -> tuple[Save, ...]:
-        """Up to `most` blocks that can be found and are in no store, the oldest first: whatever keeps the rest from
-        being written, the beginnings of chains are there, without which their ends are worth nothing."""
+        """Blocks and states of some `most` bytes that can be found and are in no store, the oldest first: whatever
+        keeps the rest from being written, the beginnings of chains are there, without which their ends are worth
+        nothing. One at least, if there is any."""
         found: list[Save] = []
-        while self._unsaved and len(found) < most and not self.store.full():
+        left = most
+        while self._unsaved and left > 0 and not self.store.full():
             save = self._unsaved.pop(next(iter(self._unsaved)))
             if not self.store.has(save.key):
                 found.append(save)
+                left -= self.sizes.of(save.key)
         return tuple(found)
 
     @property
     def unsaved(self) -> int:
-        """Blocks that `behind` has still to look at."""
+        """Blocks and states that `behind` has still to look at."""
         return len(self._unsaved)
 
-    def take(self) -> tuple[tuple[Save, ...], tuple[tuple[int, Any], ...]]:
+    def take(self) -> tuple[tuple[Save, ...], tuple[Fill, ...]]:
         """What the next plan says."""
         if self._through:
             self.saves += self.behind(self._through)
@@ -208,10 +231,10 @@ class Tiers:
         self._asked.put(reading)
         return reading
 
-    def fill(self, block: int, data: Any) -> None:
-        """The next plan puts what was read into a block."""
-        self._unsaved.pop(block, None)
-        self.fills.append((block, data))
+    def fill(self, block: int, key: bytes, data: Any) -> None:
+        """The next plan puts what was read under `key` into a block, or into a slot."""
+        self._unsaved.pop(key, None)
+        self.fills.append(Fill(block, data, is_state(key)))
 
     def ended(self, reading: StoreRead) -> None:
         """Note that what a read found was used."""
@@ -219,7 +242,7 @@ class Tiers:
         self.hits += len(reading.found)
         self.misses += len(reading.wanted) - len(reading.found)
         if reading.found:
-            self.rates.read(len(reading.found), reading.seconds)
+            self.rates.read(sum(map(self.sizes.of, reading.found)), reading.seconds)
 
     def drop(self, reading: StoreRead) -> None:
         """Nobody wants it any more."""

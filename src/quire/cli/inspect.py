@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig
     from quire.core.speculation import Speculation
     from quire.model.describe import ModelFacts
-    from quire.model.spec import ConvSizes
+    from quire.model.spec import ModelSpec
     from quire.ops.choice import Choice
     from quire.run.kv_budget import KVPlan
 
@@ -35,11 +35,12 @@ def inspect(options: dict[str, Any], as_json: bool) -> None:
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.known import known_of, known_of_device
+    from quire.model.own_drafts import with_own_drafts
     from quire.ops.choice import choose
     from quire.store.hub import hub_of
 
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
-    choice = choose(config.device)
+    choice, config = choose(config.device), with_own_drafts(config, found)
     check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     tables = _tables(config, found, choice)
     if as_json:
@@ -65,7 +66,7 @@ def _tables(config: EngineConfig, found: ModelFacts, choice: Choice) -> Iterator
     drafts = drafting_model(config)
     yield "memory", [*_memory_rows(config, found, choice, drafts), *_draft_memory(config, found, drafts, choice)]
     if (asked := config.speculation.asked) is not None:
-        yield "speculation", _speculation_rows(config, asked, drafts)
+        yield "speculation", _speculation_rows(config, asked, found, drafts)
     if config.parallel.pipeline_parallel_size > 1:
         yield "stages", _stage_rows(config, found, choice)
     yield "runs on", [*_backend_rows(config, choice), *_tuning_rows(config, found, choice)]
@@ -127,8 +128,8 @@ def _model_rows(found: ModelFacts) -> Rows:
         *_encoder_rows(found),
         *_vision_rows(found),
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
-        ("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}"),
-        *_convolution_rows(spec.layers - len(attending), spec.conv),
+        *_attention_rows(spec, len(attending)),
+        *_recurrent_rows(spec),
         ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
@@ -138,11 +139,31 @@ def _model_rows(found: ModelFacts) -> Rows:
     ]
 
 
-def _convolution_rows(layers: int, conv: ConvSizes) -> Rows:
-    """Layers that convolve tokens instead of attending."""
+def _attention_rows(spec: ModelSpec, layers: int) -> Rows:
     if not layers:
         return []
-    return [("convolutions", f"{layers} layers, of {conv.width} channels over the last {conv.taps} tokens")]
+    return [("attention", f"{spec.heads} heads, {spec.kv_heads} key/value heads, head size {spec.head_dim}")]
+
+
+def _recurrent_rows(spec: ModelSpec) -> Rows:
+    """Layers that convolve tokens, and those that keep a recurrent state."""
+    from quire.core.dtypes import F32
+    from quire.model.mixers.layer_mixers import mixers_of
+    from quire.ops.convolution import RowLayout
+
+    mixers, rows = mixers_of(spec), list[tuple[str, str]]()
+    convolved = [
+        (part.width, spec.windows[i])
+        for i, mixer in enumerate(mixers)
+        for part in mixer.parts(1, F32)
+        if isinstance(part, RowLayout)
+    ]
+    for (width, taps), layers in Counter(convolved).items():
+        rows.append(("convolutions", f"{layers} layers, of {width:,} channels over the last {taps} tokens"))
+    states = [mixer.state.nbytes for mixer in mixers if mixer.state is not None]
+    if states:
+        rows.append(("states", f"{len(states)} layers, {size(sum(states))} of a sequence"))
+    return rows
 
 
 def _rank_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Rows:
@@ -217,13 +238,16 @@ def _vision_rows(found: ModelFacts) -> Rows:
     ]  # fmt: skip
 
 
-def _speculation_rows(config: EngineConfig, asked: Speculation, drafts: ModelFacts | None) -> Rows:
-    from quire.plan.needs import heads_of
+def _speculation_rows(config: EngineConfig, asked: Speculation, found: ModelFacts, drafts: ModelFacts | None) -> Rows:
+    from quire.plan.needs import heads_of, mtp_of
 
     who = {
         "ngram": f"prompt look-up by the last {asked.prompt_lookup_min} to {asked.prompt_lookup_max} tokens",
         "suffix": f"the prompt and {asked.suffix_decoding_max_cached_requests:,} earlier outputs of the same tenant",
         "self": f"its first {asked.layers} layers" if asked.layers else f"the same model in {asked.quantization}",
+        "mtp": f"the model's own layer for it ({mtp_of(found).parameters:,} parameters)"
+        if asked.method == "mtp"
+        else "",
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
     }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(heads_of(config, asked).infos)} tensors)"
     when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"
@@ -261,9 +285,20 @@ def _memory_rows(config: EngineConfig, found: ModelFacts, choice: Choice, drafts
             f"{kv.blocks:,} blocks of {config.cache.block_size} tokens, {size(kv.blocks * kv.block_bytes)}{each}",
         ),
         *_window_rows(kv, per_token),
+        *_state_rows(kv),
         ("longest sequence", f"{kv.max_model_len:,} tokens"),
         ("memory available", size(available_memory())),
     ]
+
+
+def _state_rows(kv: KVPlan) -> Rows:
+    """What recurrent states take, and what a step moves of them."""
+    states = kv.states
+    if not states.slots:
+        return []
+    apart = f"a snapshot every {states.interval:,} tokens" if states.interval else "no snapshots"
+    each = f"{size(states.slot_bytes)} a sequence, read and written in every step"
+    return [("recurrent states", each), ("state slots", f"{states.slots:,}, {size(states.nbytes)}; {apart}")]
 
 
 def _offload_rows(config: EngineConfig, weights: int) -> Rows:

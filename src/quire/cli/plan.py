@@ -149,6 +149,11 @@ def _memory_rows(planner: Planner, made: Plan) -> Rows:
         *rows,
         ("in all", f"{as_bytes(memory['total'])} of {as_bytes(planner.account.there)}"),
         ("blocks", f"{kv.blocks:,} of {kv.sizes.block_size} tokens, {as_bytes(kv.block_bytes)} each"),
+        *(
+            [("recurrent states", f"{states.slots:,} of {as_bytes(states.slot_bytes)} each, in the KV cache")]
+            if (states := kv.states).slots
+            else []
+        ),
         ("sequences", f"{made.prediction.sequences:,} of this load's length fit, {planner.limits.seqs} run at most"),
         ("longest context", f"{made.prediction.longest:,} tokens fit, {kv.max_model_len:,} are allowed"),
     ]

@@ -58,11 +58,21 @@ class Chunk:
 
 
 class Save(NamedTuple):
-    """A block whose content, the published keys and values of `tokens` under `key`, is to be copied to a store."""
+    """A block whose content, the published keys and values of `tokens` under `key`, is to be copied to a store; or a
+    slot with the recurrent `state` behind these tokens."""
 
     block: int
     key: bytes
     tokens: tuple[int, ...]
+    state: bool = False
+
+
+class Fill(NamedTuple):
+    """A block, or a slot of a recurrent `state`, and the bytes of it that came back from a store."""
+
+    block: int
+    data: Any
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +80,14 @@ class BlockWork:
     """What is done with blocks of the cache beside computing rows, in the order of the fields.
 
     `moves`: slots (source, destination, table), of tokens that were kept of drafts that branched; `saves` are copied to
-    a store; `wipes` are zeroed; `fills`: blocks and the bytes that came back from a store; `copies`: blocks (source,
-    destination) of copy-on-write.
+    a store; `wipes` are zeroed; `fills` come back from a store; `copies`: blocks (source, destination) of
+    copy-on-write.
     """
 
     moves: tuple[tuple[int, int, int], ...] = ()
     saves: tuple[Save, ...] = ()
     wipes: tuple[int, ...] = ()
-    fills: tuple[tuple[int, Any], ...] = ()
+    fills: tuple[Fill, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
 
     def __bool__(self) -> bool:

@@ -16,7 +16,7 @@ from quire.core.pooling import PoolingKind
 FinishReason = Literal["stop", "length", "abort", "error"]
 Explain = Literal["no", "own", "all"]
 """Whether a prefix miss is to be explained, and by whose prompts."""
-MissKind = Literal["never_seen", "evicted", "other_adapter", "other_tenant", "partial_block", "not_cached"]
+MissKind = Literal["never_seen", "evicted", "other_adapter", "other_tenant", "partial_block", "no_state", "not_cached"]
 
 
 _NAMES = random.Random()
@@ -102,14 +102,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Miss(msgspec.Struct, frozen=True):
+class Miss(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first token of a prompt, counted from 0, that the prefix cache did not have, and why (`PrefixCache`).
 
-    "not_cached": nothing is looked up for such a request, or by this server.
+    "not_cached": nothing is looked up for such a request, or by this server. `cached_until`: where a recurrent state is
+    what was missing, tokens whose keys and values are there.
     """
 
     position: int
     kind: MissKind
+    cached_until: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

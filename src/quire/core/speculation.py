@@ -14,6 +14,7 @@ from quire.core.exclusions.features import (
     EAGLE,
     EAGLE3,
     MEDUSA,
+    MTP,
     SELF_LAYERS,
     SELF_QUANTIZED,
     TREES,
@@ -21,7 +22,7 @@ from quire.core.exclusions.features import (
     found,
 )
 
-METHODS = ("ngram", "suffix", "draft_model", "self", "medusa", "eagle", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "self", "mtp", "medusa", "eagle", "eagle3")
 WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 """Methods that `model` names a folder for."""
 LOOK_UPS = ("ngram", "suffix")
@@ -32,7 +33,22 @@ MOST_TOKENS = 32
 """Drafted tokens of a sequence and step one after the other."""
 MOST_NODES = 63
 """Drafted tokens of a sequence and step in all, where they branch: a row's ancestors are bits of a word."""
-DEFAULT_TOKENS = {"ngram": 8, "suffix": 24, "draft_model": 5, "self": 5, "medusa": 0, "eagle": 4, "eagle3": 4}
+DEFAULT_TOKENS = {
+    "ngram": 8,
+    "suffix": 24,
+    "draft_model": 5,
+    "self": 5,
+    "mtp": 3,
+    "medusa": 0,
+    "eagle": 4,
+    "eagle3": 4,
+}
+REFUSED = {"dflash": "a block of its draft is rows that see each other, which no draft here has"}
+"""Methods of others that are not here, and why."""
+NONE = "none"
+"""In the place of a method: nothing drafts, though the model's files have a layer for it."""
+OWN_LAYER = '{"method":"mtp"}'
+"""What is asked for where nothing was, of models whose files have a layer that drafts."""
 
 
 class TreeForm(NamedTuple):
@@ -53,8 +69,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `num_speculative_tokens`: most drafted tokens of a sequence and step. `prompt_lookup_min`, `prompt_lookup_max`: how
     many last tokens must be found earlier, and how many are compared (ngram, suffix). `model`: the folder of the draft
     model, or of heads (medusa, eagle, eagle3), and `quantization` what a model's 16-bit weights become; with `self` it
-    is the same checkpoint, of which only the first `layers` run if that is not 0. `adaptive`: each step drafts as many
-    as pay; otherwise always all.
+    is the same checkpoint, of which only the first `layers` run if that is not 0. With `mtp` it is a layer of the
+    model's own files that was trained for it. `adaptive`: each step drafts as many as pay; otherwise always all.
 
     `suffix` finds them in earlier outputs too, as vLLM's keys say: the longest run that is compared, of how many
     sequences the outputs are remembered (0: none), how many tokens are guessed for each token of the run, and how
@@ -91,7 +107,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
         A draft model is, unless one rank was asked for.
         """
-        return self.method in ("self", "eagle", "eagle3") or (
+        return self.method in ("self", "mtp", "eagle", "eagle3") or (
             self.method == "draft_model" and self.draft_tensor_parallel_size != 1
         )
 
@@ -105,6 +121,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             (MEDUSA, method == "medusa"),
             (EAGLE, method == "eagle"),
             (EAGLE3, method == "eagle3"),
+            (MTP, method == "mtp"),
             (SELF_LAYERS, method == "self" and self.layers > 0),
             (SELF_QUANTIZED, method == "self" and not self.layers),
             (TREES, self.tree is not None),
@@ -135,7 +152,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def parse_speculation(config: str | None, model: str | None, tokens: int | None, ranks: int = 0) -> Speculation | None:
-    """Parse `speculative_config` as JSON, or the options of older calls; None where nothing is asked for.
+    """Parse `speculative_config` as JSON, or the options of older calls; None where nothing is asked for, or `NONE`.
 
     `ConfigError` naming the key that is wrong.
     """
@@ -155,6 +172,8 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None,
     if given.get("model") in ("[ngram]", "ngram"):  # vLLM before 0.6.4 spelled it so
         given |= {"method": "ngram", "model": None}
     given = {key: value for key, value in given.items() if value is not None}
+    if given == {"method": NONE}:
+        return None
     given.setdefault("method", "draft_model" if "model" in given else "")
     try:
         asked = msgspec.convert(given, Speculation)
@@ -166,8 +185,11 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None,
 
 
 def _check(asked: Speculation) -> None:
+    if asked.method in REFUSED:
+        raise _error(f"method {asked.method!r} is not supported: {REFUSED[asked.method]}; use {', '.join(METHODS)}")
     if asked.method not in METHODS:
-        raise _error(f"method {asked.method!r} is not one of {', '.join(METHODS)}")
+        alone = "; none stands alone" if asked.method == NONE else ""
+        raise _error(f"method {asked.method!r} is not one of {', '.join(METHODS)}{alone}")
     if not 0 <= asked.num_speculative_tokens <= MOST_TOKENS:
         raise _error(f"num_speculative_tokens {asked.num_speculative_tokens} must lie in [1, {MOST_TOKENS}]")
     if not 1 <= asked.prompt_lookup_min <= asked.prompt_lookup_max <= 256:
@@ -180,7 +202,7 @@ def _check(asked: Speculation) -> None:
         raise _error("method self needs quantization (the same checkpoint at fewer bits) or layers (its first ones)")
     if asked.layers and asked.method != "self":
         raise _error("layers needs method self")
-    if asked.quantization is not None and asked.method in (*LOOK_UPS, *HEADS):
+    if asked.quantization is not None and asked.method in (*LOOK_UPS, *HEADS, "mtp"):
         raise _error("quantization needs a model that drafts; heads stay in the bits of the target's 16-bit weights")
     if not 1 <= asked.topk <= 16:
         raise _error(f"topk {asked.topk} must lie in [1, 16]")

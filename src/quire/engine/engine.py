@@ -190,7 +190,7 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Later requests find nothing of earlier ones. Those that run keep what they have, and their answers."""
         if self.tiering is None:
-            self.pool.forget_all()
+            self.scheduler.tables.forget_all()
         else:
             self.tiering.forget()
 
@@ -262,12 +262,15 @@ class Engine:
         self.executor.check()
         if self.experts is not None:
             self.experts.keep()
-        pool = self.pool
+        pool, states = self.pool, self.scheduler.tables.states
         if not part:
             pool.check()
         elif self.unchecked:
             self.unchecked = pool.check_more()
         assert self.scheduler.has_work or not pool.num_used, f"{pool.num_used} blocks are held by nobody"
+        if states is not None and not part:
+            states.check()
+            assert self.scheduler.has_work or not states.held, f"{states.held} states are held by nobody"
 
     def waste(self) -> float:
         """Share of the reserved KV slots that hold no token."""

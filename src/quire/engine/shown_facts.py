@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
+from quire.core.speculation import Speculation
 from quire.engine.client import EngineInfo
 
 
@@ -21,11 +22,15 @@ def memory_line(info: EngineInfo) -> str:
     )
 
 
-def slots_line(config: EngineConfig) -> str:
-    """How many sequences run at a time (slots), and who drafts tokens ahead where anybody does."""
+def slots_line(config: EngineConfig, drafts: str = "") -> str:
+    """How many sequences run at a time (slots), and who drafts tokens ahead where anybody does; `drafts`: the method
+    that was chosen where `config` asks for none."""
     seqs = config.scheduler.max_num_seqs
     told = f"{seqs} sequence{'s' * (seqs != 1)} at a time (--max-num-seqs)"
-    if (asked := config.speculation.asked) is None:
+    asked = config.speculation.asked
+    if asked is None and drafts:
+        asked = Speculation(method=drafts)
+    if asked is None:
         return told
     most = f", {asked.tokens} tokens at most" if asked.tokens else ""
     return f"{told}, speculation by {asked.method}{most}"

@@ -27,8 +27,10 @@ from quire.engine.components.memory_plan import make_memory_plan, same_weights
 from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.engine import Engine, StepQueue
 from quire.model.build import Model, check_start, load_model
+from quire.model.known import known_of_device
 from quire.model.layer_timing import with_stages
 from quire.model.offload.shared_host import Shards
+from quire.model.own_drafts import with_own_drafts
 from quire.ops.backend import open_backend
 from quire.parallel.rank_place import ALONE
 from quire.parallel.weight_shares import RemoteShare
@@ -66,8 +68,9 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
     since = time.time(), time.monotonic()
     config = of_a_rank(config)
     ops = open_backend(config.device)
-    if config.parallel.ranks > 1:  # before others are started, which takes seconds
-        with _told_plainly(config.model.model):
+    with _told_plainly(config.model.model):
+        config = with_own_drafts(config, device=known_of_device(config, ops.name, ops.chosen))
+        if config.parallel.ranks > 1:  # before others are started, which takes seconds
             check_start(config, ops)
     config = with_stages(config, ops)
     ranks = lead(config)
@@ -88,6 +91,7 @@ def with_options(executor: Executor, config: EngineConfig) -> LoadedModels:
     `ConfigError` where weights would be others (`same_weights`), or a start would refuse the options.
     """
     config.validate()
+    config = with_own_drafts(config)
     model, ops, since = executor.model, executor.ops, (time.time(), time.monotonic())
     check_known(config.features, model.known)
     if not same_weights(executor.config, config):
@@ -103,7 +107,7 @@ def build_engine(loaded: LoadedModels) -> Engine:
     pooling, plan = pooling_of(config, model), make_memory_plan(executor)
     allocated = executor.allocate(plan.kv, plan.limits)
     stored = allocated.blocks.stored
-    store = None if stored is None else BlockStore(executor, plan.kv, stored.nbytes, loaded.since[0])
+    store = None if stored is None else BlockStore(executor, plan.kv, stored.sizes, loaded.since[0])
     guiding = GrammarCompiler(config.model, str(model.folder), model.spec.vocab_size)
     scheduler = Scheduler(
         plan.limits,
@@ -147,7 +151,7 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
     states = None
     if kv.states.slots:
         most, interval = executor.config.scheduler.max_num_seqs, kv.states.interval if shares else 0
-        states = StateSlots(kv.states.slots, cache.block_size, interval, most)
+        states = StateSlots(kv.states.slots, cache.block_size, interval, most, tiers)
     prefix = None
     if shares:
         prefix = PrefixCache(pool, cache.block_size, secret, identity, None if states is None else states.pool)

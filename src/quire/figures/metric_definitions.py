@@ -76,7 +76,7 @@ METRICS: dict[str, Metric] = {
     "critical_batch": Metric("", "neither", "time of a step of one row / time of a row in a step of 256"),
     "sequences": Metric("", "higher", "sequences of the load's length that the KV cache holds"),
     "flops_per_s": Metric("FLOP/s", "higher", "multiplications and additions of weights and attention / time"),
-    "bytes_per_s": Metric("B/s", "higher", "weights and keys and values read / time"),
+    "bytes_per_s": Metric("B/s", "higher", "weights, keys, values and recurrent states moved / time"),
     "flops_per_byte": Metric("FLOP/B", "neither", "arithmetic intensity of a step"),
 }
 

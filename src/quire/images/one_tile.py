@@ -23,10 +23,12 @@ Pixels = tuple[int, int]
 
 class ImageTiles(NamedTuple):
     """`tiles`: uint8 [tiles, height, width, 3]. `split`: (rows, columns) of the tiles that are cut from the image, to
-    which the whole one may be added; (0, 0) = it was not cut."""
+    which the whole one may be added; (0, 0) = it was not cut. `whole`: the whole one [1, height, width, 3], where it
+    comes in a size of its own behind the tiles."""
 
     tiles: NDArray[np.uint8]
     split: tuple[int, int] = (0, 0)
+    whole: NDArray[np.uint8] | None = None
 
     @property
     def size(self) -> Pixels:
@@ -121,16 +123,22 @@ class Patches:
         if max(size) / min(size) > MOST_RATIO:
             raise BadRequest(f"the image of {width} x {height} pixels is too thin: this model takes none that is "
                              f"more than {MOST_RATIO} times as long as wide")  # fmt: skip
-        factor = self.factor
-        high, wide = round(height / factor) * factor, round(width / factor) * factor
-        if high * wide > self.most:
-            shrink = math.sqrt(height * width / self.most)
-            high = max(factor, math.floor(height / shrink / factor) * factor)
-            wide = max(factor, math.floor(width / shrink / factor) * factor)
-        elif high * wide < self.least:
-            grow = math.sqrt(self.least / (height * width))
-            high, wide = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
-        return high, wide
+        near = round(height / self.factor) * self.factor, round(width / self.factor) * self.factor
+        return bounded(size, near, self.factor, (self.least, self.most))
+
+
+def bounded(size: Pixels, near: Pixels, factor: int, bounds: tuple[int, int]) -> Pixels:
+    """`near`, or where its pixels are outside `bounds` (least, most) the sides of `size` scaled into them, in multiples
+    of `factor`."""
+    (height, width), (least, most) = size, bounds
+    if near[0] * near[1] > most:
+        shrink = math.sqrt(height * width / most)
+        high = max(factor, math.floor(height / shrink / factor) * factor)
+        return high, max(factor, math.floor(width / shrink / factor) * factor)
+    if near[0] * near[1] < least:
+        grow = math.sqrt(least / (height * width))
+        return math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return near
 
 
 MOST_RATIO = 200

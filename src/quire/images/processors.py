@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.errors import ModelError
 from quire.images.one_tile import ImageTiles, LongestEdge, Patches, Whole
 from quire.images.processor_config import SettingFields, Size
-from quire.images.tiles import AnyResolution, Canvas, PanAndScan, Split
+from quire.images.tiles import AnyResolution, Canvas, GridAndWhole, PanAndScan, Split
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,6 +41,7 @@ PROCESSORS: dict[str, Callable[[SettingFields], Processor]] = {
     "Idefics3ImageProcessor": Split,
     "SmolVLMImageProcessor": Split,
     "GotOcr2ImageProcessor": Canvas,
+    "Lfm2VlImageProcessor": GridAndWhole,
 }
 """`image_processor_type` of a file, without the endings of its implementations -> what cuts images as it says."""
 _ENDINGS = ("Fast", "Pil")

@@ -19,9 +19,10 @@ import numpy as np
 from quire.core.errors import BadRequest, ModelError
 from quire.core.images import KEY_BYTES, PromptImage, placeholders
 from quire.images.decoding import to_rgb
+from quire.images.layout import ImageLayout
 from quire.images.one_tile import ImageTiles
 from quire.images.processor_config import Settings, read_settings
-from quire.images.prompt_layouts import ImageLayout, make_layout
+from quire.images.prompt_layouts import make_layout
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class PromptImagePart:
 class PreparedImage:
     """An image that was cut, and the `text` that takes the place of its mark, with a token for each of its rows.
 
-    `parts`: the images that the engine sees: one, or one for each of its tiles whose rows see only each other.
+    `parts`: the images that the engine sees: one, or those whose rows the tower makes by themselves.
     """
 
     text: str
@@ -94,10 +95,8 @@ class ImagePrompts:
         cut = self._layout.processor(pil_image, alone)
         text = self._layout.text(cut, size)
         rows = text.count(self.row_token)
-        tiles = [cut.tiles[i : i + 1] for i in range(len(cut.tiles))] if self._layout.apart else [cut.tiles]
-        each = rows // len(tiles)
-        grid = self._layout.grid(cut)
-        return PreparedImage(text, tuple(self._part(ImageTiles(tile), each, size, grid) for tile in tiles))
+        grid, parts = self._layout.grid(cut), self._layout.parts(cut, rows)
+        return PreparedImage(text, tuple(self._part(part, count, size, grid) for part, count in parts))
 
     def _part(self, cut: ImageTiles, rows: int, size: tuple[int, int], grid: tuple[int, int]) -> PromptImagePart:
         count, height, width = cut.tiles.shape[:3]

@@ -1,55 +1,16 @@
-"""How a family writes an image into its prompt: which tokens stand around and between its rows, and how many rows
-it has. The text equals what transformers' processors put in the place of the mark that a chat template writes.
-"""
+"""The families' ways to write an image into a prompt, and the table of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
+from quire.images.layout import ImageLayout, Layout, mismatch
 from quire.images.one_tile import MOST_RATIO, ImageTiles, LongestEdge, Patches, Pixels, Whole
 from quire.images.processor_config import Settings, Size
-from quire.images.processors import Processor, make_processor
-from quire.images.tiles import AnyResolution, Canvas, PanAndScan, Split
-
-if TYPE_CHECKING:
-    from quire.core.errors import ModelError
-
-
-class ImageLayout(Protocol):
-    """`mark`: what a chat template writes for an image. `token`: that of a row. `processor`: what cuts images.
-
-    `most_rows`: of an image, at most. `apart`: each tile is an image by itself, whose rows see only each other.
-    """
-
-    mark: str
-    token: str
-    processor: Processor
-    most_rows: int
-    apart: bool
-
-    def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """What takes the mark's place for an image that came in the size `size`; `token` once for each row."""
-
-    def grid(self, cut: ImageTiles) -> Pixels:
-        """Rows and columns of its features where positions follow them, else (0, 0)."""
-
-
-class _Layout:
-    apart = False
-
-    def __init__(self, mark: str, token: str, processor: Processor) -> None:
-        self.mark = mark
-        self.token = token
-        self.processor = processor
-
-    def grid(self, cut: ImageTiles) -> Pixels:
-        return 0, 0
-
-
-def _mismatch(settings: Settings, wanted: str) -> ModelError:
-    return settings.image.wrong("image_processor_type", f"does not fit a family whose images {wanted}")
+from quire.images.processors import make_processor
+from quire.images.tile_layouts import BracketedTiles, MarkedTiles, NamedTiles
+from quire.images.tiles import AnyResolution, PanAndScan
 
 
 class _Selected:
@@ -70,14 +31,14 @@ class _Selected:
         return (size[0] // self.patch) * (size[1] // self.patch) + self.more
 
 
-class PatchRun(_Layout):
+class PatchRun(Layout):
     """A row for each patch of the one tile (Liu et al. 2023, LLaVA)."""
 
     def __init__(self, settings: Settings) -> None:
         token = settings.token("image_token", settings.text.word("image_token", "<image>"))
         super().__init__(token, token, make_processor(settings.image, "CLIPImageProcessor"))
         if not isinstance(self.processor, Whole) or isinstance(self.processor, AnyResolution):
-            raise _mismatch(settings, "are one tile")
+            raise mismatch(settings, "are one tile")
         self.selected = _Selected(settings)
         size = self.processor.size or Size()
         tile = self.processor.crop or (size.height, size.width)
@@ -90,7 +51,7 @@ class PatchRun(_Layout):
         return self.token * self.selected.rows(cut.size)
 
 
-class Unpadded(_Layout):
+class Unpadded(Layout):
     """The whole image's rows, then those of its tiles without what was padded, each line of them with a row behind
     it (Liu et al. 2024, LLaVA-NeXT)."""
 
@@ -100,7 +61,7 @@ class Unpadded(_Layout):
         token = settings.token("image_token", settings.text.word("image_token", "<image>"))
         super().__init__(token, token, make_processor(settings.image, self.default))
         if not isinstance(self.processor, AnyResolution):
-            raise _mismatch(settings, "come in tiles of any resolution")
+            raise mismatch(settings, "come in tiles of any resolution")
         self.cutter = self.processor
         self.selected = _Selected(settings)
         side = self.cutter.side
@@ -197,14 +158,14 @@ class Shrunk(Unpadded):
         return min(full[0] * full[1], bound) + full[0]
 
 
-class MergedPatches(_Layout):
+class MergedPatches(Layout):
     """A row for each square of merged patches; positions follow rows and columns (Wang et al. 2024, Qwen2-VL)."""
 
     def __init__(self, settings: Settings) -> None:
         token = settings.token("image_token", "<|image_pad|>")
         super().__init__(token, token, make_processor(settings.image, "Qwen2VLImageProcessor"))
         if not isinstance(self.processor, Patches):
-            raise _mismatch(settings, "come in patches")
+            raise mismatch(settings, "come in patches")
         self.patches = self.processor
         most, least = (bound / self.patches.factor**2 for bound in (self.patches.most, self.patches.least))
         # The thinnest image, shrunk to the most, keeps a side of one patch; grown to the least, rounds both sides up.
@@ -222,17 +183,15 @@ class MergedPatches(_Layout):
         return cut.size[0] // self.patches.factor, cut.size[1] // self.patches.factor
 
 
-class Scanned(_Layout):
+class Scanned(Layout):
     """A fixed number of rows between two tokens; crops follow in words (Gemma team 2025, Gemma 3)."""
-
-    apart = True
 
     def __init__(self, settings: Settings) -> None:
         begin, end = settings.token("boi_token", "<start_of_image>"), settings.token("eoi_token", "<end_of_image>")
         token = settings.token("image_token", "<image_soft_token>")
         super().__init__(begin, token, make_processor(settings.image, "Gemma3ImageProcessor"))
         if not isinstance(self.processor, PanAndScan):
-            raise _mismatch(settings, "are panned and scanned")
+            raise mismatch(settings, "are panned and scanned")
         count = settings.text.number(
             "image_seq_length", settings.config.number("mm_tokens_per_image", 256, 1, 1 << 16), 1, 1 << 16
         )
@@ -247,8 +206,13 @@ class Scanned(_Layout):
         more = " ".join([self.whole] * crops)
         return f"Here is the original image {self.whole} and here are some crops to help you see better {more}"
 
+    def parts(self, cut: ImageTiles, rows: int) -> list[tuple[ImageTiles, int]]:
+        """Each tile, whose rows see only each other."""
+        each = rows // len(cut.tiles)
+        return [(ImageTiles(cut.tiles[i : i + 1]), each) for i in range(len(cut.tiles))]
 
-class PatchLines(_Layout):
+
+class PatchLines(Layout):
     """A row for each patch, a token behind each line of them, another behind the last (Agrawal et al. 2024,
     Pixtral)."""
 
@@ -261,7 +225,7 @@ class PatchLines(_Layout):
             token, token, make_processor(settings.with_image(patch_size=self.patch), "PixtralImageProcessor")
         )
         if not isinstance(self.processor, LongestEdge):
-            raise _mismatch(settings, "keep their longest edge")
+            raise mismatch(settings, "keep their longest edge")
         self.between, self.end = (
             text.word("image_break_token", "[IMG_BREAK]"),
             text.word("image_end_token", "[IMG_END]"),
@@ -273,59 +237,6 @@ class PatchLines(_Layout):
         """Lines of patches."""
         rows, columns = cut.size[0] // self.patch, cut.size[1] // self.patch
         return self.between.join([self.token * columns] * rows) + self.end
-
-
-class NamedTiles(_Layout):
-    """Layout with the same number of rows for each tile, behind a token that says which it is (Laurençon et al. 2024,
-    Idefics3)."""
-
-    def __init__(self, settings: Settings) -> None:
-        token = settings.token("image_token", "<image>")
-        super().__init__(token, token, make_processor(settings.image, "Idefics3ImageProcessor"))
-        if not isinstance(self.processor, Split):
-            raise _mismatch(settings, "are split")
-        self.around = settings.token("fake_image_token", "<fake_token_around_image>")
-        self.whole = settings.token("global_image_token", "<global-img>")
-        vision = settings.vision
-        side = vision.number("image_size", 364, 1) // vision.number("patch_size", 14, 1)
-        derived = int(side * side / settings.config.number("scale_factor", 2, 1) ** 2)
-        self.count = settings.text.number("image_seq_len", derived or 1, 1, 1 << 16)
-        tiles = self.processor.most if self.processor.splits else 1
-        self.most_rows = self.count * (tiles * tiles + 1 if tiles > 1 else 1)
-
-    def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """Tiles line by line, the whole image behind them."""
-        rows, columns = cut.split
-        run = self.token * self.count
-        lines = [
-            "".join(f"{self.around}<row_{row + 1}_col_{column + 1}>{run}" for column in range(columns)) + "\n"
-            for row in range(rows)
-        ]
-        above = "".join(lines) + "\n" if lines else ""
-        return f"{above}{self.around}{self.whole}{run}{self.around}"
-
-
-class BracketedTiles(_Layout):
-    """Layout with the same number of rows for each tile, all between two tokens (Chen et al. 2024, InternVL 1.5)."""
-
-    def __init__(self, settings: Settings) -> None:
-        token = settings.token("context_image_token", "<IMG_CONTEXT>")
-        # Files say false; the class that writes prompts says true.
-        super().__init__(
-            token, token, make_processor(settings.with_image(crop_to_patches=True), "GotOcr2ImageProcessor")
-        )
-        if not isinstance(self.processor, Canvas):
-            raise _mismatch(settings, "are stretched over tiles")
-        self.begin, self.end = settings.token("start_image_token", "<img>"), settings.token("end_image_token", "</img>")
-        config = settings.config
-        self.count = settings.text.number(
-            "image_seq_length", config.number("image_seq_length", 256, 1, 1 << 16), 1, 1 << 16
-        )
-        self.most_rows = self.count * (self.processor.most + 1 if self.processor.cuts else 1)
-
-    def text(self, cut: ImageTiles, size: Pixels) -> str:
-        """All tiles' rows."""
-        return f"{self.begin}{self.token * (self.count * len(cut.tiles))}{self.end}"
 
 
 LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
@@ -340,13 +251,16 @@ LAYOUTS: dict[str, Callable[[Settings], ImageLayout]] = {
     "Idefics3Processor": NamedTiles,
     "SmolVLMProcessor": NamedTiles,
     "InternVLProcessor": BracketedTiles,
+    "Lfm2VlProcessor": MarkedTiles,
 }
 """`processor_class` of a file -> how it writes images."""
 FAMILIES = {
     "llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor", "llava_onevision": "LlavaOnevisionProcessor",
     "qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor",
-    "qwen3_vl_moe": "Qwen3VLProcessor", "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor", "qwen3_5": "Qwen3VLProcessor", "qwen3_5_moe": "Qwen3VLProcessor",
+    "gemma3": "Gemma3Processor", "mistral3": "PixtralProcessor",
     "idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor", "internvl": "InternVLProcessor",
+    "lfm2_vl": "Lfm2VlProcessor",
 }  # fmt: skip
 """`model_type` of a model that takes images -> its `processor_class` where no file names one."""
 

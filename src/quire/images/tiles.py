@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from quire.images.one_tile import BICUBIC, ImageTiles, Pixels, Whole
+from quire.core.errors import BadRequest
+from quire.images.one_tile import BICUBIC, ImageTiles, Pixels, Whole, bounded
 from quire.images.processor_config import MOST_PIXELS, SettingFields, Size
 from quire.images.resizing import resized, size_after, size_of, stacked, tiles_of
 
@@ -207,17 +208,74 @@ class Canvas:
         return ImageTiles(stacked([*tiles, resized(image, self.tile, self.resample)]), (rows, columns))
 
     def grid(self, size: Pixels) -> Pixels:
-        """Rows and columns. Of grids of one shape, larger ones while the image has more than half of their pixels."""
-        ratio, area = size[1] / size[0], size[0] * size[1]
-        best, least = (1, 1), math.inf
-        for rows, columns in self.grids():
-            apart = abs(ratio - columns / rows)
-            if apart < least or (apart == least and area > 0.5 * self.tile[0] * self.tile[1] * rows * columns):
-                best, least = (rows, columns), apart
-        return best
+        """Rows and columns of the tiles."""
+        return closest_grid(size, self.tile, self.least, self.most)
 
-    def grids(self) -> list[Pixels]:
-        """All grids of the tiles that are allowed, by their number; of one number, those of fewer columns first."""
-        each = range(1, self.most + 1)
-        found = [(rows, columns) for columns in each for rows in each if self.least <= rows * columns <= self.most]
-        return sorted(found, key=lambda grid: grid[0] * grid[1])
+
+def closest_grid(size: Pixels, tile: Pixels, fewest: int, most: int) -> Pixels:
+    """Rows and columns of `fewest` to `most` tiles whose shape is closest to that of an image of `size`.
+
+    Of grids of one shape, larger ones while the image has more than half of their pixels.
+    """
+    ratio, area = size[1] / size[0], size[0] * size[1]
+    best, least = (1, 1), math.inf
+    for rows, columns in grids(fewest, most):
+        apart = abs(ratio - columns / rows)
+        if apart < least or (apart == least and area > 0.5 * tile[0] * tile[1] * rows * columns):
+            best, least = (rows, columns), apart
+    return best
+
+
+def grids(fewest: int, most: int) -> list[Pixels]:
+    """All grids of so many tiles, by their number; of one number, those of fewer columns first."""
+    each = range(1, most + 1)
+    found = [(rows, columns) for columns in each for rows in each if fewest <= rows * columns <= most]
+    return sorted(found, key=lambda grid: grid[0] * grid[1])
+
+
+class GridAndWhole:
+    """One tile in multiples of a merged patch, within bounds of its pixels; a large image comes as the tiles of the
+    grid that is closest to its shape, and behind them whole in that size (Liquid AI 2025, LFM2-VL)."""
+
+    def __init__(self, fields: SettingFields) -> None:
+        self.resample = fields.number("resample", BILINEAR, most=5)
+        self.patch = fields.number("encoder_patch_size", 16, 1, 1024)
+        self.merge = fields.number("downsample_factor", 2, 1, 64)
+        self.factor = self.patch * self.merge
+        self.side = fields.number("tile_size", 512, 1)
+        if self.side % self.factor:
+            raise fields.wrong("tile_size", f"is {self.side}, no multiple of {self.factor}, a side of a merged patch")
+        counts = fields.number("min_image_tokens", 64, 1, 1 << 16), fields.number("max_image_tokens", 256, 1, 1 << 16)
+        self.bounds = counts[0] * self.factor**2, counts[1] * self.factor**2
+        self.tolerance = fields.real("max_pixels_tolerance", 2.0)
+        self.fewest, self.most = fields.number("min_tiles", 2, 1, 256), fields.number("max_tiles", 10, 1, 256)
+        if self.fewest > self.most:
+            raise fields.wrong("min_tiles", f"is {self.fewest}, more than max_tiles, {self.most}")
+        self.cuts = fields.flag("do_image_splitting", True) and self.most > 1
+        self.adds_whole = fields.flag("use_thumbnail", True)
+        self.most_pixels = max(self.bounds[1], self.side**2 if self.cuts else 0)
+
+    def __call__(self, image: Image.Image, alone: bool) -> ImageTiles:
+        """One tile, or those of the grid row by row with the whole image behind them."""
+        size = size_of(image)
+        one = stacked([resized(image, self.size(size), self.resample)])
+        rows, columns = closest_grid(size, (self.side, self.side), self.fewest, self.most)
+        if not self.is_large(size) or rows == columns == 1:
+            return ImageTiles(one)
+        stretched = resized(image, (rows * self.side, columns * self.side), self.resample)
+        tiles = stacked(tiles_of(stretched, self.side, self.side))
+        return ImageTiles(tiles, (rows, columns), one if self.adds_whole else None)
+
+    def is_large(self, size: Pixels) -> bool:
+        """Whether an image of `size` is cut."""
+        high, wide = (max(self.patch, round(side / self.factor) * self.factor) for side in size)
+        return self.cuts and high * wide > self.bounds[1] * self.tolerance
+
+    def size(self, size: Pixels) -> Pixels:
+        """Size of the whole image: multiples of a merged patch; `BadRequest` for one that is too thin."""
+        high, wide = (max(self.factor, round(side / self.factor) * self.factor) for side in size)
+        found = bounded(size, (high, wide), self.factor, self.bounds)
+        if found[0] * found[1] > self.most_pixels:
+            raise BadRequest(f"the image of {size[1]} x {size[0]} pixels is too thin for this model: it would become "
+                             f"{found[1]} x {found[0]}")  # fmt: skip
+        return found

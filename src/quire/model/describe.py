@@ -19,6 +19,7 @@ from quire.model.disk.generation import GenerationDefaults, read_generation
 from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import read_json
+from quire.model.disk.mtp_layer import part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
@@ -66,7 +67,8 @@ class ModelFacts:
     `stored`, `quantized`: as of `ModelHeaders`. `borrowed`: it runs by the code of transformers.
     `matrix_bits`: bits that a number of a quantized matrix takes when loaded, 0 where it is kept unquantized;
     `outer_bits`: the same of the table of tokens and of a head of its own, by role. `bias_numbers`: in all biases.
-    `vision`: beside all of that, which is of the decoder; only `bytes_on_disk` and `tensors` are of both.
+    `vision`, and `mtp`, the layer that drafts: beside all of that, which is of the decoder; only `bytes_on_disk` and
+    `tensors` are of all.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ModelFacts:
     vision: VisionFacts | None = None
     quantized: bool = False
     borrowed: bool = False
+    mtp: ModelFacts | None = None
 
 
 def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = NEWEST) -> ModelHeaders:
@@ -114,6 +117,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     else:
         source = gguf.source()
     family = family.named_as(source.infos)
+    source, further = part_mtp(source, spec, family)
     if gguf is None:  # whose readers count tensors
         notes += drop_layers_beyond(source.infos, spec, family)
     if vision_part is not None and f"{family.names['head']}.weight" in source.infos:
@@ -142,9 +146,10 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
     pooling = read_pooling(folder, config, spec.hidden, not alone)
     named = own_name(model, folder)
     vision = open_vision(folder, raw, spec, vision_part, seed)
-    return ModelHeaders(
+    made = ModelHeaders(
         named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
     )
+    return with_mtp(made, further)
 
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
@@ -152,13 +157,17 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
     borrowed = find_borrowed(resolve(model, hub))
     if borrowed is not None:
         return _describe_borrowed(model, borrowed)
-    opened = open_model(model, load_format, hub=hub)
+    return _facts(open_model(model, load_format, hub=hub))
+
+
+def _facts(opened: ModelHeaders) -> ModelFacts:
     infos, routing = opened.source.infos, opened.spec.moe.routing
     total = opened.claim.parameters(infos, opened.scheme)
     routed = opened.claim.parameters(infos, opened.scheme, experts_only=True)
     seen = opened.vision
     parts = (opened,) if seen is None else (opened, seen.tower, seen.projector)
     vision = None if seen is None else _vision_facts(seen)
+    mtp = None if opened.mtp is None else _facts(opened.mtp)
     return ModelFacts(
         name=opened.name,
         folder=opened.folder,
@@ -169,16 +178,18 @@ def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelF
         matrix_bits=opened.claim.bits_per_number(infos, opened.scheme),
         outer_bits={role: matrix_scheme(opened.scheme, opened.claim.get(role)).bits_per_number for role in OUTER},
         dtype=opened.dtype,
-        tensors=len(infos) + (vision.tensors if vision is not None else 0),
+        tensors=sum(part.tensors for part in (vision, mtp) if part is not None) + len(infos),
         parameters=total,
         active_parameters=total - (routed // routing.experts * (routing.experts - routing.top_k) if routed else 0),
-        bytes_on_disk=sum(i.nbytes for part in parts for i in part.source.infos.values()),
+        bytes_on_disk=sum(i.nbytes for part in parts for i in part.source.infos.values())
+        + (0 if mtp is None else mtp.bytes_on_disk),
         kv_bytes_per_token=kv_bytes_per_token(opened.spec, BF16),
         generation=read_generation(opened.folder, opened.spec),
         notes=opened.notes,
         bias_numbers=sum(infos[p["bias"]].numbers for p in opened.claim.parts.values() if "bias" in p),
         vision=vision,
         quantized=opened.quantized,
+        mtp=mtp,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
-ATTENTION, CONVOLUTION, DELTA = "attention", "conv", "delta"
+ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 """Kinds of mixers in models of several."""
 
 
@@ -16,7 +16,8 @@ class MoE:
     """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
 
     `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none.
-    `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's.
+    `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts
+    read and make, to which and from which a matrix leads, 0 = those of the stream.
     """
 
     routing: Routing
@@ -24,6 +25,7 @@ class MoE:
     sparse: tuple[bool, ...]
     shared: int = 0
     clamp: tuple[float, float] | None = None
+    latent: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,23 @@ class ConvSizes:
 @dataclass(frozen=True)
 class DeltaSizes:
     """Sizes of the gated delta rule: `value_heads` a multiple of `key_heads`, numbers of a key and of a value, and rows
-    that the convolution before it reads; all 0 where no layer has it."""
+    that the convolution before it reads; all 0 where no layer has it.
+
+    `low_rank`: of the two pairs of matrices that make a decay for each channel of a key, and the gates of results (Kimi
+    Linear); 0: each head has one decay, and gates are of one matrix.
+    """
 
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
     taps: int = 0
+    low_rank: int = 0
+
+    @property
+    def decays(self) -> int:
+        """Decays of a row."""
+        return self.value_heads * (self.key_dim if self.low_rank else 1)
 
     @property
     def keys(self) -> int:
@@ -75,6 +87,57 @@ class DeltaSizes:
     def width(self) -> int:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True)
+class ScanSizes:
+    """Sizes of selective scans (Mamba-2): `heads` of `head_dim` channels, a multiple of `groups` of B and C, each of
+    `state` numbers, and rows that the convolution before it reads; all 0 where no layer has one.
+
+    Time steps are limited to low .. high. `normed`: the result is normed with `eps`, each group by itself, behind the
+    gate if `gate_first`. `factors` multiply the gate, x, B, C and the time steps that the first matrix makes.
+    """
+
+    heads: int = 0
+    head_dim: int = 0
+    groups: int = 0
+    state: int = 0
+    taps: int = 0
+    low: float = 0.0
+    high: float = float("inf")
+    normed: bool = True
+    gate_first: bool = True
+    eps: float = 1e-5
+    factors: tuple[float, ...] = (1.0,) * 5
+
+    @property
+    def inner(self) -> int:
+        """Channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def pairs(self) -> int:
+        """Numbers of B of all groups, as many as of C."""
+        return self.groups * self.state
+
+    @property
+    def width(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner + 2 * self.pairs
+
+
+@dataclass(frozen=True)
+class ChannelSizes:
+    """Sizes of selective scans of single channels (Mamba): `inner` channels with `state` numbers each, `rank` of the
+    space that time steps pass through, and rows that the convolution reads; all 0 where no layer has one. `eps`: of
+    norms of B, C and time steps, 0 = there are none.
+    """
+
+    inner: int = 0
+    state: int = 0
+    rank: int = 0
+    taps: int = 0
+    eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +207,17 @@ class Connector:
     middle: int = 0
 
 
+@dataclass(frozen=True)
+class Factors:
+    """What multiplies parts of a layer (muP, Yang et al. 2022): what attention and what scans add to the stream, the
+    rows that an MLP reads, and what it makes of these."""
+
+    attention: float = 1.0
+    scan: float = 1.0
+    mlp_in: float = 1.0
+    mlp_out: float = 1.0
+
+
 NO_EXPERTS = MoE(Routing(0, 0), 0, ())
 
 
@@ -162,7 +236,9 @@ class ModelSpec:
     `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
-    `mixers`: ATTENTION, CONVOLUTION or DELTA of each layer; empty = all attend.
+    `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
+    that is an MLP or experts alone, which the join "single" has. The join "twins": layers are halves of those of the
+    files.
     """
 
     family: str
@@ -200,6 +276,9 @@ class ModelSpec:
     mla: MLA = MLA()
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = DeltaSizes()
+    scan: ScanSizes = ScanSizes()
+    channels: ChannelSizes = ChannelSizes()
+    factors: Factors = Factors()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
     patches: Patches = Patches()
@@ -240,6 +319,17 @@ class ModelSpec:
     def attends(self, layer: int) -> bool:
         """Whether the layer reads keys and values, or latents."""
         return not self.mixers or self.mixers[layer] == ATTENTION
+
+    @property
+    def halves(self) -> int:
+        """How many layers here are one of the files': the first has a scan, the second attention and an MLP."""
+        return 2 if self.join == "twins" else 1
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer has an MLP, or experts."""
+        if self.join == "single":
+            return self.mixers[layer] == MLP
+        return layer % self.halves == self.halves - 1
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts."""

@@ -105,6 +105,13 @@ def contiguous(x: A) -> A:
     return cast(A, np.ascontiguousarray(cast("Host", x)))
 
 
+def exponential(x: A) -> A:
+    """e to the power of each number of `x`."""
+    if is_tensor(x):
+        return cast(A, cast("Any", x).exp())
+    return cast(A, np.exp(cast("Host", x)))
+
+
 def numbers(x: AnyArray) -> int:
     """How many numbers `x` has."""
     return int(np.prod(x.shape, dtype=np.int64))

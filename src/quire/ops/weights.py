@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.dtypes import I64
 from quire.ops.arrays import Array, Host, as_f32, cast_to, concat, to_torch
@@ -178,6 +179,20 @@ class StoredMatrix:
         cut = tuple(p.data[:, start * p.data.shape[1] // self.k : stop * p.data.shape[1] // self.k] for p in self.parts)
         parts = tuple(RowSelection(data, part.order) for data, part in zip(cut, self.parts, strict=True))
         return replace(self, parts=parts, k=stop - start)
+
+    def take_cols(self, cols: NDArray[np.int64]) -> StoredMatrix | None:
+        """The columns in the order `cols` [k], a permutation; None where it parts a block."""
+        if self.k % self.block:
+            return None
+        places = cols.reshape(-1, self.block)
+        if (places != places[:, :1] // self.block * self.block + np.arange(self.block)).any():
+            return None
+        blocks = places[:, 0] // self.block
+
+        def moved(data: Array) -> Array:
+            return data.reshape(len(data), len(blocks), -1)[:, blocks].reshape(len(data), -1)
+
+        return replace(self, parts=tuple(RowSelection(moved(part.data), part.order) for part in self.parts))
 
     def below(self, others: Sequence[StoredMatrix]) -> StoredMatrix:
         """Stack this matrix and `others`, in the same form, below each other."""

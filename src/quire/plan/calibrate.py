@@ -20,9 +20,10 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.ops.native import huge_bytes
+from quire.ops.recurrent import DeltaSpec, StateBatch
 from quire.ops.sampling import DRAW
 from quire.ops.weights import Packed, Weight
-from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates
+from quire.plan.rates import FAR, NEAR, AttentionRates, KindRates, RecurrenceRates
 from quire.quant.registry import QUANTIZERS
 from quire.run.kernel_tuning import measured_tuning
 
@@ -38,6 +39,9 @@ ATTENDED = ((1, 255, 1), (1, 3071, 1), (16, 255, 1), (16, 1023, 1), (1, 0, 64), 
             (1, 3072, 512))  # fmt: skip
 """Sequences, tokens before, rows of each."""
 VOCABULARY, LAYERS, BLOCK, MOST_CALLS = 32000, 8, 16, 64
+STATE_HEADS, STATE_DIM = 16, 128
+STATE_CASES = ((1, 1), (4, 1), (16, 1), (1, 16), (1, 128), (4, 64))
+"""Sequences with a recurrent state, and rows of each."""
 FULL = 128
 """Rows from which products in tiles do not hide the reading of weights any more, which is added."""
 
@@ -234,6 +238,36 @@ def _attention(ops: Ops, cache: KVCache, heads: int, case: tuple[int, int, int],
         for table in tables:
             ops.next_layer()
             y = ops.attention(qkv, cache, ends, context, table, spec, None)
+        return y  # type: ignore[no-any-return]
+
+    return ops.record(run).run
+
+
+def recurrence_rates(ops: Ops, seconds: float = SECONDS, far: int = FAR) -> RecurrenceRates:
+    """Rates of the gated delta rule, fitted as those of attention. Each call has other states of `far` bytes."""
+    numbers = STATE_HEADS * STATE_DIM * STATE_DIM
+    states = np.zeros((max(16, far // (4 * numbers)), STATE_HEADS, STATE_DIM, STATE_DIM), F32)
+    calls = {case: min(MOST_CALLS, len(states) // case[0]) for case in STATE_CASES}
+    spent = timed_in_turns({case: _recurrence(ops, states, case, calls[case]) for case in STATE_CASES}, seconds)
+    features = [[1.0, seqs * numbers, seqs * rows * numbers] for seqs, rows in STATE_CASES]
+    return RecurrenceRates(
+        *non_negative(np.array(features), np.array([spent[case] / calls[case] for case in STATE_CASES]))
+    )
+
+
+def _recurrence(ops: Ops, states: Host, case: tuple[int, int], calls: int) -> Callable[[], object]:
+    """A recording of so many calls, each with states of its own, which it reads and stores."""
+    (seqs, rows), zeros = case, np.zeros(STATE_HEADS, F32)
+    spec = DeltaSpec(STATE_HEADS, STATE_HEADS, STATE_DIM, STATE_DIM, zeros, zeros)
+    qkv, gates = _noise(seqs * rows, spec.width), _noise(seqs * rows, 2 * STATE_HEADS)
+    ends, counts = np.arange(0, seqs * rows + 1, rows, dtype=I32), np.array([[rows, 0]] * seqs, I32)
+    slots = [np.arange(i * seqs, (i + 1) * seqs, dtype=I32) for i in range(calls)]
+    moves = [StateBatch(ends, own, counts, np.stack((own, np.full(seqs, -1, I32)), 1)) for own in slots]
+
+    def run() -> Host:
+        for each in moves:
+            ops.next_layer()
+            _, y = ops.delta_rule(qkv, gates, None, states, each, spec)
         return y  # type: ignore[no-any-return]
 
     return ops.record(run).run

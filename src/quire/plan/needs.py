@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, LoraConfig
 from quire.core.dtypes import Dtype
+from quire.core.errors import ConfigError
 from quire.core.exclusions.table import check_known
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation
 from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_len
@@ -21,6 +22,7 @@ from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of, states_of
 from quire.model.offload.budget import allowed
+from quire.model.own_drafts import with_own_drafts
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice, choose
 from quire.ops.layout import CacheLayout
@@ -41,6 +43,7 @@ class Needs(NamedTuple):
 def needs(config: EngineConfig) -> Needs:
     """What serving a model takes, from headers, what drafts for it included; each replica has weights of its own."""
     found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    config = with_own_drafts(config, found)
     choice, drafts = choose(config.device), drafting_model(config)
     check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     weights = weights_of(config, found, choice)
@@ -66,6 +69,17 @@ def drafting_model(config: EngineConfig) -> ModelFacts | None:
     return describe(asked.model, config.model.load_format, hub_beside(config.model))
 
 
+def mtp_of(found: ModelFacts) -> ModelFacts:
+    """The layer of the model's own files that drafts; `ConfigError` where they have none."""
+    if found.mtp is None:
+        raise ConfigError(
+            f"speculative_config: method mtp: {found.name}: its files have no such layer; use ngram, suffix, "
+            "draft_model, self",
+            param="speculative_config",
+        )
+    return found.mtp
+
+
 def heads_of(config: EngineConfig, asked: Speculation) -> Checkpoint:
     """What the folder of heads holds."""
     return Checkpoint(resolve(asked.model or "", hub_beside(config.model)))
@@ -74,10 +88,13 @@ def heads_of(config: EngineConfig, asked: Speculation) -> Checkpoint:
 def drafting_layers(
     config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None
 ) -> list[tuple[ModelSpec, Dtype]]:
-    """What keeps keys and values beside the model: a draft model, or the layer of EAGLE."""
+    """What keeps keys and values beside the model: a draft model, or a layer that drafts."""
     asked = config.speculation.asked
     if drafts is not None:
         return [(drafts.spec, drafts.dtype)]
+    if asked is not None and asked.method == "mtp":
+        layer = mtp_of(found)
+        return [(layer.spec, found.dtype)]
     if asked is None or asked.method not in ("eagle", "eagle3"):
         return []
     path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"
@@ -89,6 +106,8 @@ def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts
     asked = config.speculation.asked
     if asked is None or asked.method in LOOK_UPS or asked.layers:
         return 0
+    if asked.method == "mtp":
+        return weights_of(replace(config, lora=LoraConfig()), mtp_of(found), choice)
     if asked.method in HEADS:
         return heads_of(config, asked).nbytes
     own = replace(config, model=replace(config.model, quantization=asked.quantization))

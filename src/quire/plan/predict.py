@@ -18,6 +18,7 @@ from quire.core.exclusions.exclusion import Known
 from quire.core.exclusions.features import GPU_PROCESSES
 from quire.core.exclusions.table import check_known
 from quire.model.known import known_of, known_of_device
+from quire.model.own_drafts import with_own_drafts
 from quire.plan.devices import DeviceSheet
 from quire.plan.latency import Flow, StepBounds, batch_flow, stream_flow
 from quire.plan.memory import PROCESS, MemoryAccount, account, choice_of, facts_of, kv_format, rank_needs
@@ -77,10 +78,12 @@ class Planner:
 
     def __init__(self, config: EngineConfig, machine: Machine) -> None:
         config.validate()
-        self.config, self.machine = config, machine
         self.facts, self.bare = facts_of(config)
         self.choice = choice_of(config, machine.device)
-        known = known_of(config, self.facts) | known_of_device(config, self.choice.backend, self.choice.chosen)
+        device = known_of_device(config, self.choice.backend, self.choice.chosen)
+        config = with_own_drafts(config, self.facts, device)
+        self.config, self.machine = config, machine
+        known = known_of(config, self.facts) | device
         on_paper = Known(known.features - {GPU_PROCESSES}, known.words)  # devices that no process has to share
         check_known(config.features, on_paper)
         self.ranks = rank_needs(config, self.facts, self.choice)
@@ -105,8 +108,9 @@ class Planner:
         return StepBounds(limits.max_num_seqs, limits.rows(self.kv.max_model_len))
 
     def sequences(self, tokens: int) -> int:
-        """Sequences of `tokens` tokens that the KV cache holds at one time."""
-        return self.kv.blocks // max(1, self.kv.sizes.footprint(tokens))
+        """Sequences of `tokens` tokens that the KV cache holds at one time, each with its recurrent state."""
+        held, states = self.kv.blocks // max(1, self.kv.sizes.footprint(tokens)), self.kv.states
+        return min(held, states.slots - 1) if states.slots else held
 
     def flow(self, load: PlannedLoad) -> Flow:
         """Flow of one replica, to which its part of the load goes. `ConfigError` for a request that never fits."""

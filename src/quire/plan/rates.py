@@ -39,6 +39,11 @@ class StepTimes(Protocol):
 log = logging.getLogger(__name__)
 
 FILE = "planner.json"
+F32_BYTES, STATE_FLOPS = 4, 8
+"""Bytes of a number of a recurrent state, and operations that a row does with it: decay, two products, an update."""
+WIDE_SHARE = 1 / 16
+"""Of a datasheet's 16-bit rate, what the device does in f32 without matrix units (H100 and A100: a fifteenth and a
+sixteenth)."""
 NEAR, FAR, FARTHEST = 24 << 20, 256 << 20, 1 << 30
 """Bytes of weights that a calibration runs through: caches keep the first, and not the other (`far_bytes`)."""
 
@@ -97,6 +102,10 @@ class Rates(Protocol):
         """Seconds of attention of all `layers` that are alike."""
         ...
 
+    def recurrence(self, numbers: int, chunks: Sequence[PlannedChunk], layers: int) -> float:
+        """Seconds of the recurrences of all `layers` that are alike: the state of a sequence has so many `numbers`."""
+        ...
+
     def between(self, rows: int, width: int, heads: int, layers: int) -> float:
         """Seconds of what is done between products in all layers: norms of rows of `width`, ropes of `heads` numbers
         of a row's queries, keys and values.
@@ -138,6 +147,12 @@ class DatasheetRates:
         compute = 4 * one.pairs(chunks) * one.heads * one.head_dim / (ARITHMETIC * self._device.peak(16))
         return layers * max(read, compute)
 
+    def recurrence(self, numbers: int, chunks: Sequence[PlannedChunk], layers: int) -> float:
+        """The longer of reading and writing each state once and of some products with it in f32 for each row."""
+        read = 2 * F32_BYTES * numbers * len(chunks) / (BANDWIDTH * self._device.bandwidth)
+        each = STATE_FLOPS * numbers / (ARITHMETIC * WIDE_SHARE * self._device.peak(16))
+        return layers * max(read, each * sum(chunk.rows for chunk in chunks))
+
     def between(self, rows: int, width: int, heads: int, layers: int) -> float:
         """Some passes over the rows in 16 bits."""
         return layers * rows * (16 * width + 4 * heads) / (BANDWIDTH * self._device.bandwidth)
@@ -178,6 +193,15 @@ class AttentionRates(msgspec.Struct, frozen=True):
     row: float
 
 
+class RecurrenceRates(msgspec.Struct, frozen=True):
+    """Seconds of a layer's recurrence: a call; a number of the state of a sequence in a step, which is read and
+    written; a number for each row."""
+
+    call: float
+    state: float
+    row: float
+
+
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured on this machine (`quire.plan.calibrate`, `quire.bench.calibration`).
 
@@ -191,6 +215,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     call: float
     kinds: dict[str, KindRates]
     attention: dict[str, AttentionRates]
+    recurrence: RecurrenceRates
     norms: dict[int, float]
     ropes: dict[int, float]
     sample: float
@@ -230,6 +255,11 @@ class MeasuredRates:
         seconds += one.pairs(decodes) * (one.heads * rates.decode_score + wide * rates.decode)
         seconds += one.pairs(prompts) * (one.heads * rates.prompt_score + wide * rates.prompt)
         return layers * (seconds + rates.row * wide * sum(chunk.rows for chunk in prompts))
+
+    def recurrence(self, numbers: int, chunks: Sequence[PlannedChunk], layers: int) -> float:
+        """States of sequences and rows of theirs."""
+        rates, rows = self._found.recurrence, sum(chunk.rows for chunk in chunks)
+        return layers * (rates.call + numbers * (rates.state * len(chunks) + rates.row * rows))
 
     def between(self, rows: int, width: int, heads: int, layers: int) -> float:
         """Interpolated over rows."""

@@ -12,7 +12,7 @@ from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.mixers.mixer import LayerCacheSpec
 from quire.model.spec import ModelSpec
 from quire.plan.memory import RankNeeds
-from quire.plan.rates import Attended, PlannedChunk, PlannedProduct, Rates
+from quire.plan.rates import F32_BYTES, Attended, PlannedChunk, PlannedProduct, Rates
 from quire.plan.weights import WeightPart
 from quire.run.step_sizes import MAX_REPLAYED_ROWS
 
@@ -72,11 +72,14 @@ class RooflineStage:
         self._read = sum(part.nbytes for part in self._products)
         self._projected = max((mixer_of(self._spec, i).projected for i in self._layers), default=0)
         self._attended = Counter(_attended(self._spec, i, kept) for i in self._layers)
+        states = (mixer_of(self._spec, i).state for i in self._layers)
+        self._states = Counter(state.nbytes // F32_BYTES for state in states if state is not None)
 
     def seconds(self, chunks: Sequence[PlannedChunk], rows: int) -> float:
         """Seconds of a step's rows through these layers, and of the head where it is here."""
         seconds = sum(self._product(part, rows, len(chunks)) for part in self._products)
         seconds += sum(self._rates.attention(one, chunks, layers) for one, layers in self._attended.items())
+        seconds += sum(self._rates.recurrence(numbers, chunks, layers) for numbers, layers in self._states.items())
         return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))
 
     def _product(self, part: WeightPart, rows: int, seqs: int) -> float:

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.core.dtypes import BF16, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError, ModelError
-from quire.ops.arrays import Array, Host, concat, equal, zeros_like
+from quire.ops.arrays import Array, Host, concat, contiguous, equal, zeros_like
 from quire.ops.weights import SUPER, Packed, StoredMatrix, Weight
 
 if TYPE_CHECKING:
@@ -90,6 +93,18 @@ class QWeight:
         k = w.codes.shape[1]
         groups = {name: t[:, start * t.shape[1] // k : stop * t.shape[1] // k] for name, t in whole._groups().items()}
         return whole._changed(w.codes[:, start:stop], groups)
+
+    def take_cols(self, cols: NDArray[np.int64]) -> QWeight:
+        """The columns in the order `cols` [k], a permutation. Groups are moved; where it parts them, activations are
+        put in order instead (act-order)."""
+        w, each = self.weight, self.weight.group or 1
+        places = cols.reshape(-1, each) if w.order is None and len(cols) % each == 0 else cols[:, None]
+        if places.shape[1] != each or (places != places[:, :1] // each * each + np.arange(each)).any():
+            back = np.argsort(cols) if w.order is None else np.argsort(cols)[w.order]
+            return QWeight(replace(w, order=back.astype(np.int32)))
+        whole, groups = self._without_units(), places[:, 0] // each
+        moved = {name: t[:, groups] for name, t in whole._groups().items()}
+        return whole._changed(contiguous(w.codes[:, cols]), moved)
 
     @staticmethod
     def cat_rows(parts: Sequence[QWeight]) -> QWeight:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.ops.arrays import Array, Host
 from quire.ops.weights import StoredMatrix, Weight
 from quire.quant.base import QWeight
@@ -59,6 +62,11 @@ class StoredWeight(QWeight):
         """The columns start..stop; both must lie on group borders, otherwise `ConfigError`."""
         cut = self.stored.slice_cols(start, stop)
         return super().slice_cols(start, stop) if cut is None else self._still(cut)
+
+    def take_cols(self, cols: NDArray[np.int64]) -> QWeight:
+        """The columns in the order `cols` [k], a permutation: as they are stored where it parts no block."""
+        moved = self.stored.take_cols(cols)
+        return super().take_cols(cols) if moved is None else self._still(moved)
 
     def above(self, others: Sequence[QWeight]) -> QWeight:
         """Stack this matrix and `others` below it, as `cat_rows`."""

@@ -35,7 +35,13 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     intermediates of an MLP never reach memory. Families whose blocks differ (latents, encoders) are counted as the
     sequential block with their widths: short of what they take by what only they have.
     """
-    mixed = max(spec.heads * spec.value_dim, spec.conv.width, spec.delta.width + spec.delta.values)
+    mixed = max(
+        spec.heads * spec.value_dim,
+        spec.conv.width,
+        spec.delta.width + spec.delta.values,
+        spec.scan.width + spec.scan.inner,
+        3 * spec.channels.inner + spec.channels.rank + 2 * spec.channels.state,
+    )
     logits, attended = min(rows, logits), _queries(spec) + mixed
     layer = rows * (3 * spec.hidden + attended + _mlp(spec, fused))
     last = rows * (spec.hidden + attended) + logits * (5 * spec.hidden + spec.vocab_size)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.cache.tiers import StoreSizes
 from quire.core.dtypes import U8
 from quire.core.plan import BlockWork, Save
-from quire.ops.arrays import view_as
+from quire.ops.arrays import Array, view_as
 from quire.ops.backend import Ops
 from quire.ops.layout import KVCache
 from quire.parallel.comm import Comm
@@ -20,12 +21,14 @@ Bytes = NDArray[np.uint8]
 Later = Callable[[], Bytes]
 """Waits for a copy, and returns it."""
 Keep = Callable[[Save, Bytes], None]
-"""Takes the content of a block to a store."""
+"""Takes the content of a block, or a recurrent state, to a store."""
 NOTE_BYTES = 4
+NO_NOTE: Bytes = np.empty(0, np.uint8)
 
 
 class BlockBytes(Protocol):
-    """The bytes of whole blocks, wherever their parts are: out of the KV cache for a store, and back."""
+    """The bytes of whole blocks, or of slots of states, wherever their parts are: out of the cache for a store, and
+    back."""
 
     nbytes: int
 
@@ -38,10 +41,28 @@ class BlockBytes(Protocol):
         ...
 
 
+class StoredBytes(NamedTuple):
+    """The bytes of what a store keeps: of blocks, and of slots of recurrent states where the model has any."""
+
+    blocks: BlockBytes
+    states: BlockBytes | None = None
+
+    @property
+    def sizes(self) -> StoreSizes:
+        """Bytes of a block, and of a slot."""
+        return StoreSizes(self.blocks.nbytes, 0 if self.states is None else self.states.nbytes)
+
+    def of(self, state: bool) -> BlockBytes:
+        """The bytes of blocks, or of slots of states."""
+        found = self.states if state else self.blocks
+        assert found is not None, "no state is saved where there is none"
+        return found
+
+
 class Blocks:
     """The one door to what is done with whole blocks, whoever asks: steps, drafts, and a store while nothing runs."""
 
-    def __init__(self, caches: Caches, ops: Ops, stored: BlockBytes | None = None) -> None:
+    def __init__(self, caches: Caches, ops: Ops, stored: StoredBytes | None = None) -> None:
         """`stored`: the bytes of blocks, where a store keeps any; `coming`: copies that are under way."""
         self.stored, self._caches, self._queues = stored, caches, ops.queues
         self.coming: list[tuple[Save, Later]] = []
@@ -59,14 +80,14 @@ class Blocks:
             self._save(self.stored, work.saves, keep)
         if work.wipes:
             caches.zero(work.wipes)
-        for block, data in work.fills:
+        for fill in work.fills:
             assert self.stored is not None, "what comes back was saved before"
-            self.stored.fill(block, data)
+            self.stored.of(fill.state).fill(fill.block, fill.data)
         if work.copies:
             caches.copy(work.copies)
 
-    def _save(self, stored: BlockBytes, saves: Sequence[Save], keep: Keep | None) -> None:
-        copied = [(save, stored.copy(save.block)) for save in saves]
+    def _save(self, stored: StoredBytes, saves: Sequence[Save], keep: Keep | None) -> None:
+        copied = [(save, stored.of(save.state).copy(save.block)) for save in saves]
         ready, self.coming = (self.coming, copied) if self._queues else (copied, [])
         for save, data in ready:
             found = data()
@@ -98,6 +119,28 @@ class OwnBytes:
         row = np.frombuffer(data, np.uint8)
         self._ops.scatter([part[block] for part in self._parts], row[:-NOTE_BYTES])
         self._through[block : block + 1] = row[-NOTE_BYTES:].copy().view(np.int32)
+
+
+class StateBytes:
+    """Copies slots of recurrent states, of the layers with `states` f32 [slots, ...], to and from rows of bytes."""
+
+    def __init__(self, states: Sequence[Array], ops: Ops) -> None:
+        self._parts, self._ops = [view_as(array, U8).reshape(len(array), -1) for array in states], ops
+        self.nbytes: int = sum(part.shape[1] for part in self._parts)
+
+    def copy(self, block: int) -> Later:
+        """What the slot holds."""
+        return self._ops.gather([part[block] for part in self._parts], NO_NOTE)
+
+    def fill(self, block: int, data: Any) -> None:
+        """Make the slot hold what `copy` gave."""
+        self._ops.scatter([part[block] for part in self._parts], np.frombuffer(data, np.uint8))
+
+
+def own_bytes(caches: Caches, ops: Ops) -> StoredBytes:
+    """The bytes of what this process has of the cache."""
+    states = StateBytes(caches.states, ops) if caches.states else None
+    return StoredBytes(OwnBytes(caches.own, caches.through, ops), states)
 
 
 class JoinedBytes:
@@ -145,14 +188,23 @@ class SharedBytes:
         self._own.fill(block, received(self._comm, self._ops, self.nbytes, 0))
 
 
-def say_size(stored: BlockBytes, comm: Comm, ops: Ops) -> None:
-    """Tell rank 0 this rank's bytes of a block."""
-    sent(comm, ops, np.array([stored.nbytes], np.int64).view(np.uint8), 0)
+def shared_bytes(own: StoredBytes, comm: Comm, ops: Ops) -> StoredBytes:
+    """Another rank's, of which rank 0 asks."""
+    states = None if own.states is None else SharedBytes(own.states, comm, ops)
+    return StoredBytes(SharedBytes(own.blocks, comm, ops), states)
 
 
-def heard_sizes(comm: Comm, ops: Ops) -> tuple[int, ...]:
-    """What each of the others says by `say_size`."""
-    return tuple(int(received(comm, ops, 8, rank).view(np.int64)[0]) for rank in range(1, comm.world))
+def joined_bytes(own: StoredBytes, comm: Comm, ops: Ops) -> StoredBytes:
+    """Rank 0's, once each of the others has said its sizes (`say_sizes`)."""
+    said = [received(comm, ops, 16, rank).view(np.int64) for rank in range(1, comm.world)]
+    blocks, states = [int(each[0]) for each in said], [int(each[1]) for each in said]
+    joined = None if own.states is None else JoinedBytes(own.states, states, comm, ops)
+    return StoredBytes(JoinedBytes(own.blocks, blocks, comm, ops), joined)
+
+
+def say_sizes(stored: StoredBytes, comm: Comm, ops: Ops) -> None:
+    """Tell rank 0 this rank's bytes of a block, and of a slot of states."""
+    sent(comm, ops, np.array(stored.sizes, np.int64).view(np.uint8), 0)
 
 
 def sent(comm: Comm, ops: Ops, data: Bytes, to: int) -> None:

@@ -111,8 +111,9 @@ class BatchBuilder:
                 arrays.tokens[at:stop] = seq.tokens[start:end]
             elif seq.draft.tokens:
                 arrays.tokens[at:stop] = (seq.tokens + seq.draft.tokens)[start:end]
-            else:
-                arrays.tokens[at] = -1 - self._places[seq]
+            else:  # the last one is not known; what is run again before it is
+                arrays.tokens[at : stop - 1] = seq.tokens[start:]
+                arrays.tokens[stop - 1] = -1 - self._places[seq]
             self._fill_blocks(s, seq, start, end - start, at)
             if tree:
                 self._fill_tree(seq, start, at, stop)

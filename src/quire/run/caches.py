@@ -11,6 +11,7 @@ from quire.core.dtypes import U8
 from quire.model.build import Model
 from quire.model.mixers.layer_mixers import kept_by_layer
 from quire.model.mixers.mixer import LayerCacheSpec
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved, with_states
 from quire.run.kv_budget import KVPlan
@@ -22,8 +23,8 @@ def kept_by(models: Iterable[Model]) -> dict[int, LayerCacheSpec]:
 
 
 def state_bytes(models: Iterable[Model]) -> int:
-    """Bytes of the recurrent states of a sequence, in all layers that are here."""
-    return sum(state.nbytes for model in models for state in model.own_states if state is not None)
+    """Bytes of the recurrent states of a sequence, in all layers: so all stages have as many slots."""
+    return sum(state.nbytes for model in models for state in model.states if state is not None)
 
 
 Home = tuple[int, int]
@@ -66,7 +67,8 @@ def _carved_from(whole: KVCache, parts: CacheLayout, at: int) -> LayerCache:
 
 
 class Caches:
-    """Caches of all layers that are here: `own`, each array once, `of_layer`, by layer, and `group_of` block tables.
+    """Caches of all layers that are here: `own`, each array once, `of_layer`, by layer, and `group_of` block tables;
+    `states`, of the layers that have recurrent ones.
 
     The layers of a draft model are further layers of the same blocks, so that whoever has a block has both models'
     keys and values of its tokens: `part` is what one model sees. On a GPU a block behind the last one, `pad_block`,
@@ -96,9 +98,11 @@ class Caches:
         self._kept = None if parts <= set(map(id, self.own)) else kept
         self.of_layer = [kept.get(home, ()) for home, _ in homes]
         states = [state for model in models for state in model.own_states]
+        self.states: list[Array] = []
         for i, layout in enumerate(states):
             if layout is not None:
-                self.of_layer[i] = with_states(self.of_layer[i], ops.zeros(layout.shape(kv.states.slots)))
+                self.states.append(ops.zeros(layout.shape(kv.states.slots)))
+                self.of_layer[i] = with_states(self.of_layer[i], self.states[-1])
         self.group_of = [group for (group, _), _ in homes]
         self.through = np.zeros(self.blocks + 1, np.int32)
 

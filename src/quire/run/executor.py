@@ -12,7 +12,7 @@ from quire.core.speculation import Speculation
 from quire.model.build import Model
 from quire.model.net.hidden_taps import Taps
 from quire.ops.backend import Ops
-from quire.run.blocks import BlockBytes, Blocks, OwnBytes, SharedBytes
+from quire.run.blocks import Blocks, StoredBytes, own_bytes, shared_bytes
 from quire.run.caches import Caches
 from quire.run.cpu_step import CpuStep
 from quire.run.kernel_tuning import tune
@@ -169,16 +169,16 @@ class LocalExecutor:
     ) -> LocalStep:
         return local_step(self.ops)(model, self.ops, kv, limits, caches, self._record_steps, taps)
 
-    def _stored(self, caches: Caches) -> BlockBytes | None:
+    def _stored(self, caches: Caches) -> StoredBytes | None:
         """The bytes of blocks, where a store keeps them; other ranks' go to the first."""
         if not self.config.tiers.any:
             return None
-        own, place = OwnBytes(caches.own, caches.through, self.ops), self.model.place
+        own, place = own_bytes(caches, self.ops), self.model.place
         if place.rank == 0:
             return own
         comm = place.comm("tensor")
         assert comm is not None, "blocks of other ways to be parallel are kept in no store"
-        return SharedBytes(own, comm, self.ops)
+        return shared_bytes(own, comm, self.ops)
 
     def change_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
         """Implement `Executor`."""

@@ -103,12 +103,14 @@ def shape_kv(
     each = {layer: part.bytes_per_token for layer, part in parts.items()}
     groups = group_layers(parts, length) if groups is None else groups.share(each)
     sizes = TableSizes(size, config.scheduler.rows(length), groups.windows, config.parallel.context_parallel_size)
-    states = StatePlan(0, state_bytes, _interval(config, state_bytes, sum(each.values())))
+    stays = sum(part.bytes_per_token for part in parts.values() if not part.window) or sum(each.values())
+    states = StatePlan(0, state_bytes, _interval(config, state_bytes, stays))
     return KVPlan(groups, sizes, 0, size * sum(each[layer] for layer in groups.widest), length, states)
 
 
 def _interval(config: EngineConfig, state_bytes: int, token_bytes: int) -> int:
-    """Tokens between snapshots of states, in whole blocks: so many as have the bytes of one."""
+    """Tokens between snapshots of states, in whole blocks: so many as have the bytes of one, `token_bytes` each of
+    what layers without a window keep."""
     cache = config.cache
     if not state_bytes or not cache.enable_prefix_caching:
         return 0

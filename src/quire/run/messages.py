@@ -45,7 +45,7 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
     for steps of `limits`, and warm up.
 
     `windows` and `layers` are those of rank 0's groups. Where a store keeps blocks, first send how many bytes one has,
-    int64 [1].
+    and a slot of states, int64 [2].
     """
 
     blocks: int
@@ -98,12 +98,13 @@ class Encode(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Do what `BlockWork` says: what `saves` hold is sent to rank 0, and `fills` come from there."""
+    """Do what `BlockWork` says: what `saves` hold is sent to rank 0, and `fills` come from there, each a block or a
+    slot of a state."""
 
     moves: tuple[tuple[int, int, int], ...]
-    saves: tuple[int, ...]
+    saves: tuple[tuple[int, bool], ...]
     wipes: tuple[int, ...]
-    fills: tuple[int, ...]
+    fills: tuple[tuple[int, bool], ...]
     copies: tuple[tuple[int, int], ...]
 
 

@@ -20,7 +20,7 @@ from quire.model.net.multimodal import EmbeddedRows
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.run.blocks import BlockBytes, Blocks, JoinedBytes, Keep, heard_sizes
+from quire.run.blocks import Blocks, Keep, StoredBytes, joined_bytes
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches, kept_by
 from quire.run.executor import Allocated, LocalExecutor
@@ -60,7 +60,7 @@ class MultiRankExecutor:
         if stored is not None:
             comm = self.ranks.place.comm("tensor")
             assert comm is not None, "blocks of other ways to be parallel are kept in no store"
-            stored = JoinedBytes(stored, heard_sizes(comm, self.ops), comm, self.ops)
+            stored = joined_bytes(stored, comm, self.ops)
         return MultiRankBlocks(own.caches, self.ops, stored, self.ranks)
 
     def change_adapter(self, name: str, folder: str, replaces: bool = False) -> None:
@@ -151,13 +151,14 @@ class MultiRankStep:
 class MultiRankBlocks(Blocks):
     """Blocks that other ranks have their parts of."""
 
-    def __init__(self, caches: Caches, ops: Ops, stored: BlockBytes | None, ranks: Ranks) -> None:
+    def __init__(self, caches: Caches, ops: Ops, stored: StoredBytes | None, ranks: Ranks) -> None:
         super().__init__(caches, ops, stored)
         self._ranks = ranks
 
     def apply(self, work: BlockWork, keep: Keep | None = None) -> None:
         """Do block work on all ranks."""
         if work:
-            saves, fills = tuple(save.block for save in work.saves), tuple(block for block, _ in work.fills)
+            saves = tuple((save.block, save.state) for save in work.saves)
+            fills = tuple((fill.block, fill.state) for fill in work.fills)
             self._ranks.tell(MoveBlocks(work.moves, saves, work.wipes, fills, work.copies))
         super().apply(work, keep)

@@ -17,7 +17,7 @@ from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import TappedDecoder, Taps, picked, tapped
 from quire.model.net.multimodal import EmbeddedRows, with_images
-from quire.model.net.parts import GatedMlp, PlainMlp
+from quire.model.net.parts import GatedMlp, PlainMlp, Scaled
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.run.activations import activations
@@ -208,4 +208,5 @@ class LocalStep(ABC):
 def _fuses(model: Model) -> bool:
     """Whether the wide rows of MLPs stay within one op."""
     layers = model.decoder.layers if isinstance(model.decoder, Decoder) else ()
-    return not any(isinstance(layer.mlp, GatedMlp | PlainMlp) for layer in layers)
+    mlps = (layer.mlp.own if isinstance(layer.mlp, Scaled) else layer.mlp for layer in layers)
+    return not any(isinstance(mlp, GatedMlp | PlainMlp) for mlp in mlps)

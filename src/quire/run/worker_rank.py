@@ -24,13 +24,13 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, QuireError
 from quire.core.files import sampled_digest
 from quire.core.machine import end_with_parent, uncollected
-from quire.core.plan import BlockWork, Save
+from quire.core.plan import BlockWork, Fill, Save
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, open_backend
 from quire.parallel.digest import SentDigests
 from quire.parallel.rank_place import BusyTimes, RankPlace
-from quire.run.blocks import say_size
+from quire.run.blocks import say_sizes
 from quire.run.builder import StepSizes
 from quire.run.caches import kept_by, state_bytes
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
@@ -74,8 +74,8 @@ class Rank:
                 tokens, slots = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.slots, np.int64)
                 self._allocated.step.encode(tokens.copy(), slots.copy())
             else:
-                saves = tuple(Save(block, b"", ()) for block in message.saves)
-                fills = tuple((block, None) for block in message.fills)
+                saves = tuple(Save(block, b"", (), state) for block, state in message.saves)
+                fills = tuple(Fill(block, None, state) for block, state in message.fills)
                 work = BlockWork(message.moves, saves, message.wipes, fills, message.copies)
                 self._allocated.blocks.apply(work)
 
@@ -112,7 +112,7 @@ class Rank:
         kv = plan_kv(config, shape_kv(config, kept, asked.max_model_len, groups, states))
         self._allocated = executor.allocate(kv, asked.limits)
         if self._allocated.blocks.stored is not None and self._share is not None:
-            say_size(self._allocated.blocks.stored, self._share, self._ops)
+            say_sizes(self._allocated.blocks.stored, self._share, self._ops)
 
     def _profile(self, asked: Profile) -> None:
         executor = self._executor

@@ -61,7 +61,7 @@ def facts(state: ModelServer) -> list[tuple[str, str]]:
     return [
         ("model", f"{', '.join(state.permanent.names)}: {kind}, {info.backend}/{info.isa}, {info.threads} threads"),
         ("memory", memory_line(info)),
-        ("slots", slots_line(state.permanent.config)),
+        ("slots", slots_line(state.permanent.config, info.drafts)),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.cache.tiers import StoreSizes
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.exclusions.exclusion import Known
@@ -77,11 +78,12 @@ def design_of(config: EngineConfig, options: ClusterOptions, seed: int) -> Timed
         )
     setup = Setup(
         config.scheduler, kv.blocks, config.cache.block_size, kv.max_model_len,
-        config.cache.enable_prefix_caching, kv.sizes.windows,
+        config.cache.enable_prefix_caching, kv.sizes.windows, kv.states,
     )  # fmt: skip
+    link = _link(options, StoreSizes(kv.block_bytes, kv.states.slot_bytes))
     design = Design(
         setup=setup, times=times, replicas=count, router=options.router, prefill=options.prefill_replicas,
-        link=_link(options, kv.block_bytes), mtbf=options.mtbf, failures=options.failures, start=options.start_time,
+        link=link, mtbf=options.mtbf, failures=options.failures, start=options.start_time,
         autoscale=_scaling(options, bounds), patience=options.patience, edge_ms=options.edge_ms,
         sample=options.sample_every, seed=seed,
     )  # fmt: skip
@@ -101,10 +103,10 @@ def _machine(config: EngineConfig, device: str) -> Machine:
     return Machine(None, recall(machine_key(choice.isa, choice.threads)))
 
 
-def _link(options: ClusterOptions, block_bytes: int) -> SimulatedLink | None:
+def _link(options: ClusterOptions, sizes: StoreSizes) -> SimulatedLink | None:
     if not options.prefill_replicas:
         return None
-    return SimulatedLink(block_bytes, options.link_gb_s * 1e9, options.link_ms / 1000)
+    return SimulatedLink(sizes, options.link_gb_s * 1e9, options.link_ms / 1000)
 
 
 def _scaling(options: ClusterOptions, bounds: tuple[int, int] | None) -> Autoscale | None:

@@ -14,12 +14,14 @@ from msgspec.structs import replace
 from quire.cache.blocks import BlockPool
 from quire.cache.groups import TableSizes
 from quire.cache.prefix import PrefixCache
+from quire.cache.states import StateSlots
 from quire.cache.tables import BlockTables
 from quire.cache.tiers import Tiers
 from quire.core.config import SchedulerConfig
 from quire.core.plan import ChunkResult, StepPlan
 from quire.core.request import Output, Request
 from quire.plan.rates import PlannedChunk, StepTimes
+from quire.run.kv_budget import NO_STATES, StatePlan
 from quire.sched.policy import Policy
 from quire.sched.scheduler import Scheduler
 from quire.simulate.steady import advance, next_decodes, serve
@@ -53,7 +55,8 @@ class StepMeter(Protocol):
 class Setup:
     """What every replica has: limits of its scheduler, KV blocks, and tokens of a sequence at most.
 
-    `windows`: tokens that each group of layers sees (0: all). `fast`: steps in which nothing changes are done together.
+    `windows`: tokens that each group of layers sees (0: all). `states`: slots of recurrent states, and tokens between
+    snapshots. `fast`: steps in which nothing changes are done together.
     """
 
     scheduler: SchedulerConfig
@@ -62,6 +65,7 @@ class Setup:
     max_model_len: int
     prefix_caching: bool = True
     windows: tuple[int, ...] = (0,)
+    states: StatePlan = NO_STATES
     fast: bool = True
 
     @property
@@ -94,9 +98,15 @@ class Replica:
         setup = self.setup
         tiers = None if self._tiers is None else self._tiers()
         self.pool = BlockPool(setup.blocks, remembered=0, watcher=tiers)
-        self.prefix = PrefixCache(self.pool, setup.block_size, SECRET) if setup.prefix_caching else None
+        states, interval = None, setup.states.interval if setup.prefix_caching else 0
+        if setup.states.slots:
+            slots, most = setup.states.slots, setup.scheduler.max_num_seqs
+            states = StateSlots(slots, setup.block_size, interval, most, tiers)
+        found = None if states is None else states.pool
+        shares = setup.prefix_caching
+        self.prefix = PrefixCache(self.pool, setup.block_size, SECRET, states=found) if shares else None
         sizes = TableSizes(setup.block_size, setup.scheduler.rows(setup.max_model_len), setup.windows)
-        tables = BlockTables(self.pool, self.prefix, sizes, tiers)
+        tables = BlockTables(self.pool, self.prefix, sizes, tiers, states)
         self.scheduler = Scheduler(setup.limits, tables, setup.max_model_len)
         self.scheduler.clock = self._clock
         self._plan: StepPlan | None = None
@@ -239,7 +249,8 @@ class Replica:
         return outputs
 
     def _predict(self, plan: StepPlan) -> float:
-        self._seconds = seconds = self._times.seconds([PlannedChunk(chunk.count, chunk.start) for chunk in plan.chunks])
+        chunks = [PlannedChunk(chunk.rows, chunk.start - chunk.again) for chunk in plan.chunks]
+        self._seconds = seconds = self._times.seconds(chunks)
         return seconds
 
     # ---------------------------------------------------------------------------------------------------------- gauges

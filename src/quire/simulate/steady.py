@@ -2,8 +2,8 @@
 
 Such steps are most of all. What they do to sequences, blocks and counters is done here by the same tables, pool and
 policy in the same order as if each had been planned and committed, so what follows is the same to the last bit: a test
-holds random loads to it. Where that could not be said - windows that slide, chunks sized by time, blocks that come
-back from a store - each step is planned.
+holds random loads to it. Where that could not be said - windows that slide, recurrent states, chunks sized by time,
+blocks that come back from a store - each step is planned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def next_decodes(scheduler: Scheduler, now: float, refused: bool) -> int:
         return 0  # prompts, and whoever had no part of the last step
     if scheduler.pace.limits or len(scheduler.recall) or len(scheduler.readying):
         return 0
-    if tables.sizes.windows != (0,) or tables.pool.lanes != 1:
+    if tables.sizes.windows != (0,) or tables.pool.lanes != 1 or tables.states is not None:
         return 0
     if len(scheduler.waiting) and not _nobody_joins(scheduler, refused):
         return 0

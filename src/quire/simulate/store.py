@@ -8,7 +8,7 @@ from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.cache.tiers import StoreCounts, StoreKey, StoreRead, Tiers
+from quire.cache.tiers import StoreCounts, StoreKey, StoreRead, StoreSizes, Tiers
 
 Later = Callable[[int, float, Callable[[], None]], None]
 """Calls something after so many seconds, and wakes the replica of that number."""
@@ -16,12 +16,12 @@ Later = Callable[[int, float, Callable[[], None]], None]
 
 @dataclass(frozen=True)
 class SimulatedLink:
-    """Blocks of `block_bytes` are read at `bytes_per_s`, `latency` seconds after they were asked for.
+    """Blocks and states of `sizes` are read at `bytes_per_s`, `latency` seconds after they were asked for.
 
-    `capacity`: blocks that the store remembers. They are written while prompts are computed, which is free here.
+    `capacity`: how many of them the store remembers. They are written while prompts are computed, which is free here.
     """
 
-    block_bytes: int
+    sizes: StoreSizes
     bytes_per_s: float
     latency: float = 0.0
     capacity: int = 1 << 20
@@ -43,7 +43,7 @@ class SimulatedStore:
     @property
     def counts(self) -> StoreCounts:
         """Blocks that it has."""
-        return StoreCounts(blocks=len(self._keys), bytes=len(self._keys) * self.link.block_bytes)
+        return StoreCounts(blocks=len(self._keys), bytes=sum(map(self.link.sizes.of, self._keys)))
 
     def has(self, key: bytes) -> bool:
         """Whether it was written, and not forgotten."""
@@ -88,7 +88,7 @@ class SimulatedStore:
         """Read after what the replica reads already."""
         now = self._clock()
         start = max(now, self._free.get(replica, 0.0))
-        end = start + self.link.latency + len(reading.wanted) * self.link.block_bytes / self.link.bytes_per_s
+        end = start + self.link.latency + self.link.sizes.total(reading.wanted) / self.link.bytes_per_s
         self._free[replica] = end
 
         def done() -> None:
@@ -102,7 +102,7 @@ class _Through(Tiers):
     """Every published block is written, none is kept when it is evicted, and readings end when the clock says so."""
 
     def __init__(self, store: SimulatedStore, replica: int) -> None:
-        super().__init__(store, store.link.block_bytes)
+        super().__init__(store, store.link.sizes)
         self._to, self._replica = store, replica
 
     def published(self, block: int, key: bytes, tokens: tuple[int, ...]) -> None:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from quire.core.config import EngineConfig
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
-from quire.core.speculation import TreeForm
+from quire.core.speculation import REFUSED, TreeForm
 from quire.model.build import Model, kv_layouts
 from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.hidden_taps import Taps
-from quire.model.net.parts import Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
+from quire.model.net.parts import Embed, Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
@@ -73,10 +73,13 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     """
     assert isinstance(target.decoder, Decoder)
     file = HeadFile(folder, ops, WIDE[target.dtype], lambda name: name.removeprefix("model."))
+    for other, why in REFUSED.items():
+        if any(other in name.lower() for name in file.config.texts("architectures")):
+            raise ModelError(f"{file.folder}: is of the method {other!r}, which is not supported: {why}")
     spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
-    made = _Loader(file, spec, target, ops)
+    read = _Loader(file, spec, target, ops)
     (rope,) = shared_tables(spec.rope, target.max_model_len).values()
     layers = file.config.child("eagle_config").integers("eagle_aux_hidden_state_layer_ids")
     if method == "eagle3":
@@ -84,13 +87,13 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
         if not all(0 < i < target.spec.layers for i in taps.layers):
             raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
         fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
-        entry: EagleInput = Eagle3Input(made.norm("midlayer.input_layernorm"), made.norm("midlayer.hidden_norm"))
-        layer, norm = made.layer("midlayer", 2 * spec.hidden, ops.put(rope)), made.norm("norm")
+        entry: EagleInput = Eagle3Input(read.norm("midlayer.input_layernorm"), read.norm("midlayer.hidden_norm"))
+        layer, norm = read.layer("midlayer", 2 * spec.hidden, ops.put(rope)), read.norm("norm")
         head = file.linear({"lm_head": spec.vocab_size}, spec.hidden) if "lm_head.weight" in file else None
     else:
         taps, fuse, norm, head = Taps(every=True), None, NoNorm(), None
         entry = Eagle1Input(file.linear({"fc": spec.hidden}, 2 * spec.hidden))
-        layer = made.layer("layers.0", spec.hidden, ops.put(rope))
+        layer = read.layer("layers.0", spec.hidden, ops.put(rope))
         if "lm_head.weight" in file:
             head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
     own = "embed_tokens.weight" in file
@@ -99,18 +102,28 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     if head is None and ids is not None:
         raise ModelError(f"{file.folder}: lm_head.weight is missing, and d2t names tokens of its own")
     file.finish()
+    given, kept = row_buffers(config, target, embed, ops)
+    decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
+    made = beside(config, target, spec, decoder)
+    model = replace(made, name=file.folder.name, weight_bytes=file.nbytes, folder=file.folder)
+    return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
+
+
+def row_buffers(config: EngineConfig, target: Model, embed: Embed, ops: Ops) -> tuple[Array, Array]:
+    """What the layer reads and what it leaves of each row of a step, [rows, hidden] both."""
     limits = config.scheduler
     rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
     # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
-    rows_of = embed.table if isinstance(embed, Embedding) else None
-    dtype = F32 if rows_of is None or isinstance(rows_of, PackedTable) else ops.row_dtype(dtype_of(rows_of))
-    given, kept = (ops.zeros((rows, spec.hidden), dtype) for _ in range(2))
-    decoder = EagleDecoder(ops, embed, entry, layer, norm, head or target.decoder.head, given, kept)
-    layouts = kv_layouts(config.cache, spec, WIDE[target.dtype], ops)
-    model = replace(target, name=file.folder.name, spec=spec, decoder=decoder, layouts=layouts, states=(),
-                    adapters=None, weight_bytes=file.nbytes, report={}, folder=file.folder, notes=(),
-                    writing=None)  # fmt: skip
-    return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
+    table = embed.table if isinstance(embed, Embedding) else None
+    dtype = F32 if table is None or isinstance(table, PackedTable) else ops.row_dtype(dtype_of(table))
+    return ops.zeros((rows, target.spec.hidden), dtype), ops.zeros((rows, target.spec.hidden), dtype)
+
+
+def beside(config: EngineConfig, target: Model, spec: ModelSpec, decoder: EagleDecoder) -> Model:
+    """The layer of `spec` as a model beside `target`, whose files and weights are yet the target's."""
+    layouts = kv_layouts(config.cache, spec, WIDE[target.dtype], decoder.ops)
+    return replace(target, spec=spec, decoder=decoder, layouts=layouts, states=(), adapters=None, report={}, notes=(),
+                   writing=None)  # fmt: skip
 
 
 def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> NDArray[np.int64] | None:

@@ -1,4 +1,5 @@
-"""The decoder of one layer that EAGLE drafts with, as any model's: tokens to logits, keys and values in blocks."""
+"""The decoder of one layer that drafts from hidden rows (EAGLE, multi-token prediction), as any model's: tokens to
+logits, keys and values in blocks."""
 
 from __future__ import annotations
 
@@ -48,10 +49,30 @@ class Eagle3Input:
 
 
 @dataclass(frozen=True)
+class MtpInput:
+    """x = join([norm(embedding), norm(hidden)]), h = the layer's own norm of x (multi-token prediction).
+
+    `hidden_first`: the join reads [norm(hidden), norm(embedding)].
+    """
+
+    token_norm: Norm
+    hidden_norm: Norm
+    join: Linear
+    layer_norm: Norm
+    hidden_first: bool = False
+
+    def __call__(self, ops: Ops, embedded: Array, hidden: Array) -> tuple[Array, Array]:
+        """Join both in one tensor."""
+        both = self.token_norm(ops, embedded), self.hidden_norm(ops, hidden)
+        x = self.join(ops, ops.join_columns(both[::-1] if self.hidden_first else both))
+        return x, self.layer_norm(ops, x)
+
+
+@dataclass(frozen=True)
 class EagleDecoder:
     """Reads the first rows of `given`, a hidden row for each of the batch, and leaves its own in `kept`.
 
-    Both are [rows, hidden]. `norm`: of what `head` reads.
+    Both are [rows, hidden]. `norm`: of what `head` reads. `keeps_normed`: what it leaves is that, not the stream.
     """
 
     ops: Ops
@@ -62,6 +83,7 @@ class EagleDecoder:
     head: ToLogits
     given: Array
     kept: Array
+    keeps_normed: bool = False
     recordable: bool = True
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
@@ -70,7 +92,8 @@ class EagleDecoder:
         x, h = self.entry(ops, self.embed(ops, batch.tokens), self.given[:count])
         ops.next_layer()
         x, delta = sequential_block(ops, self.layer, x, h, views[0] if views else batch, caches[0], None)
-        ops.place_columns(self.kept, ops.take_rows(x, delta, None), 0)
+        rows = ops.take_rows(x, delta, None)
+        ops.place_columns(self.kept, self.norm(ops, rows) if self.keeps_normed else rows, 0)
         logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
 

@@ -28,6 +28,7 @@ from quire.run.step import ModelStep
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
+from quire.speculate.mtp import load_mtp
 from quire.speculate.ngram import NGram
 from quire.speculate.proposer import Proposer
 from quire.speculate.suffix import SuffixDecoding
@@ -135,6 +136,8 @@ def _drafting(
         return Drafting(asked)
     if asked.method in HEADS:
         return _load_heads(config, asked, target, ops)
+    if asked.method == "mtp":
+        return _load_own_layer(config, asked, target, ops)
     if asked.layers:
         return Drafting(asked, _first_layers(target, asked.layers))
     if asked.method == "self":
@@ -201,6 +204,15 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
     if asked.tokens > most:
         raise _error(f"num_speculative_tokens {asked.tokens}: {asked.model} has {most} heads")
     return Drafting(replace(asked, num_speculative_tokens=asked.num_speculative_tokens or most), heads=heads)
+
+
+def _load_own_layer(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:
+    """The layer that the model's own files have for it."""
+    try:
+        layer = load_mtp(config, target, ops)
+    except ModelError as error:
+        raise _error(f"method mtp: {error.message}; use ngram, suffix, draft_model, self") from None
+    return Drafting(asked, layer.model, keeps=True, heads=layer)
 
 
 def _first_layers(target: Model, layers: int) -> Model:

@@ -9,14 +9,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from oracle import family_facts
 from paged_model import VARIANTS as DENSE
-from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, layers_of, part
+from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, WITHOUT_MLP, layers_of, part
 from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import AUTO_WIDTH, DERIVED, EVEN_HEADS
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.table import find_family
 
 FIRST = {family: facts for family, facts in reversed(VARIANTS.values()) if family not in HYBRIDS}
-DENSE_FIRST = dict(reversed(DENSE.values()))
+DENSE_FIRST = {family: facts for family, facts in reversed(DENSE.values()) if family not in WITHOUT_MLP}
 
 
 def inputs(model: PreTrainedModel, names: tuple[str, ...]) -> int:
@@ -46,7 +46,8 @@ def test_head_dim(family: str) -> None:
 
 @pytest.mark.parametrize("family", DENSE_FIRST)
 def test_intermediate_size(family: str) -> None:
-    spelling = find_family(HfConfig({"model_type": family, "hidden_size": 64}, "config.json"))[1].spelling
+    said = {"model_type": family, "hidden_size": 64} | DENSE_FIRST[family]
+    spelling = find_family(HfConfig(said, "config.json"))[1].spelling
     field = next((own for ours, own in spelling if ours == "intermediate_size"), "intermediate_size")
     as_said = {AUTO_WIDTH: False} if family == "lfm2" else {}
     facts = DENSE_FIRST[family] | {field: 40} | as_said

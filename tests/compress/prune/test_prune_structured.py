@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from model_variants import LATENTS, MIXTURES
 from oracle import backend, logits, relative_error, write
 from paged_model import Paged, prompt
-from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, checkpoint, layers_of, part, read
+from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, WITHOUT_MLP, checkpoint, layers_of, part, read
 from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import SmallerCheckpoint, drop_channels, drop_heads, drop_layers
 from quire.core.config import flat_config
@@ -61,9 +61,8 @@ def same(oracle: PreTrainedModel, made: SmallerCheckpoint, folder: Path) -> None
 
 def silence_layer(layer: nn.Module) -> None:
     """Have attention and MLP add nothing, experts included."""
-    silence(part(layer, ATTENTION_OUT))
     for name, matrix in layer.named_modules():
-        if name in MLP_OUT:
+        if name in (*ATTENTION_OUT, *MLP_OUT):
             silence(matrix)
     with torch.no_grad():
         for name, p in layer.named_parameters():
@@ -161,8 +160,19 @@ FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "blo
                "helium", "phimoe", *SPAN_HEADS, *HYBRIDS)  # fmt: skip
 
 
+UNCUT = ("jamba", "jamba_dense", *(v for v in VARIANTS if v.startswith("falcon_h1")))
+"""Their config.json says by the number of a layer what it is, or a layer of it is two here."""
+
+
+@pytest.mark.parametrize("variant", UNCUT)
+def test_layers_whose_kinds_no_config_says(variant: str, tmp_path: Path) -> None:
+    oracle = checkpoint(tmp_path, variant)
+    with pytest.raises((ModelError, ConfigError)):
+        drop_layers(*read(tmp_path), list(range(1, len(layers_of(oracle)))))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [v for v in (*VARIANTS, *LATENTS) if v not in POST_LN])
+@pytest.mark.parametrize("variant", [v for v in (*VARIANTS, *LATENTS) if v not in (*POST_LN, *UNCUT)])
 def test_layers_of_every_family(variant: str, tmp_path: Path) -> None:
     check_layers(variant, tmp_path)
 
@@ -170,9 +180,9 @@ def test_layers_of_every_family(variant: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_channels_of_every_family(variant: str, tmp_path: Path) -> None:
-    if variant in MIXTURES or VARIANTS[variant][0] in FIXED_WIDTH:
+    if variant in MIXTURES or VARIANTS[variant][0] in (*FIXED_WIDTH, *WITHOUT_MLP):
         checkpoint(tmp_path, variant)
-        with pytest.raises(ModelError, match=r"experts|no other intermediate_size"):
+        with pytest.raises(ModelError, match=r"experts|no other intermediate_size|have no MLP"):
             drop_channels(*read(tmp_path), [[0]] * 3)
     else:
         check_channels(variant, tmp_path)

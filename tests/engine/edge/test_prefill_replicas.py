@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ from msgspec.structs import replace
 
 from chaos_load import Load, bodies, requests, texts_of
 from chaos_load import sum_of_metric as metric
+from engine_answers import run
 from live_server import wait_until
 from oracle import BACKENDS
+from quire.cache.tiers import StoreRates
 from quire.core.config import flat_config
 from quire.core.errors import ConfigError
 from quire.core.request import Output
 from quire.engine.client import EngineKilled, StepReport
+from quire.engine.local import LocalEngine
 from quire.engine.processes.unfinished import UnfinishedRequest
 from quire.engine.start import start_engine
 from replica_edge import Edge
 from serving_process import Serving
 from supervised_engines import Engine, request
+from ways_to_serve import written
 
 PREFILL = 1
 native = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
@@ -124,6 +129,39 @@ def test_a_request_may_leave_once_others_find_its_prompt(tmp_path: Path) -> None
     counts = real.stats().kv_store
     assert counts is not None and counts.written >= sum(len(each.prompt) // 16 for each in asked) // 2
     real.close()
+
+
+@native
+def test_who_goes_on_finds_the_recurrent_state_behind_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreRates, "pays", lambda self, nbytes, tokens: True)
+    options: dict[str, Any] = {"model": str(written(tmp_path / "model", "states")), "max_model_len": 256}
+    asked = [replace(request(f"r{i}", 160), prompt=tuple(range(3 + i, 80 + i))) for i in range(4)]
+    alone = run(LocalEngine(flat_config(**options)), asked)
+    split = options | {"data_parallel_size": 2, "prefill_replicas": 1, "kv_store": str(tmp_path / "kv")}
+    first, second = (start_engine(flat_config(**split)) for _ in range(2))
+    for each in asked:
+        first.submit(each)
+    made: dict[str, list[int]] = {each.id: [] for each in asked}
+    found: dict[str, int] = {}
+    left: set[str] = set()
+    while first.has_work:
+        for output in first.step():
+            made[output.request_id] += output.tokens
+        time.sleep(0.01)  # the thread that writes blocks has its turn: steps of this model take less than a file
+        for name in first.portable():
+            first.abort(name)
+            left.add(name)
+            second.submit(replace(asked[int(name[1:])], emitted=(tuple(made[name]),)))
+    assert left == set(made), "all leave"
+    while second.has_work:
+        for output in second.step():
+            made[output.request_id] += output.tokens
+            found[output.request_id] = max(found.get(output.request_id, 0), output.cached_tokens)
+    assert made == {name: answer.tokens for name, answer in alone.items()}
+    assert set(found.values()) == {64}, "the last whole block of each prompt of 77 tokens"
+    for engine in (first, second):
+        engine.check()
+        engine.close()
 
 
 @native

@@ -82,8 +82,8 @@ def test_a_16_bit_file_is_served_in_16_bits(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "state": ("mamba", {}, "state is not keys and values"),
-    "linear_attention": ("qwen3_next", HEADS, "linear_attention"),
+    "state": ("rwkv", {}, "state is not keys and values"),
+    "linear_attention": ("minimax", HEADS, "linear_attention"),
     "own_attention": ("xglm", {}, "attention interface"),
     "own_mask": ("doge", HEADS, "mask or bias of its own"),
     "two_in_one": ("diffllama", {}, "more than once"),

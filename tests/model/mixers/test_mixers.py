@@ -22,15 +22,18 @@ from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, cross, delta, latent, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
+from quire.model.mixers.no_mixer import NoMixer
+from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import MLA, ConvSizes, DeltaSizes, ModelSpec
+from quire.model.spec import MLA, ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
@@ -46,13 +49,16 @@ SHAPES: list[Mixer] = [
     ShortConvolution(64, 3),
     ShortConvolution(2048, 4),
     DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
+    SelectiveScan(ScanSizes(4, 16, 2, 8, 4)),
+    NoMixer(),
+    ChannelScan(ChannelSizes(64, 16, 4, 4)),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("mixer", SHAPES, ids=str)
+@pytest.mark.parametrize("mixer", SHAPES, ids=[f"{i} {type(mixer).__name__}" for i, mixer in enumerate(SHAPES)])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16, I8, F8], ids=str)
 def test_a_cache_takes_what_its_mixer_says(mixer: Mixer, dtype: Dtype, name: str) -> None:
     if dtype in (I8, F8) and not mixer.scaled:
@@ -79,7 +85,7 @@ def test_formats_of_a_cache() -> None:
 
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
-    assert CONVOLUTIONS in SHAPES[5].features and STATES in SHAPES[7].features
+    assert CONVOLUTIONS in SHAPES[5].features and STATES in SHAPES[7].features & SHAPES[8].features
     assert all(mixer.own_heads == isinstance(mixer, Attention) for mixer in SHAPES)
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"
 
@@ -97,7 +103,7 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES)
+    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES, scan.ROLES, channel_scan.ROLES)
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"
     assert all(ROLES[name] is roles[name] for roles in kinds for name in roles)

@@ -80,7 +80,7 @@ def renamed(folder: Path, to: Path, rules: dict[str, str]) -> None:
     save_file(found, file)
 
 
-@pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "mistral3", "internvl", *QWEN])
+@pytest.mark.parametrize("name", ["llava", "llava_next", "gemma3", "mistral3", "internvl", "lfm2_vl", *QWEN])
 def test_older_and_newer_names_are_the_same_model(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
     newer, older = tmp_path / "newer", tmp_path / "older"
     renamed(made(name).folder, newer, NEWER)
@@ -92,6 +92,16 @@ def test_older_and_newer_names_are_the_same_model(name: str, made: Callable[[str
     for folder in (newer, older):
         model = load_model(flat_config(model=str(folder)), backend(BACKENDS[-1]))
         assert relative_error(see(model, shown), want) <= TOLERANCE
+
+
+def test_layers_that_predict_further_tokens_are_left_out(made: Callable[[str], Made], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(made("qwen3_5").folder, folder)
+    tensors = load_file(folder / "model.safetensors") | {"mtp.fc.weight": torch.zeros(64, 128)}
+    save_file(tensors, folder / "model.safetensors")
+    for options in ({}, {"language_model_only": True}):
+        model = load_model(flat_config(model=str(folder), **options), backend(BACKENDS[-1]))
+        assert (model.vision is None) == bool(options) and model.spec.layers == 4
 
 
 def broken(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], None]) -> str:

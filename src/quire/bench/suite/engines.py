@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.suite.environments import Environment, environment, existing
-from quire.bench.suite.foreign.shapes import write_checkpoint
+from quire.bench.suite.foreign.shapes import CONVERTED, write_checkpoint
 from quire.bench.suite.process import Command
 from quire.bench.suite.suite_file import PEER_FORMATS
 from quire.bench.suite.suite_models import SuiteModel
@@ -26,7 +26,8 @@ from quire.core.options.fields import flag
 
 FOREIGN = Path(__file__).parent / "foreign"
 MADE = ("bf16", "q8_0", "q4_0")
-"""Formats that gguf_files.py writes; llama.cpp itself quantizes to others, by its own mixtures of block types."""
+"""Formats that gguf_files.py writes. llama.cpp itself quantizes to others, and what its converter writes, by its own
+mixtures of block types."""
 GGUF = {"auto": "bf16", "bfloat16": "bf16", "int8": "q8_0", "int4": "q4_0"}
 """Of a suite's formats, those that llama.cpp has blocks of the same size for."""
 
@@ -144,9 +145,14 @@ def gguf_file(job: EngineJob) -> Path:
         raise ConfigError(f"llama.cpp has no format like {job.format}")
     env = job.environment("llama")
     config = Path(job.source.path) / "config.json"
+    converted = json.loads(config.read_text())["model_type"] in CONVERTED
 
     def make(part: Path) -> None:
-        if fmt in MADE:
+        if converted and fmt == "bf16":
+            sources = env.folder.glob("sources/*/vendor/llama.cpp")
+            here = Environment(Path(sys.prefix), {})
+            here.run(FOREIGN / "gguf_converted.py", next(sources), job.checkpoint, part)
+        elif fmt in MADE and not converted:
             env.run(FOREIGN / "gguf_files.py", "random", config, fmt, part)
         else:
             source = gguf_file(replace(job, format="bfloat16"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.bench.records import Record, milliseconds
@@ -53,13 +55,30 @@ def metrics_of(found: dict[str, Any], inputs: list[int], load: LoadCase) -> dict
     return metrics | {name: float(value) for name, value in found.get("extra", {}).items()}
 
 
-def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told: dict[str, float]) -> dict[str, float]:
-    """Roofline of steps that decode `load.batch` sequences of the load's mean length: what they multiply and read a
-    second.
+@dataclass(frozen=True)
+class StepTraffic:
+    """Bytes that a step of quire moves: of `weights`; of a sequence's recurrent `states`; and of `layers`, for each
+    that keeps tokens, bytes of one and how many tokens back it is read, 0 = all."""
 
-    `told`: `weights`, bytes of all but the table of tokens, and `kv`, of a token's keys and values. Nothing where
-    steps are not all alike: requests wait, or drafts are verified.
-    """
+    weights: float
+    states: float
+    layers: Sequence[tuple[int, int]]
+
+    @staticmethod
+    def told(weights: float, facts: Mapping[str, Any]) -> StepTraffic:
+        """Read a worker's facts; one of an older checkout has no layers that keep less than all tokens."""
+        kept = facts.get("layers", [(facts["kv_bytes_per_token"], 0)])
+        return StepTraffic(weights, facts.get("state_bytes", 0), kept)
+
+    def of_sequence(self, context: float) -> float:
+        """Bytes of one sequence of `context` tokens: what its layers keep is read, its states are read and written."""
+        kept = sum(each * min(context, window or context) for each, window in self.layers)
+        return kept + 2 * self.states
+
+
+def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told: StepTraffic) -> dict[str, float]:
+    """Roofline of steps that decode `load.batch` sequences of the load's mean length: what they multiply and move a
+    second. Nothing where steps are not all alike: requests wait, or drafts are verified."""
     rate = metrics.get("decode_tokens_per_s")
     if not rate or source.facts is None or load.requests > load.batch or "acceptance" in metrics:
         return {}
@@ -67,5 +86,5 @@ def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told
     context = load.shared_prefix + (load.inputs.low + load.inputs.high) / 2 + (load.outputs.low + load.outputs.high) / 4
     table = 0 if spec.tied_head else spec.vocab_size * spec.hidden
     flops = 2 * (source.facts.active_parameters - table) + 4 * context * spec.layers * spec.heads * spec.head_dim
-    moved = told["weights"] / load.batch + context * told["kv"]
+    moved = told.weights / load.batch + told.of_sequence(context)
     return {"flops_per_s": flops * rate, "bytes_per_s": moved * rate, "flops_per_byte": flops / moved}

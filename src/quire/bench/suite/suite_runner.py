@@ -14,7 +14,7 @@ import msgspec
 
 from quire.bench.suite.cases import Match, Variant
 from quire.bench.suite.engines import command_of, name_of
-from quire.bench.suite.measures import metrics_of, roofline
+from quire.bench.suite.measures import StepTraffic, metrics_of, roofline
 from quire.bench.suite.process import PAUSE, Command, Process
 from quire.bench.suite.prompts import Prompts, read_texts
 from quire.bench.suite.suite_file import LoadCase, Suite
@@ -41,7 +41,7 @@ class Running:
     why: str = ""
     rounds: list[dict[str, float]] = field(default_factory=list)
     once: dict[str, float] = field(default_factory=dict)
-    roof: dict[str, float] = field(default_factory=dict)
+    roof: StepTraffic | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -144,10 +144,9 @@ class Bench:
         short = [item._replace(output=min(item.output, WARM_OUTPUT), due=0.0) for item in items]
         with _failing(one):
             self._ask(one, {"do": "load", "items": short, "most": 0})
-            if one.variant.is_quire and one.variant.mode != "serve" and not one.roof:
-                facts = one.process.facts if one.process is not None else {}
+            if one.variant.is_quire and one.variant.mode != "serve" and one.roof is None:
                 told = self._ask(one, {"do": "weights_read"})
-                one.roof = {"weights": float(told["bytes"]), "kv": float(facts["kv_bytes_per_token"])}
+                one.roof = StepTraffic.told(float(told["bytes"]), one.process.facts if one.process is not None else {})
 
     def _round(self, one: Running, match: Match, items: list[Any]) -> None:
         most = match.load.batch if match.load.arrivals == "closed" else 0
@@ -166,7 +165,7 @@ class Bench:
                 one.notes.append(f"{len(found['failures'])} requests failed: {found['failures'][0]}")
             if self.energy.sources and (written := metrics.get("output_tokens_per_s")):
                 metrics |= {"watts": joules / found["seconds"], "joules_per_token": joules / found["seconds"] / written}
-            if one.roof:
+            if one.roof is not None:
                 metrics |= roofline(metrics, match.load, one.variant.source, one.roof)
             one.rounds.append(metrics)
 

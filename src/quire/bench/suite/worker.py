@@ -26,6 +26,7 @@ from quire.engine.engine_options import engine_config
 from quire.engine.llm import LLM
 from quire.engine.local import LocalEngine
 from quire.engine.requests import make_request
+from quire.run.caches import kept_by, state_bytes
 
 
 class PlainMode:
@@ -147,12 +148,14 @@ class SuiteWorker:
         self.engine, self.mode = self.llm.engine, mode
 
     def facts(self) -> dict[str, Any]:
-        """What runs, and the memory it takes."""
-        info, kv = self.engine.info, self.engine.engine.kv
+        """What runs, and the memory it takes. `layers`: (bytes of a token, tokens back that are read, 0 = all) of each
+        that keeps tokens; `state_bytes`: of a sequence's recurrent states."""
+        info, kv, models = self.engine.info, self.engine.engine.kv, (self.engine.engine.model,)
         names = ("isa", "backend", "threads", "dtype", "quantization", "kv_cache_dtype", "weight_bytes", "vocab_size")
         facts = {name: getattr(info, name) for name in (*names, "max_model_len", "kv_bytes_per_token")}
-        facts["version"] = quire.__version__
-        return facts | {"kv_bytes": info.num_blocks * info.block_size * info.kv_bytes_per_token, "blocks": kv.blocks}
+        facts["version"], facts["state_bytes"] = quire.__version__, state_bytes(models)
+        facts["layers"] = [(layer.bytes_per_token, layer.window) for layer in kept_by(models).values()]
+        return facts | {"kv_bytes": kv.blocks * kv.block_bytes, "blocks": kv.blocks}
 
     def load(self, items: list[list[Any]], most: int, twice: bool = False) -> dict[str, Any]:
         """See `protocol.run_load`; `extra` has what the engine counted. `twice`: once before, which is not measured."""

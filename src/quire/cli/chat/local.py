@@ -31,7 +31,7 @@ class LocalChat:
         return [
             memory_line(info),
             f"{info.backend}/{info.isa}, {info.threads} threads, context of {info.max_model_len:,} tokens",
-            slots_line(self._llm.config),
+            slots_line(self._llm.config, info.drafts),
         ]
 
     def check_image(self) -> None:

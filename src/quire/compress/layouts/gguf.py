@@ -8,7 +8,7 @@ whose facts do not come back as they are has something that GGUF's keys cannot s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +21,31 @@ from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
-from quire.model.disk.gguf_model import (
+from quire.model.disk.gguf_architectures import (
     ARCHITECTURES,
     BIASES,
     FIELDS,
+    INNER,
     KV_HEADS,
+    NAKED,
     NAMES,
-    PLAIN,
+    PARTED,
+    RECURRENT,
     ROPE_FIELDS,
     ROPE_TENSORS,
     WINDOW,
     Architecture,
-    GgufModel,
 )
+from quire.model.disk.gguf_model import PLAIN, GgufModel
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import LinearScaling, Llama3, LongRope, Plain, Rope, Yarn
-from quire.model.load.roles import DISK_ROLES, disk_rows
+from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
+from quire.model.role import COLUMNS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
 from quire.ops.lazy import torch
 from quire.ops.weights import Weight
+from quire.quant.base import QWeight
 from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
 
@@ -72,13 +77,13 @@ def write_gguf(
 
     `kind`: format of the matrices, a name of `ENCODERS`: "F16", "Q8_0", "Q4_0", "Q4_K", ... The output head has Q6_K
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
-    instead; vectors and the matrices that choose experts are F32. `kinds` gives matrices formats of their own, by their
-    names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that of the first). `name`: what the
-    file calls the model, "" = the folder's. `weights` takes the place of the folder's matrices, by the same names:
-    codes stay as they are where the format has the same groups. One tensor is in memory at a time, and the file is
-    there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF cannot hold, for an unknown
-    `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and for nan and inf, with the
-    tensor's name.
+    instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
+    formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
+    of the first). `name`: what the file calls the model, "" = the folder's. `weights` takes the place of the folder's
+    matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory at
+    a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF
+    cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and
+    for nan and inf, with the tensor's name.
     """
     weights, kinds = weights or {}, kinds or {}
     for one in (kind, *kinds.values()):
@@ -100,18 +105,22 @@ def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     """Return GGUF's name of the family, and how its reader takes it."""
     family = opened.spec.family
     for name, found in ARCHITECTURES.items():
-        if family in (found.model_type, found.windowed, found.mixture):
+        if family in found.rows and not found.read_only:
             return name, found
-    known = sorted({one for a in ARCHITECTURES.values() for one in (a.model_type, a.windowed, a.mixture) if one})
+    known = sorted({row for a in ARCHITECTURES.values() if not a.read_only for row in a.rows})
     raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """One tensor of the file: of `role` in `layer`, part "weight" or "bias", of one matrix or of all experts."""
+    """One tensor of the file: of `role` in `layer`, part "weight" or "bias", of one matrix or of all experts.
+
+    `holder`: the matrix of the folder that has the role's rows, or the role.
+    """
 
     name: str
     role: str
+    holder: str
     layer: int | None
     part: str
     bases: tuple[str, ...]
@@ -133,17 +142,18 @@ class _Writer:
     def __post_init__(self) -> None:
         names = {**NAMES, **self.architecture.names}
         found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
-        keys: dict[str, tuple[str, int | None, str]] = {}
-        for (role, place), parts in self.opened.claim.parts.items():
+        keys: dict[str, tuple[str, str, int | None, str]] = {}
+        claimed = self.opened.claim.parts.items()
+        for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in PARTED.get(h, (h,))):
             if role not in names:
                 raise ConfigError(f"{self.opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
             base = _base(parts)
             prefix = "" if place.layer is None else names["layer"].format(place.layer)
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
-                called = "bias" if role in BIASES else part
-                name = f"{prefix}{names[role].removesuffix('.{}')}.{called}"
+                called = "" if role in NAKED else ".bias" if role in BIASES else f".{part}"
+                name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
                 found.setdefault(name, []).append((base, parts))
-                keys[name] = role, place.layer, part
+                keys[name] = role, holder, place.layer, part
         pieces = [
             _Piece(name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
             for name, each in found.items()
@@ -174,10 +184,14 @@ class _Writer:
         spec, raw = self.opened.spec, self.opened.config.raw
         rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
         attends = [spec.attends(layer) for layer in range(spec.layers)]
-        own = {"head_dim": spec.head_dim, "rope_theta": float(rope.theta), "intermediate_size": spec.intermediate,
-               KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if spec.mixers else spec.kv_heads}  # fmt: skip
+        own = {
+            "head_dim": spec.head_dim,
+            "rope_theta": float(rope.theta),
+            "intermediate_size": spec.intermediate,
+            KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.kinds else spec.kv_heads,
+        }
         found: dict[str, Any] = {}
-        for name, key in FIELDS.items():
+        for name, key in (*FIELDS.items(), *self.architecture.fields.items()):
             value = own.get(name, raw.get(name))
             if value is not None:
                 found[key] = value
@@ -189,7 +203,9 @@ class _Writer:
             local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
             if local.theta != rope.theta:
                 found[WINDOW[2]] = float(local.theta)
-        return {**found, **_scaling(rope), **self.architecture.fixed}
+        if spec.delta.value_heads:
+            found |= {INNER: spec.delta.values, RECURRENT: ~np.array(attends)}
+        return {**found, **_scaling(rope), **self.architecture.fixed, **self.architecture.written}
 
     def _difference(self, metadata: dict[str, Any]) -> str:
         """Name the first fact that a reader of these metadata would take for another, "" if there is none."""
@@ -243,7 +259,7 @@ class _Writer:
     def _kind(self, piece: _Piece) -> str:
         """Choose the format of a tensor."""
         role = DISK_ROLES[piece.role]
-        if piece.part == "bias" or role.kind not in ("linear", "table"):
+        if piece.part == "bias" or role.wide or role.kind not in ("linear", "table"):
             return "F32"
         kind = self.kinds.get(piece.bases[0], self.kind)
         heads = ("head", "embed") if self.opened.spec.tied_head else ("head",)
@@ -258,17 +274,21 @@ class _Writer:
         """Encode one matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
         base, parts = piece.bases[at], piece.parts[at]
         given = self.weights.get(base)
-        rows = self._rows(piece)
+        rows, columns = self._rows(piece), self._columns(piece)
         if piece.part == "weight" and given is not None:
             weight = given if rows is None else given.take_rows(torch.from_numpy(rows))
+            weight = weight if columns is None else QWeight(weight).take_cols(columns).weight
             exact = _as_blocks(weight, kind)
             if exact is not None:
                 return exact
             values = weight.dequantize()
         else:
             values = self._values(parts, piece.part)
-            values = values.view(self._shape(piece)) if piece.role == "conv" else values
+            values = values.view(self._shape(piece)) if DISK_ROLES[piece.role].biased else values
             values = values if rows is None else values[rows]
+            values = values if columns is None else values[:, columns]
+        if piece.role in self.architecture.rates:
+            values = -values.float().exp()
         if piece.role.endswith("norm") and piece.part == "weight" and self.opened.spec.norm == "rms1p":
             values = values.float() + 1
         if values.dim() == 1:
@@ -287,12 +307,34 @@ class _Writer:
         return to_torch(load_matrix(scheme, raw, F32, 0).dequantize())
 
     def _rows(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
-        """Return the order in which rows of queries and keys lie, None for anything else."""
+        """Return the order in which rows lie, None where it is the folder's."""
         spec, layer = self.opened.spec, piece.layer
+        roles = FUSED.get(piece.role, (piece.role,))
+        if piece.holder != piece.role:
+            rows = [disk_rows(role, piece.holder, spec, False, 0) for role in roles]
+            return np.concatenate([one for one in rows if one is not None])
+        if any(role in self.architecture.orders for role in roles) and DISK_ROLES[piece.role].shard != COLUMNS:
+            return _file_order(spec, roles, self.architecture)
         if layer is None or piece.role not in ("q", "k") or not self.architecture.interleaved:
             return None
         ours = disk_rows(piece.role, piece.role, spec, False, spec.rope[layer].dim)
         return None if ours is None else ours.argsort()
+
+    def _columns(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
+        """Return the order in which columns lie, None where it is the folder's."""
+        ordered = piece.role in self.architecture.orders and DISK_ROLES[piece.role].shard == COLUMNS
+        return self.architecture.orders[piece.role](self.opened.spec).argsort() if ordered else None
+
+
+def _file_order(spec: ModelSpec, roles: Sequence[str], architecture: Architecture) -> np.ndarray[Any, Any]:
+    """Return which of our rows is each row of the file, of `roles` below each other."""
+    found, before = list[np.ndarray[Any, Any]](), 0
+    for role in roles:
+        count = DISK_ROLES[role].shape(spec)[0]
+        own = architecture.orders.get(role)
+        found.append(before + (np.arange(count) if own is None else own(spec).argsort()))
+        before += count
+    return np.concatenate(found)
 
 
 def _base(parts: Mapping[str, str]) -> str:

@@ -47,8 +47,10 @@ EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgem
 SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
-PER_LAYER_FIELDS = ("layer_types", "no_rope_layers", "mlp_layer_types", "attention_layers")
+PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers")
 """Fields of config.json that are lists of one entry per layer."""
+KINDS = frozenset({"layer_types", "layers_block_type", "attn_layer_indices"})
+"""Fields that say what each layer is."""
 
 
 def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: Iterable[int]) -> SmallerCheckpoint:
@@ -92,6 +94,8 @@ def drop_channels(
     model = PrunableCheckpoint.of(tensors, config)
     if any(model.spec.moe.sparse):
         raise model.refuse("channels of experts cannot be dropped")
+    if not all(map(model.spec.has_mlp, range(model.spec.layers))):
+        raise model.refuse("some layers have no MLP, and no channels to drop")
     _has_field(model.spec, "intermediate_size", "the width of its MLPs")
     kept = _each_layer(model, keep_by_layer, model.spec.intermediate, "channels")
     made = dict(tensors)
@@ -226,7 +230,10 @@ def _lists(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]:
         value = model.raw.get(name)
         if isinstance(value, list) and len(value) == spec.layers:
             lists[name] = [value[i] for i in kept]
-    if "layer_types" not in lists and "attention_types" not in model.raw and len(set(spec.windows)) > 1:
+    if "attn_layer_indices" in model.raw:
+        lists["attn_layer_indices"] = [new for new, old in enumerate(kept) if spec.attends(old)]
+    said = KINDS.intersection(lists) or "attention_types" in model.raw
+    if not said and len(set(spec.windows)) > 1:
         kinds = layer_kinds(model.config, spec.layers)
         lists["layer_types"] = [kinds[i] for i in kept]
     if "attention_types" in model.raw:

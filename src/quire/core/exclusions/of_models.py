@@ -9,6 +9,7 @@ from quire.core.exclusions.features import (
     ADAPTER_TOKEN_NORMS,
     ASYNC,
     BORROWED,
+    CHANNEL_SCANS,
     CONTEXT,
     CONVOLUTIONS,
     CPU_OFFLOAD,
@@ -37,10 +38,10 @@ from quire.core.exclusions.features import (
     LAYERS_ON_DISK,
     LORA,
     MEDUSA,
+    MTP,
     NO_EXPERTS,
     NO_GPU,
     PACKED_FOLDER,
-    PREFILL_REPLICAS,
     PROJECTED,
     QUANTIZATION,
     QUANTIZED,
@@ -65,7 +66,7 @@ from quire.core.exclusions.features import (
 )
 
 OUT = "leave it out"
-HEADS = (MEDUSA, EAGLE, EAGLE3)
+HEADS = (MEDUSA, EAGLE, EAGLE3, MTP)
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
 OTHER_RANKS = (STAGES, EXPERT_RANKS, CONTEXT)
 """Ranks that do not share matrices."""
@@ -160,6 +161,12 @@ OF_OTHER_MODELS = (
         OUT,
     ),
     Exclusion(
+        TENSOR,
+        CHANNEL_SCANS,
+        "B, C and the time steps of a row are made of all of its channels, and no rank would have them",
+        "leave it out, or use --pipeline-parallel-size",
+    ),
+    Exclusion(
         TREES,
         LATENTS,
         "drafts of models with latent attention do not branch: its op knows no ancestors of rows",
@@ -176,12 +183,6 @@ OF_OTHER_MODELS = (
         (SELF_QUANTIZED, SELF_LAYERS),
         "the model that drafts would need recurrent states of its own, which are not taken back",
         "use ngram, suffix or a draft model without recurrent layers",
-    ),
-    Exclusion(
-        PREFILL_REPLICAS,
-        STATES,
-        "recurrent states are not sent to the engines that go on",
-        "leave out --prefill-replicas",
     ),
     KV_OF_LATENTS,
     *EXPERTS_OF_NONE,
@@ -342,7 +343,12 @@ OF_VECTORS = (
     Exclusion(VECTORS, ENCODER, "the model is an encoder and a decoder", "use an embedding model"),
     *each(VECTORS, (*OTHER_RANKS, TENSOR), f"{{b}}: {_LOGITS_ONLY}", "use one rank"),
     Exclusion(VECTORS, LORA, "{b}: rows of adapters are not kept", OUT),
-    Exclusion(VECTORS, DRAFTS, "{b}: rows are kept for drafts", OUT),
+    Exclusion(
+        VECTORS,
+        DRAFTS,
+        "{b}: rows are kept for drafts, which the method none turns off",
+        "set the method none",
+    ),
 )
 """Their reasons are said to requests; a model that gives vectors alone is refused at the start."""
 

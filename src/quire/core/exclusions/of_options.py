@@ -24,6 +24,7 @@ from quire.core.exclusions.features import (
     LORA_MODULES,
     MEDUSA,
     MICRO_BATCHES,
+    MTP,
     NO_KV_STORE,
     NO_LORA,
     NO_MASTER_ADDR,
@@ -57,7 +58,7 @@ from quire.core.exclusions.features import (
 
 ONE_OUT = "leave one of them out"
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
-OWN_MODEL = (SELF_QUANTIZED, SELF_LAYERS, MEDUSA, EAGLE, EAGLE3)
+OWN_MODEL = (SELF_QUANTIZED, SELF_LAYERS, MEDUSA, EAGLE, EAGLE3, MTP)
 """Ways to draft that read parts of the model itself."""
 
 OF_DRAFTS = (

@@ -19,7 +19,7 @@ from typing import cast
 from quire.cache.disk import DiskStore
 from quire.cache.host import HostStore
 from quire.cache.store_folder import StoreFolder
-from quire.cache.tiers import Store, Tiers
+from quire.cache.tiers import Store, StoreSizes, Tiers
 from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.plan import Save
@@ -42,24 +42,23 @@ LEAST_BLOCKS = 16
 class BlockStore:
     """Tiers of one engine, and whose blocks they are."""
 
-    def __init__(self, executor: Executor, kv: KVPlan, nbytes: int, since: float) -> None:
-        """`nbytes`: of a block on all ranks; models were loaded after `since` (seconds of the epoch).
+    def __init__(self, executor: Executor, kv: KVPlan, sizes: StoreSizes, since: float) -> None:
+        """`sizes`: bytes on all ranks; models were loaded after `since` (seconds of the epoch).
 
         `ConfigError` for a folder that cannot be used.
         """
         config = executor.config
         options, store = config.tiers, cast("Store | None", None)
-        check(config, nbytes)
+        check(config, sizes)
         self._folder: StoreFolder | None = None
         if options.kv_store:
             home = Path(options.kv_store).expanduser()
             self._folder = StoreFolder(home, facts(executor, kv, since))
-            store = DiskStore(self._folder, nbytes, int(options.kv_store_gb * GB))
+            store = DiskStore(self._folder, sizes, int(options.kv_store_gb * GB))
         if options.kv_offloading_size:
-            store = HostStore(max(1, int(options.kv_offloading_size * 2**30) // nbytes), nbytes, store)
+            store = HostStore(int(options.kv_offloading_size * 2**30), sizes, store)
         assert store is not None, "one of them was asked for"
-        self.behind = max(1, BEHIND_BYTES // nbytes)
-        self.tiers = Tiers(store, nbytes, self.behind if config.parallel.prefill_replicas else 0)
+        self.tiers = Tiers(store, sizes, BEHIND_BYTES if config.parallel.prefill_replicas else 0)
         self._digests: dict[str, str] = {}
         for name, folder in parse_modules(config.lora.lora_modules).items():
             self.know(name, folder, since)
@@ -97,12 +96,13 @@ class BlockStore:
         )  # fmt: skip
 
 
-def check(config: EngineConfig, nbytes: int) -> None:
-    """`ConfigError` where the store is too small for blocks of `nbytes` bytes."""
-    options = config.tiers
+def check(config: EngineConfig, sizes: StoreSizes) -> None:
+    """`ConfigError` where the store is too small for blocks, or for states, of `sizes`."""
+    options, nbytes = config.tiers, max(sizes)
     if options.kv_store and options.kv_store_gb * GB < LEAST_BLOCKS * nbytes:
+        what = "a block" if nbytes == sizes.block else "a recurrent state"
         raise ConfigError(
-            f"--kv-store-gb {options.kv_store_gb:g}: a block has {nbytes:,} bytes, and fewer than {LEAST_BLOCKS} fit",
+            f"--kv-store-gb {options.kv_store_gb:g}: {what} has {nbytes:,} bytes, and fewer than {LEAST_BLOCKS} fit",
             param="kv_store_gb",
         )
 
@@ -124,6 +124,7 @@ def facts(executor: Executor, kv: KVPlan, since: float) -> str:
             "specs": [repr(each.spec) for each in models],
             "lengths": [each.max_model_len for each in models],
             "layouts": [repr(layout) for each in models for parts in each.layouts for layout in parts],
+            "states": [repr(state) for each in models for state in each.own_states if state is not None],
             "numbers": [(each.dtype, each.quantization) for each in models],
             "options": [options.group_size, options.activations, config.device.bf16_bits, config.device.sparse],
             "adapters": [config.lora.enable_lora, config.lora.max_lora_rank],

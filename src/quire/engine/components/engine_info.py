@@ -78,4 +78,5 @@ def engine_info(
         weights=sampled_digest(model.folder) if config.cluster.nnodes > 1 else "",
         kv_cache_bytes=kv.blocks // kv.sizes.holders * kv.block_bytes,
         family=model.spec.family,
+        drafts="" if config.speculation.asked is None else config.speculation.asked.method,
     )

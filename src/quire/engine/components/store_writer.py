@@ -11,7 +11,7 @@ from quire.cache.tiers import Store
 from quire.core.offload import FLUSH_SECONDS
 from quire.core.plan import NO_WORK, StepPlan
 from quire.core.sequence import Sequence
-from quire.engine.components.block_store import BlockStore
+from quire.engine.components.block_store import BEHIND_BYTES, BlockStore
 from quire.run.runner import Runner
 from quire.sched.scheduler import Scheduler
 from quire.sched.token_budget import is_decode_chunk
@@ -39,7 +39,7 @@ class StoreWriter:
 
     def write_behind(self) -> bool:
         """Keep some more of what can be found, while there is no work; whether there is yet more."""
-        more = self.tiers.behind(self.store.behind)
+        more = self.tiers.behind(BEHIND_BYTES)
         self._runner.move_blocks(self._scheduler.block_work.take(more=more))
         return self.tiers.unsaved > 0
 
@@ -47,7 +47,7 @@ class StoreWriter:
         """Later requests find nothing of what was kept. What is being read comes too late."""
         self._scheduler.room.compute_instead()
         tables = self._scheduler.tables
-        tables.pool.forget_all()
+        tables.forget_all()
         if tables.prefix is not None:
             tables.prefix.rekey(self.store.secret)
 
@@ -108,13 +108,16 @@ class LeavingRequests:
         return tuple(found)
 
     def _shared(self, seq: Sequence) -> bool:
-        """Whether others find the last whole block of the prompt; those before it were written earlier."""
+        """Whether others find the last whole block of the prompt, and the state behind it; those before it were written
+        earlier."""
         tables = self._scheduler.tables
         blocks, prefix = seq.prompt_len // tables.block_size, tables.prefix
         assert prefix is not None, "a store keeps what prefixes find"
         if not blocks:
             return True
-        groups = range(len(tables.sizes.windows))
-        return seq.kv.published >= blocks and all(
-            self._store.shared(prefix.wanted_at(seq, blocks - 1, group).key) for group in groups
-        )
+        if seq.kv.published < blocks:
+            return False
+        wanted = [prefix.wanted_at(seq, blocks - 1, group) for group in range(len(tables.sizes.windows))]
+        if tables.states is not None and (whole := (seq.prompt_len - 1) // tables.block_size):
+            wanted.append(prefix.wanted_state(seq, whole))
+        return all(self._store.shared(want.key) for want in wanted)

@@ -8,6 +8,7 @@ architectures have the rows of queries and keys interleaved for rope.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,27 @@ from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
+from quire.model.disk.gguf_architectures import (
+    ARCHITECTURES,
+    FIELDS,
+    INNER,
+    KV_HEADS,
+    NAMES,
+    NEXTN,
+    NORMED,
+    PARTED,
+    RECURRENT,
+    REWRITES,
+    ROPE_FIELDS,
+    ROPE_TENSORS,
+    WIDTH,
+    WINDOW,
+    Architecture,
+)
+from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.hf_config import HfConfig
-from quire.model.disk.renamed_tensors import Rewrite, Rewritten
+from quire.model.disk.renamed_tensors import Rewritten
+from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
@@ -33,140 +53,6 @@ from quire.quant.gguf import TYPES, Gguf
 from quire.quant.registry import DENSE
 
 PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
-NAMES = {
-    "embed": "token_embd",
-    "positions": "position_embd",
-    "embed_norm": "token_embd_norm",
-    "final_norm": "output_norm",
-    "head": "output",
-    "layer": "blk.{}.",
-    "attn_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "qkv": "attn_qkv",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "attn_post_norm": "post_attention_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "gate_up": "ffn_up",
-    "down": "ffn_down",
-    "mlp_post_norm": "post_ffw_norm",
-    "sinks": "attn_sinks",
-    "conv_in": "shortconv.in_proj",
-    "conv": "shortconv.conv",
-    "conv_out": "shortconv.out_proj",
-    "router": "ffn_gate_inp",
-    "router_bias": "exp_probs_b",
-    "expert_gate": "ffn_gate_exps.{}",
-    "expert_up": "ffn_up_exps.{}",
-    "expert_down": "ffn_down_exps.{}",
-    "shared_switch": "ffn_gate_inp_shexp",
-    "shared_gate": "ffn_gate_shexp",
-    "shared_up": "ffn_up_shexp",
-    "shared_down": "ffn_down_shexp",
-}
-"""Role -> name, the same for almost every architecture. A fused gate and up is called up."""
-BIASES = ("router_bias",)
-"""Roles whose one tensor the format calls a bias."""
-REWRITES = (
-    Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
-    *(Rewrite(rf"(blk\.\d+\.{NAMES[role]})\.bias", r"\1.weight") for role in BIASES),
-)
-"""A layer's experts lie in one tensor for each matrix."""
-FIELDS = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_local_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "num_dense_layers": "leading_dense_block_count",
-    "conv_L_cache": "shortconv.l_cache",
-}
-"""Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
-KV_HEADS = "num_key_value_heads"
-ROPE_FIELDS = {
-    "factor": "rope.scaling.factor",
-    "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "attention_factor": "rope.scaling.attn_factor",
-    "beta_fast": "rope.scaling.yarn_beta_fast",
-    "beta_slow": "rope.scaling.yarn_beta_slow",
-}
-WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
-READ_BELOW = frozenset({
-    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
-    "rope.scaling.finetuned", "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
-})  # fmt: skip
-"""Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
-ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How `general.architecture` is read.
-
-    `model_type`: row of the families table. `interleaved`: the converter permuted the rows of queries and keys.
-    `extra`: further keys it has. `windowed` and `mixture`: the row for files with a sliding window or with experts, if
-    not the same. `large`: layers of the one size whose attention scale is that of hidden / heads, not of a head,
-    which no key records. `names`: roles that are not called as elsewhere. `facts`: fields of config.json that have no
-    key. `fixed`: keys of which one value is known. `convolves`: layers without heads of keys and values do. `spelling`:
-    fields that the family calls otherwise.
-    """
-
-    model_type: str
-    interleaved: bool = False
-    extra: tuple[str, ...] = ()
-    windowed: str = ""
-    mixture: str = ""
-    large: int = 0
-    names: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    convolves: bool = False
-    spelling: tuple[tuple[str, str], ...] = ()
-
-
-LFM2 = Architecture(
-    "lfm2",
-    names={"final_norm": "token_embd_norm"},
-    facts={"block_auto_adjust_ff_dim": False},
-    convolves=True,
-    spelling=(("rms_norm_eps", "norm_eps"),),
-)
-SIGMOID = 2
-"""Of the format's functions by which experts are scored."""
-ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
-    "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe"),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", facts={"norm_topk_prob": True}),
-    "gemma": Architecture("gemma"),
-    "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
-    "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
-    "phi2": Architecture("phi"),
-    "phi3": Architecture("phi3", extra=WINDOW[:1]),
-    "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
-    "lfm2": LFM2,
-    "lfm2moe": replace(
-        LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={"expert_gating_func": SIGMOID}
-    ),
-}
 
 
 class GgufTensors:
@@ -195,6 +81,8 @@ class GgufTensors:
                 tensor.name.endswith("inp_shexp.weight") and len(tensor.shape) == 1
             )  # as older converters wrote it
             shape = (1, *tensor.shape) if one_row else tensor.shape
+            if tensor.name.endswith(".ssm_norm.weight"):
+                shape = (math.prod(shape),)  # a row for each group
             return tensor.name, TensorInfo(PLAIN[tensor.type.name], shape, self.file.path.name)
         *rows, k = tensor.shape
         width = k // tensor.type.numbers * tensor.type.nbytes
@@ -252,13 +140,13 @@ class GgufModel:
             below = key.removeprefix(found.prefix)
             if below != key and below in fixed and value != fixed[below]:
                 raise file.fail(key, f"is {value!r:.40}, {fixed[below]} is what {name} models have")
-            if below != key and below not in READ_BELOW and below not in (*found.architecture.extra, *fixed):
+            if below != key and below not in found.architecture.known:
                 raise file.fail(key, "is not known: the model may have a feature that is not supported")
         return found
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, REWRITES)
+        return Rewritten(self.tensors, (*self.architecture.rewrites, *REWRITES))
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
@@ -267,15 +155,21 @@ class GgufModel:
             spec, family, config = read_spec(self.config(), where)
         except ModelError as error:
             name = error.message.removeprefix(f"{where}: ").partition(":")[0]
-            if name not in FIELDS:
+            if name not in self._fields:
                 raise
-            message = error.message.replace(f"{where}: {name}: ", f"{where}: {self.prefix}{FIELDS[name]} ({name}): ", 1)
+            key = f"{self.prefix}{self._fields[name]} ({name})"
+            message = error.message.replace(f"{where}: {name}: ", f"{where}: {key}: ", 1)
             raise ModelError(message) from None
         norm = "rms" if spec.norm == "rms1p" else spec.norm
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
         required = tuple(part for name in family.required for part in _unfused(name))
-        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=())
+        mtp = None if family.mtp is None else GGUF_NEXTN
+        family = replace(
+            family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=(), mtp=mtp
+        )
+        beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
+        family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates, skipped=beyond)
         return spec, family, config
 
     def get(self, below: str) -> Any:
@@ -290,11 +184,15 @@ class GgufModel:
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
-        own = (KV_HEADS,) if architecture.convolves else ()
-        raw = {ours: self.get(key) for ours, key in FIELDS.items() if ours not in own}
-        raw |= {**architecture.facts, **(self._mixers() if own else {})}
+        own = (KV_HEADS, WIDTH) if architecture.kinds else ()
+        raw = {ours: self.get(key) for ours, key in self._fields.items() if ours not in own}
+        raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
+        raw |= {ours: value for ours, value in architecture.defaults.items() if raw.get(ours) is None}
+        raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if own else {})}
+        raw |= {flag: self._has(part) for flag, part in architecture.told.items()}
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
-        raw["model_type"] = (raw["num_experts"] and architecture.mixture) or architecture.model_type
+        row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
+        raw["model_type"] = architecture.normed if architecture.normed and self.get(NORMED) else row
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")
         raw["vocab_size"] = vocab_size(self.file) if size is None else size
@@ -304,24 +202,64 @@ class GgufModel:
             raw["bos_token_id"] = special_ids(self.file).get("bos_token")
         if self.get("attention.causal") is False:
             raise self.file.fail(self.prefix + "attention.causal", "false is not supported: the model cannot generate")
-        self._heads(raw)
+        self._recurrent(raw)
+        if raw["num_attention_heads"] == 0:  # no layer attends
+            del raw["num_attention_heads"], raw["num_key_value_heads"]
+        else:
+            self._heads(raw)
         self._window(raw)
         self._rope(raw)
         return {name: value for name, value in raw.items() if value is not None}
 
-    def _mixers(self) -> dict[str, Any]:
-        """Heads of keys and values, and the layers that have none, which convolve."""
-        key = self.prefix + FIELDS[KV_HEADS]
-        heads = self.file.metadata.get(key)
-        if not isinstance(heads, np.ndarray):
-            return {KV_HEADS: heads}
-        kinds = {int(count) for count in heads} - {0}
-        if len(kinds) > 1:
-            raise self.file.fail(key, "differs by layer, and not only in layers that have none")
-        return {
-            KV_HEADS: next(iter(kinds), None),
-            "layer_types": ["full_attention" if count else "conv" for count in heads],
-        }
+    @property
+    def _fields(self) -> dict[str, str]:
+        """Field of config.json -> key under the architecture's name."""
+        return {**FIELDS, **self.architecture.fields}
+
+    def _own_layers(self, blocks: Any) -> Any:
+        """The layers of `blocks` that are the model's own, without those behind them that predict further tokens."""
+        further = self.get(NEXTN) or 0
+        if type(blocks) is not int or type(further) is not int or not further:
+            return blocks
+        if not 0 < further < blocks:
+            raise self.file.fail(self.prefix + NEXTN, f"is {further}, needs a number of {blocks} blocks")
+        return blocks - further
+
+    def _recurrent(self, raw: dict[str, Any]) -> None:
+        """The numbers of a head, and which layers are recurrent where the file has a list of them."""
+        if self.architecture.quotient is not None:
+            heads, size = self.architecture.quotient
+            count, inner = raw[heads], self.get(INNER)
+            if type(count) is int and type(inner) is int and count > 0:
+                if inner % count:
+                    raise self.file.fail(self.prefix + INNER, f"is {inner}, not a multiple of {heads} {count}")
+                raw[size] = inner // count
+        layers = self.file.metadata.get(self.prefix + RECURRENT)
+        if isinstance(layers, np.ndarray):
+            kinds = ["linear_attention" if recurrent else "full_attention" for recurrent in layers]
+            raw["layer_types"] = kinds[: raw["num_hidden_layers"]]
+
+    def _has(self, part: str) -> bool:
+        """Whether the name of a tensor has `part` in it."""
+        return any(part in name for name in self.file.tensors)
+
+    def _by_layers(self, layers: Any) -> dict[str, Any]:
+        """Heads of keys and values, the width of MLPs, and what each of the `layers` is."""
+        found: dict[str, list[int]] = {}
+        for ours in (KV_HEADS, WIDTH):
+            value = self.file.metadata.get(self.prefix + self._fields[ours])
+            each = value.tolist() if isinstance(value, np.ndarray) else [value]
+            if len({*each} - {0}) > 1:
+                raise self.file.fail(
+                    self.prefix + self._fields[ours], "differs by layer, and not only in layers that have none"
+                )
+            found[ours] = each[:layers] if isinstance(value, np.ndarray) else each * (layers or 0)
+        common = {ours: next(filter(None, each), None) for ours, each in found.items()}
+        if self.architecture.kinds is None or None in found[KV_HEADS]:
+            return common
+        routed = [f"blk.{i}.ffn_gate_inp.weight" in self.file.tensors for i in range(len(found[KV_HEADS]))]
+        told = Layers(str(self.file.path), found[KV_HEADS], found[WIDTH], routed)
+        return {**common, **self.architecture.kinds(told)}
 
     def _heads(self, raw: dict[str, Any]) -> None:
         """Size of a head, how much of it turns, and the attention scale."""
@@ -332,7 +270,7 @@ class GgufModel:
         if value_size not in (None, size):
             raise self.file.fail(self.prefix + "attention.value_length", f"is {value_size}, needs that of keys, {size}")
         raw["head_dim"] = size
-        turned = self.get("rope.dimension_count")
+        turned = self.get("rope.dimension_count") if self.architecture.turns else None
         if turned is not None:
             if type(turned) is not int or not 2 <= turned <= size or turned % 2:
                 raise self.file.fail(
@@ -376,15 +314,24 @@ class GgufModel:
 
 
 def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
-    """The format's names for the roles of a family; queries, keys and values may be one matrix or three."""
+    """The format's names for the roles of a family; queries, keys and values may be one matrix or three.
+
+    Those of the gated delta rule and their gate are one in older files.
+    """
     roles = {part for name in names for part in _unfused(name)}
     if roles & {"q", "qkv"}:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
+    if "gate_up" in roles and any(".ffn_gate." in name for name in tensors):
+        roles = roles - {"gate_up"} | set(FUSED["gate_up"])
+    for whole, parts in PARTED.items():
+        if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
+            roles = roles - {whole} | set(parts)
     return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
 
 
 def _unfused(name: str) -> tuple[str, ...]:
     """The roles of a matrix that folders have fused and this format has not, with what follows their name's dot."""
     role, dot, part = name.partition(".")
-    return tuple(one + dot + part for one in FUSED[role]) if role.startswith("expert_") and role in FUSED else (name,)
+    split = role.startswith(("expert_", "shared_")) and role in FUSED
+    return tuple(one + dot + part for one in FUSED[role]) if split else (name,)

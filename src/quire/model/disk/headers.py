@@ -18,7 +18,10 @@ from quire.quant.base import QuantScheme
 
 @dataclass(frozen=True)
 class ModelHeaders:
-    """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share."""
+    """A model folder read as far as its headers, and checked: all that `describe` and `load_model` share.
+
+    `mtp`: the layer that drafts, where the files have one (`families.mtp`).
+    """
 
     name: str
     folder: Path
@@ -32,6 +35,7 @@ class ModelHeaders:
     notes: tuple[str, ...]
     pooling: Pooling = NO_VECTORS
     vision: VisionHeaders | None = None
+    mtp: ModelHeaders | None = None
 
     @property
     def quantized(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
-from quire.model.families.names import LLAMA, STACKED, without
+from quire.model.families.names import LLAMA, OWN_MTP, STACKED, naked, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
@@ -124,8 +124,9 @@ QWEN3_5 = QWEN_NEXT | {
     "delta_b": "linear_attn.in_proj_b",
     "delta_a": "linear_attn.in_proj_a",
 }
-NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
-"""Vectors whose names on disk end with what they are."""
+NAKED = naked(["linear_attn"], ["A_log", "dt_bias"])
+FURTHER = ("mtp.",)
+"""Of a layer that predicts further tokens."""
 
 
 def delta_kinds(config: HfConfig) -> list[str]:
@@ -186,6 +187,8 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "qwen3_5_text": Family(
         QWEN3_5,
@@ -195,17 +198,21 @@ HYBRIDS = {
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=NAKED,
+        skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "qwen3_5_moe_text": Family(
         QWEN3_5 | EXPERTS | SHARED_EXPERT,
         QWEN_NEXT_DEFAULTS
         | QWEN_NEXT_EXPERTS
-        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2},
+        | {"num_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 2, "intermediate_size": 512},
         QWEN_NEXT_READS | {"moe": read_moe("softmax", True)},
         ("q_norm", "k_norm", "attn_gate", "shared_switch"),
         QWEN_NEXT_BIASES,
         {"norm": "rms1p"},
         rewrites=(*NAKED, *STACKED),
+        skipped=FURTHER,
+        mtp=OWN_MTP,
     ),
     "lfm2": Family(
         LFM2,

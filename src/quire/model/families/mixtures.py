@@ -15,6 +15,7 @@ from quire.model.families.names import (
     LLAMA,
     MIXTRAL_WRITTEN,
     MLP_BIAS,
+    NEXTN,
     NORM_BIASES,
     QKV_BIAS,
     STACKED,
@@ -112,7 +113,7 @@ SMALL_QUERIES = ("q_a", "q_a_norm", "q_b")
 def deepseek(config: HfConfig, defaults: dict[str, Any], moe: Callable[[HfConfig, int], MoE]) -> Family:
     """Latent attention, queries by way of a smaller space unless `q_lora_rank` is null; experts behind dense layers.
 
-    Layers past the last predict tokens further ahead and are not run.
+    Layers past the last predict tokens further ahead; the first of them may draft.
     """
     if config.integer("moe_layer_freq", 1) != 1:
         raise config.fail("moe_layer_freq", "is not supported; only 1 is")
@@ -200,6 +201,7 @@ def deepseek_v3(config: HfConfig) -> Family:
         names={**family.names, **CORRECTED},
         required=(*family.required, "router_bias"),
         rewrites=(CORRECTION, *STACKED),
+        mtp=NEXTN,
     )
 
 
@@ -224,6 +226,7 @@ def glm4_moe(config: HfConfig) -> Family:
         spelling=ROUTED,
         skipped=layers_ahead(config),
         rewrites=(CORRECTION, *STACKED),
+        mtp=NEXTN,
     )
 
 

@@ -23,14 +23,21 @@ def _mutual(text: HfConfig, vision: HfConfig) -> Sight:
     return Sight(mutual=True)
 
 
-def _sectioned(sections: tuple[int, ...], interleaved: bool = False) -> Callable[[HfConfig, HfConfig], Sight]:
-    """Frequencies that follow rows and columns (M-RoPE, Wang et al. 2024), `sections` where the file names none."""
+def _sectioned(
+    sections: tuple[int, ...], interleaved: bool = False, turning: float = 1.0
+) -> Callable[[HfConfig, HfConfig], Sight]:
+    """Frequencies that follow rows and columns (M-RoPE, Wang et al. 2024), `sections` where the file names none.
+
+    `turning`: the share of a head's numbers that turn, where the file does not say it.
+    """
 
     def read(text: HfConfig, vision: HfConfig) -> Sight:
         rope = text.child("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
         found = rope.integers("mrope_section") or sections
         heads = text.integer("num_attention_heads", high=1 << 12)
-        half = text.integer("head_dim", text.integer("hidden_size", high=1 << 20) // heads, high=1 << 12) // 2
+        head_dim = text.integer("head_dim", text.integer("hidden_size", high=1 << 20) // heads, high=1 << 12)
+        share = rope.number("partial_rotary_factor", text.number("partial_rotary_factor", turning, high=1.0), high=1.0)
+        half = int(head_dim * share) // 2
         if len(found) != 3 or min(found) < 0 or sum(found) != half:
             raise rope.fail("mrope_section", f"is {list(found)}, needs three numbers whose sum is {half}")
         if interleaved and 3 * max(found[1:]) > half + 2:
@@ -60,6 +67,7 @@ class MultimodalFamily:
 _LLAVA = ("vision_tower.", "multi_modal_projector.", "image_newline")
 _VISUAL = ("visual.", "visual.merger.", "visual.deepstack_merger_list.")
 _CONNECTED = ("vision_model.", "connector.")
+_QUARTER = _sectioned((11, 11, 10), interleaved=True, turning=0.25)
 MULTIMODAL: dict[str, MultimodalFamily] = {
     "llava": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
     "llava_next": MultimodalFamily("llama", "clip_vision_model", _LLAVA),
@@ -67,11 +75,14 @@ MULTIMODAL: dict[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen2", "qwen2_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
     "qwen2_5_vl": MultimodalFamily("qwen2", "qwen2_5_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
     "qwen3_vl": MultimodalFamily("qwen3", "qwen3_vl_vision", _VISUAL, _sectioned((24, 20, 20), interleaved=True)),
+    "qwen3_5": MultimodalFamily("qwen3_5_text", "qwen3_5_vision", _VISUAL, _QUARTER),
+    "qwen3_5_moe": MultimodalFamily("qwen3_5_moe_text", "qwen3_5_moe_vision", _VISUAL, _QUARTER),
     "gemma3": MultimodalFamily("gemma3_text", "siglip_vision_model", _LLAVA, _mutual, tied=True),
     "mistral3": MultimodalFamily("mistral", "pixtral", _LLAVA, tied=True),
     "idefics3": MultimodalFamily("llama", "idefics3_vision", _CONNECTED),
     "smolvlm": MultimodalFamily("llama", "smolvlm_vision", _CONNECTED),
     "internvl": MultimodalFamily("qwen2", "internvl_vision", _LLAVA, tied=True),
+    "lfm2_vl": MultimodalFamily("lfm2", "siglip2_vision_model", _LLAVA, tied=True),
 }
 """By `model_type`."""
 REFUSED = {
@@ -79,7 +90,7 @@ REFUSED = {
     "phi4mm": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "phi4_multimodal": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "mllama": "its decoder attends to images in layers of their own",
-    "qwen3_vl_moe": "its decoder has experts, which are not built beside images",
+    "qwen3_vl_moe": "its files stack experts in a form that is not read",
 }
 """Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
@@ -93,6 +104,8 @@ _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 3
 _LLAMA = _SIZES | {"intermediate_size": 11008, "vocab_size": 32000}
 _MISTRAL = _SIZES | {"intermediate_size": 14336, "vocab_size": 32000, "num_key_value_heads": 8}
 _QWEN2 = _SIZES | {"intermediate_size": 22016, "vocab_size": 151936, "num_key_value_heads": 32}
+_QWEN3_5 = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16, "intermediate_size": 12288,
+            "vocab_size": 248320}  # fmt: skip
 _GEMMA3 = {"hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
            "head_dim": 256, "intermediate_size": 9216, "vocab_size": 262208}  # fmt: skip
 LEFT_OUT: dict[str, Raw] = {
@@ -100,6 +113,9 @@ LEFT_OUT: dict[str, Raw] = {
     "mistral": _MISTRAL,
     "qwen2": _QWEN2,
     "gemma3_text": _GEMMA3,
+    "lfm2": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 65536},
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": {"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16, "vocab_size": 248320},
     "qwen2_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen2_5_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen3_vl_text": {"rope_theta": 5e5, "max_position_embeddings": 128000, "head_dim": 128},

@@ -8,7 +8,8 @@ modules' names (llm-compressor).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from quire.model.disk.renamed_tensors import Rewrite
 
@@ -209,6 +210,17 @@ POST_NORMS = ("attn_post_norm", "mlp_post_norm")
 
 
 GATE_UP = ("gate_proj", "up_proj")
+
+
+def naked(modules: Iterable[str], vectors: Iterable[str]) -> tuple[Rewrite, ...]:
+    """Vectors of layers' `modules` whose names on disk end with what they are, seen as weights of that name."""
+    return tuple(
+        Rewrite(rf"(.*\.{module})\.{vector}", rf"\1.{vector}.weight", release=rf"\1.{vector}")
+        for module in modules
+        for vector in vectors
+    )
+
+
 STACKED = (
     Rewrite(r"(.*\.mlp\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=GATE_UP),
     Rewrite(r"(.*\.mlp\.experts)\.down_proj", r"\1.{}.down_proj.weight", True),
@@ -252,4 +264,32 @@ ERNIE_CORRECTION = Rewrite(
     r"\1.gate_correction.weight",
     stacked=True,
     release=r"\1.moe_statics.e_score_correction_bias",
+)
+
+
+@dataclass(frozen=True)
+class MtpNames:
+    """What files of a family call the parts of a layer for multi-token prediction (`families.mtp`).
+
+    `beginning`: of all names, "" where they begin as those of a layer behind the model's last do. The others follow it:
+    `layer` before the names of a layer's roles, `join` of the matrix, and the norms. `copies`: beginnings of a table
+    of tokens and of a head, which are the model's own once more. `hidden_first`: the join reads [hidden row, embedding]
+    instead of [embedding, hidden row].
+    """
+
+    beginning: str
+    layer: str
+    join: str
+    token_norm: str
+    hidden_norm: str
+    final_norm: str
+    copies: tuple[str, ...] = ()
+    hidden_first: bool = False
+
+
+OWN_MTP = MtpNames("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+NEXTN = MtpNames("", "", "eh_proj", "enorm", "hnorm", "shared_head.norm", ("embed_tokens.", "shared_head.head."))
+GGUF_NEXTN = MtpNames(
+    *("", "", "nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+    copies=("nextn.embed_tokens.", "nextn.shared_head_head."),
 )

@@ -56,6 +56,18 @@ class Plain:
         return 1.0 / _periods(theta, dim)
 
 
+@dataclass(frozen=True)
+class Still:
+    """No rotation of dimensions that others turn: all angles are 0."""
+
+    attention_factor: float = 1.0
+    stretch: float = 1.0
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
+        """Zeros."""
+        return np.zeros(dim // 2, F32)
+
+
 @dataclass(frozen=True, repr=False)
 class LinearScaling:
     """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""

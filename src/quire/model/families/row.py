@@ -14,12 +14,17 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
 - prefix    a first part of all names but the head's that some files leave out.
+- modules   what transformers' modules have in the place of the prefix, where its files keep that.
 - nested    what files of models that are more than the decoder have in its place.
 - aliases   role -> other names that a file may have it under.
 - stacks    roles whose tensor lies in numbered pieces -> name of a piece, with {} for the number.
 - buffers   endings of tensors that hold no weights (masks of old files) and are ignored.
 - skipped   beginnings of tensors of parts that are not run, and ignored.
 - rewrites  tensors kept in another form than `base.part` of one matrix (`rewrite`).
+- orders    role -> function of the spec that gives where our rows lie on disk, columns of a matrix that ranks split by
+            columns (`order`).
+- rates     roles of vectors of which the files hold -exp.
+- mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
 from __future__ import annotations
@@ -28,10 +33,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.names import MtpNames
 from quire.model.families.rope import read_rope
 from quire.model.load.roles import FUSED, ROLES
+from quire.model.spec import ModelSpec
 
 Reader = Callable[[HfConfig, int], Any]
 
@@ -65,12 +75,20 @@ class Family:
     grouped_qkv: bool = False
     transposed: bool = False
     prefix: str = ""
+    modules: str = ""
     nested: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     stacks: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
+    mtp: MtpNames | None = None
+    orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
+    rates: tuple[str, ...] = ()
+
+    def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
+        """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
+        return self.orders[role](spec) if role in self.orders else None
 
     def required_parts(self, config: HfConfig) -> frozenset[str]:
         """The optional roles and biases that this checkpoint must have."""
@@ -108,8 +126,14 @@ class Family:
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
         return replace(self, names=names)
 
+    def of_layer(self, layer: int) -> str:
+        """What the names of a layer's tensors begin with."""
+        return self.names["layer"].format(layer)
+
     def here(self, module: str) -> str:
-        """A module's name as this file has it, of a model that is more than its decoder: writers differ."""
+        """A module's name as this file has it: writers differ, and models that are more than their decoder."""
+        if self.modules and module.startswith(self.modules):
+            return self.prefix + module.removeprefix(self.modules)
         if not self.nested:
             return module
         if module in ("lm_head", *self.aliases["head"]):
@@ -120,19 +144,25 @@ class Family:
         return own + module.removeprefix(other) if other else module
 
 
-MIXED_KINDS = {"conv": "conv_L_cache", "linear_attention": "linear_key_head_dim"}
-"""Words of `layer_types` for layers that do not attend, and the field with the size of what they have instead."""
+MIXED_KINDS = {"conv": ("conv_L_cache",), "linear_attention": ("linear_key_head_dim", "mamba_d_state")}
+"""Words of `layer_types` for layers that do not attend, and fields with the size of what they have instead."""
+EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Words of older files, and those that took their place."""
 
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:
     """Each layer's kind: `layer_types`, or "sliding_attention" from layer `max_window_layers` on.
 
-    Kinds of `MIXED_KINDS` are known where the field with their size is there, which only families have that have them.
+    Kinds of `MIXED_KINDS` are known where a field with their size is there, which only families have that have them.
     """
-    kinds = config.texts("layer_types")
+    kinds = tuple(EARLIER.get(kind, kind) for kind in config.texts("layer_types"))
     if kinds and len(kinds) != layers:
         raise config.fail("layer_types", f"names {len(kinds)} layers, num_hidden_layers is {layers}")
-    known = ("full_attention", "sliding_attention", *(kind for kind, size in MIXED_KINDS.items() if config.has(size)))
+    known = (
+        "full_attention",
+        "sliding_attention",
+        *(kind for kind, sizes in MIXED_KINDS.items() if any(map(config.has, sizes))),
+    )
     for kind in kinds:
         if kind not in known:
             raise config.fail("layer_types", f"{kind!r} is not known; known: {', '.join(known)}")

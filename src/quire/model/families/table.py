@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.channel_scans import CHANNEL_SCANS
+from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.hybrids import HYBRIDS
+from quire.model.families.kimi import kimi_linear
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -47,6 +50,7 @@ from quire.model.families.readers import (
     smollm3_rope,
 )
 from quire.model.families.row import Family, sliding_windows, spec_facts
+from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.spec import ModelSpec
 
@@ -303,6 +307,10 @@ FAMILIES: dict[str, Row] = {
     **RELATIVES,
     **MIXTURES,
     **HYBRIDS,
+    **STATE_SPACE,
+    **CHANNEL_SCANS,
+    "falcon_h1": falcon_h1,
+    "kimi_linear": kimi_linear,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

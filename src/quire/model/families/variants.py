@@ -33,22 +33,24 @@ from quire.model.families.row import Family
 LAYER = {"norm": "layer"}
 
 
-def granite(config: HfConfig) -> Family:
-    """The stream is kept divided by `residual_multiplier`, so that what blocks add needs no factor.
+def granite_facts(config: HfConfig) -> dict[str, float]:
+    """Multipliers of a Granite.
 
+    The stream is kept divided by `residual_multiplier`, so that what blocks add needs no factor.
     Norms do not see the division when their epsilon is divided by its square.
     """
     residual = config.number("residual_multiplier", 1.0)
-    return Family(
-        LLAMA,
-        flags=BIAS_FLAGS,
-        facts={
-            "attention_scale": config.number("attention_multiplier", 1.0),
-            "embed_scale": config.number("embedding_multiplier", 1.0) / residual,
-            "logit_scale": 1.0 / config.number("logits_scaling", 1.0),
-            "norm_eps": config.number("rms_norm_eps", 1e-6) / residual**2,
-        },
-    )
+    return {
+        "attention_scale": config.number("attention_multiplier", 1.0),
+        "embed_scale": config.number("embedding_multiplier", 1.0) / residual,
+        "logit_scale": 1.0 / config.number("logits_scaling", 1.0),
+        "norm_eps": config.number("rms_norm_eps", 1e-6) / residual**2,
+    }
+
+
+def granite(config: HfConfig) -> Family:
+    """Llama with multipliers."""
+    return Family(LLAMA, flags=BIAS_FLAGS, facts=granite_facts(config))
 
 
 def stablelm(config: HfConfig) -> Family:

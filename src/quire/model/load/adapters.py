@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.mixers.attention import KEY_VALUE
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.lora import NONE, LoraSlots
+from quire.model.role import COLUMNS
 from quire.ops.backend import Ops
 
 if TYPE_CHECKING:
@@ -145,7 +147,15 @@ class Adapters:
             rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
             for role in FUSED.get(holder, (holder,)):
                 rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
-                yield role, layer, low if rows is None else _taken_rows(low, rows)
+                yield role, layer, in_order(low if rows is None else _taken_rows(low, rows), role, self._opened)
+
+
+def in_order(low: LowRank, role: str, opened: ModelHeaders) -> LowRank:
+    """What is added to a role, its rows or columns in our order."""
+    order = opened.family.order(role, opened.spec)
+    if order is None:
+        return low
+    return replace(low, a=low.a[:, order]) if DISK_ROLES[role].shard == COLUMNS else _taken_rows(low, order)
 
 
 def _taken_rows(low: LowRank, rows: NDArray[np.int64]) -> LowRank:

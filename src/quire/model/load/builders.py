@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
+from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.latent import load_latent
@@ -16,12 +17,16 @@ from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, l
 from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
+from quire.model.load.scan import load_scan
 from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
+from quire.model.mixers.no_mixer import NoMixer
+from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.net.decoder import (
     Attend,
@@ -29,6 +34,7 @@ from quire.model.net.decoder import (
     CrossAttention,
     Decoder,
     Layer,
+    MlpAlone,
     ToLogits,
     crossed_block,
     own_attention,
@@ -37,22 +43,28 @@ from quire.model.net.decoder import (
     post_norm_block,
     reading_attention,
     sequential_block,
+    single_block,
+    twin_block,
 )
 from quire.model.net.gated_attention import GatedAttention
 from quire.model.net.parts import (
     Clip,
     Embedding,
     Linear,
+    Mlp,
     NoNorm,
     Norm,
     Normed,
     NormSpans,
     Positions,
+    Product,
     Project,
     RowChange,
     RowNorm,
     Scale,
     SoftCap,
+    absent,
+    scaled,
 )
 from quire.model.net.pipeline_parallel import NoHead
 from quire.ops.attention_spec import AttentionSpec
@@ -66,6 +78,8 @@ BLOCKS: dict[str, Block] = {
     "parallel": parallel_block,
     "parallel_two_norms": parallel_two_norms_block,
     "crossed": crossed_block,
+    "single": single_block,
+    "twins": twin_block,
 }
 
 
@@ -140,16 +154,23 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
-        o=load_o(reader, mixer.out, index),
+        o=load_o(reader, mixer.out, index) if mixer.out else absent,
         attn_post_norm=attn_post_norm,
         mlp_norm=mlp_norm,
-        mlp=in_runs(reader, lambda run: (load_moe if spec.is_sparse(index) else load_mlp)(run, index)),
+        mlp=load_mlp_or_experts(reader, index) if spec.has_mlp(index) else absent,
         mlp_post_norm=mlp_post_norm,
         attention=attention,
         cross=cross,
+        alone=not spec.has_mlp(index),
     )
     reader.tell(f"layer {index}")
     return layer
+
+
+def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
+    """What layer `index` has behind its mixer, in runs where the reader makes any."""
+    load = load_moe if reader.local.is_sparse(index) else load_mlp
+    return in_runs(reader, lambda run: scaled(load(run, index), reader.opened.spec.factors.mlp_out))
 
 
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
@@ -183,7 +204,22 @@ def load_delta(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     return *load_delta_rule(reader, index), None
 
 
-Mixed = tuple[Linear, Attend, CrossAttention | None]
+def load_selective_scan(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The selective scan of layer `index`, which turns nothing by its position."""
+    return *load_scan(reader, index), None
+
+
+def load_scan_of_channels(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The selective scan of single channels of layer `index`, which turns nothing by its position."""
+    return *load_channel_scan(reader, index), None
+
+
+def load_no_mixer(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """The MLP of layer `index`, which is all that it has."""
+    return absent, MlpAlone(), None
+
+
+Mixed = tuple[Product, Attend, CrossAttention | None]
 """A layer's first matrix, what runs between it and the last one, and what follows where an encoder is beside it."""
 MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Attention: load_attention,
@@ -191,6 +227,9 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Latents: load_latents,
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
+    SelectiveScan: load_selective_scan,
+    ChannelScan: load_scan_of_channels,
+    NoMixer: load_no_mixer,
 }
 """Kind of mixer -> what reads a layer's."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeMlp
-from quire.model.net.parts import GatedMlp
+from quire.model.net.parts import GatedMlp, Mlp, PlainMlp
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
@@ -21,10 +21,9 @@ from quire.quant.base import QWeight
 def load_moe(reader: WeightReader, index: int) -> MoeMlp:
     """The experts of layer `index`, packed."""
     spec, claim = reader.opened.spec, reader.opened.claim
-    shared = switch = None
-    if spec.moe.shared:
-        gate_up = reader.linear(("shared_gate", "shared_up"), index)
-        shared = GatedMlp(gate_up, reader.linear(("shared_down",), index), spec.activation)
+    switch = latents = None
+    if spec.moe.latent:
+        latents = reader.linear(("expert_enter",), index), reader.linear(("expert_leave",), index)
     if claim.get("shared_switch", index):
         switch = reader.dense("shared_switch", index)
     return MoeMlp(
@@ -33,15 +32,31 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         spec.moe.routing,
         _experts(reader, index),
         LocalExperts(spec.moe.routing.experts),
-        shared,
+        _shared(reader, index) if spec.moe.shared else None,
         switch,
+        latents,
     )
 
 
+def _shared(reader: WeightReader, index: int) -> Mlp:
+    """The expert that every row takes, with a gate where the experts have one."""
+    activation = reader.opened.spec.activation
+    if not _gated(reader, index):
+        return PlainMlp(reader.linear(("shared_up",), index), reader.linear(("shared_down",), index), activation)
+    gate_up = reader.linear(("shared_gate", "shared_up"), index)
+    return GatedMlp(gate_up, reader.linear(("shared_down",), index), activation)
+
+
+def _gated(reader: WeightReader, index: int) -> bool:
+    return bool(reader.opened.claim.get("expert_gate", index, 0))
+
+
 def _experts(reader: WeightReader, index: int) -> Experts:
-    gate_up = _grouped(reader, ("expert_gate", "expert_up"), index)
+    spec, gated = reader.opened.spec, _gated(reader, index)
+    gate_up = _grouped(reader, ("expert_gate", "expert_up") if gated else ("expert_up",), index)
     down = _grouped(reader, ("expert_down",), index)
-    spec = reader.opened.spec
+    if not gated:
+        return CutExperts(gate_up, down, lambda ops, x: ops.activation(x, spec.activation))
     if reader.ops.fuses_experts(down):
         return FusedExperts(gate_up, down, ExpertActivation(spec.activation, spec.moe.clamp))
     return CutExperts(gate_up, down, activation(spec))

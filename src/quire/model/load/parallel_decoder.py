@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,12 +14,13 @@ from quire.model.batch import Forward
 from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import Share
 from quire.model.net.context_parallel import context_parallel
-from quire.model.net.decoder import Decoder, Layer
+from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
+from quire.model.net.scan import GatedNorm, Scan
 from quire.model.net.sequence_parallel import (
     SequenceParallelAttention,
     SequenceParallelLinear,
@@ -29,6 +30,7 @@ from quire.model.net.sequence_parallel import (
 from quire.model.net.tensor_parallel import (
     RowParallelLinear,
     TensorParallelAttention,
+    TensorParallelGating,
     TensorParallelMlp,
     TensorParallelNorm,
     VocabParallelEmbedding,
@@ -146,7 +148,14 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
-    normed = [replace(layer, qkv_changes=_qkv_changes(layer, decoder.ops, comm)) for layer in decoder.layers]
+    normed = [
+        replace(
+            layer,
+            qkv_changes=_qkv_changes(layer, decoder.ops, comm),
+            attention=_gathered_scan(layer.attention, spec, decoder.ops, comm),
+        )
+        for layer in decoder.layers
+    ]
     *before, last = normed
     if scatter and before:
         layers = [_sequence_parallel_layer(layer, comm, first=i == 0) for i, layer in enumerate(before)]
@@ -162,9 +171,14 @@ def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: boo
 
 
 def _tensor_parallel_layer(layer: Layer, comm: Comm) -> Layer:
-    attention, mlp = TensorParallelAttention(layer.attention, comm), _summed(layer.mlp, comm)
+    attention, mlp = _joined(layer, TensorParallelAttention, comm), _summed(layer.mlp, comm)
     cross = None if layer.cross is None else replace(layer.cross, o=RowParallelLinear(layer.cross.o, comm))
     return replace(layer, attention=attention, mlp=mlp, cross=cross)
+
+
+def _joined(layer: Layer, join: Callable[[Attend, Comm], Attend], comm: Comm) -> Attend:
+    """The layer's attention with the sum over ranks, which an MLP that stands in its place has itself."""
+    return layer.attention if isinstance(layer.attention, MlpAlone) else join(layer.attention, comm)
 
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
@@ -182,7 +196,7 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
     return replace(
         layer,
         attn_norm=layer.attn_norm if first else SequenceParallelNorm(layer.attn_norm, comm),
-        attention=SequenceParallelAttention(layer.attention, comm),
+        attention=_joined(layer, SequenceParallelAttention, comm),
         cross=cross,
         mlp_norm=SequenceParallelNorm(layer.mlp_norm, comm),
         mlp=SequenceParallelMlp(layer.mlp, comm),
@@ -191,6 +205,20 @@ def _sequence_parallel_layer(layer: Layer, comm: Comm, first: bool) -> Layer:
 
 def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
     return tuple(_gathered_norm(change, ops, comm) for change in layer.qkv_changes)
+
+
+def _gathered_scan(attention: Attend, spec: ModelSpec, ops: Ops, comm: Comm) -> Attend:
+    """A scan's norm of groups that lie on several ranks needs the channels of all, and its weight of all."""
+    if not isinstance(attention, Scan) or spec.scan.groups % comm.world == 0:
+        return attention
+    norm = attention.norm
+    assert isinstance(norm, GatedNorm), "as it was loaded"
+    if norm.scale is None:
+        return attention
+    widths = (spec.scan.inner // comm.world,) * comm.world
+    scale = cast_to(comm.gather_columns(ops, norm.scale[None], widths)[0], F32, copy=True)
+    whole = replace(norm, scale=scale, span=spec.scan.inner // spec.scan.groups)
+    return replace(attention, norm=TensorParallelGating(whole, widths, comm))
 
 
 def _gathered_norm(change: RowChange, ops: Ops, comm: Comm) -> RowChange:

@@ -22,11 +22,13 @@ from quire.model.net.parts import (
     Mlp,
     NoNorm,
     Norm,
+    NormBeside,
     PlainMlp,
     Product,
     ProjectedNorm,
     ReplacingNorm,
     RmsNorm,
+    scaled,
 )
 from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
 from quire.ops.arrays import as_f32
@@ -35,11 +37,13 @@ from quire.ops.experts import ACTIVATIONS
 
 def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
     """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
-    spec = reader.opened.spec
+    spec, again = reader.opened.spec, False
+    if layer is not None and role == "attn_norm" and spec.halves > 1:
+        layer, again = layer - layer % spec.halves, layer % spec.halves > 0
     if spec.norm == "plain" and DISK_ROLES[role].optional is False:
         same: Unplaced = np.full(spec.hidden, scale, F32)
         return LayerNorm(same, None, spec.norm_eps)
-    weight = reader.vector(role, layer)
+    weight = reader.vector(role, layer, again=again)
     if weight is None:
         return NoNorm()
     if not spec.norm.startswith("layer"):
@@ -53,14 +57,17 @@ def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: 
 def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm, Norm]:
     """The norms before and after attention, and before and after the MLP, of layer `index`.
 
-    In a post-LN model the norm after an addition is read as the one before what follows, and takes the stream's
-    place there.
+    Of two layers that are halves of one the second reads the norm of what the first read. In a post-LN model the norm
+    after an addition is read as the one before what follows, and takes the stream's place there.
     """
-    if reader.opened.spec.join != "post_ln":
+    spec = reader.opened.spec
+    if spec.join != "post_ln":
+        scales = {"mlp_norm": spec.factors.mlp_in}
         before, after, mlp, after_mlp = (
-            load_norm(reader, role, index) for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+            load_norm(reader, role, index, scales.get(role, 1.0))
+            for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
         )
-        return before, after, mlp, after_mlp
+        return (NormBeside(before) if index % spec.halves else before), after, mlp, after_mlp
     before = ReplacingNorm(load_norm(reader, "mlp_post_norm", index - 1)) if index else NoNorm()
     return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
 
@@ -102,10 +109,15 @@ RUNS = 8
 
 def load_o(reader: WeightReader, role: str, index: int) -> Product:
     """The last matrix `role` of a mixer, in runs of whole heads or channels where the reader makes any."""
-    if not reader.form.runs:
-        return reader.linear((role,), index)
     spec = reader.opened.spec
-    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), lambda run: run.linear((role,), index))
+    factor = {"o": spec.factors.attention, "scan_out": spec.factors.scan}.get(role, 1.0)
+
+    def load(reader: WeightReader) -> Product:
+        return scaled(reader.linear((role,), index), factor)
+
+    if not reader.form.runs:
+        return load(reader)
+    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), load)
     return RankInvariantLinear(parts, ROLES[role].shape(spec)[1] // (len(parts) * reader.share.world))
 
 

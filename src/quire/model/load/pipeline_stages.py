@@ -56,8 +56,10 @@ def _asked(counts: tuple[int, ...], spec: ModelSpec) -> tuple[range, ...]:
 
 
 def cuts(spec: ModelSpec) -> set[int]:
-    """Layers that a stage may begin with: neither they nor later ones read keys and values of earlier ones."""
-    return {i for i in range(1, spec.layers) if all(spec.kv_layer(j) >= i for j in range(i, spec.layers))}
+    """Layers that a stage may begin with: neither they nor later ones read keys and values of earlier ones, and no
+    layer of the files is cut."""
+    firsts = range(spec.halves, spec.layers, spec.halves)
+    return {i for i in firsts if all(spec.kv_layer(j) >= i for j in range(i, spec.layers))}
 
 
 def numbers_of(spec: ModelSpec, layer: int) -> float:

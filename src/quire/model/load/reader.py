@@ -24,11 +24,12 @@ from quire.model.load.packed_cache import PackedCache
 from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
-from quire.model.role import ROWS
+from quire.model.role import COLUMNS, ROWS
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import (
     AnyArray,
     Array,
+    Host,
     as_f32,
     cast_to,
     concat,
@@ -133,15 +134,31 @@ class WeightReader:
         """Report how far reading is, and that `what` is done; after the `last` nothing is left."""
         self._progress(self._total if last else self._done, self._total, what)
 
-    def vector(self, role: str, layer: int | None = None, part: str = "weight") -> Unplaced | None:
-        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none."""
+    def vector(self, role: str, layer: int | None = None, part: str = "weight", again: bool = False) -> Unplaced | None:
+        """The weight of a norm or of a convolution as f32, or its `part` "bias"; None when the checkpoint has none.
+
+        `again`: it was read before, and is counted.
+        """
         name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
+        tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(self.opened.spec)) == 1 else tensor
+        if role in self.opened.family.rates:
+            tensor = self._logarithm(name, tensor)
+        if (order := self.opened.family.order(role, self.opened.spec)) is not None:
+            tensor = tensor[order]
         tensor = shard_vector(tensor, role, self.opened.spec, self.share)
-        self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
+        if not again:
+            self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
+
+    def _logarithm(self, name: str, rates: AnyArray) -> Host:
+        """x of the vector -exp(x) that the file has as `name`."""
+        positive = -to_numpy(rates)
+        if not (positive > 0).all():
+            raise ModelError(f"{self.opened.folder}: {name} holds a number that is not below 0")
+        return np.log(positive)
 
     def table(self, role: str) -> Unplaced:
         """The rank's rows of a look-up table in the compute dtype, copied out of the mapped file."""
@@ -182,7 +199,8 @@ class WeightReader:
     ) -> tuple[QWeight, Unplaced | None]:
         """The matrices of `roles` quantized and fused by rows, and their biases (zeros where one has none)."""
         holders = {role: self._holder(role, layer, expert) for role in roles}
-        whole = {holder: self._whole(holder, layer, expert) for holder in dict.fromkeys(holders.values())}
+        wide = all(DISK_ROLES[role].wide for role in roles)
+        whole = {holder: self._whole(holder, layer, expert, wide) for holder in dict.fromkeys(holders.values())}
         parts = [self._part(role, holder, *whole[holder], layer) for role, holder in holders.items()]
         one = next((b for _, b in parts if b is not None), None)
         bias = None
@@ -193,7 +211,7 @@ class WeightReader:
     def whole(self, role: str, layer: int | None) -> tuple[QWeight, Unplaced | None]:
         """The matrix of `role` of all ranks, quantized, and its bias."""
         holder = self._holder(role, layer)
-        return self._ordered(role, holder, *self._whole(holder, layer, None), layer)
+        return self._ordered(role, holder, *self._whole(holder, layer, None, DISK_ROLES[role].wide), layer)
 
     def dense(self, role: str, layer: int) -> Linear:
         """A matrix whose products are those of f32: a router's choice is all or nothing, so nothing may be rounded."""
@@ -233,6 +251,9 @@ class WeightReader:
         self, role: str, holder: str, weight: QWeight, bias: Unplaced | None, layer: int | None
     ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order."""
+        order = self.opened.family.order(role, self.opened.spec)
+        if order is not None and DISK_ROLES[role].shard == COLUMNS:
+            return weight.take_cols(order), bias
         rows = self.disk_rows(role, holder, layer)
         if rows is None:
             return weight, bias
@@ -244,10 +265,13 @@ class WeightReader:
         if layer is None:
             return None
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
-        return disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+        rows = disk_rows(role, holder, spec, self.opened.family.grouped_qkv and holder == "qkv", rotated)
+        order = self.opened.family.order(role, spec) if DISK_ROLES[role].shard == ROWS else None
+        return rows if order is None else order if rows is None else rows[order]
 
-    def _whole(self, holder: str, layer: int | None, expert: int | None) -> tuple[QWeight, Unplaced | None]:
-        """A matrix as it lies on disk, [n, k] in its final format, and its bias as f32."""
+    def _whole(self, holder: str, layer: int | None, expert: int | None, wide: bool) -> tuple[QWeight, Unplaced | None]:
+        """A matrix as it lies on disk, [n, k] in its final format, not quantized here if `wide`, and its bias as
+        f32."""
         names = self.opened.claim.get(holder, layer, expert)
         raw = {s: self.read(name) for s, name in names.items() if s != "bias"}
         scheme = matrix_scheme(self.opened.scheme, names)
@@ -256,7 +280,7 @@ class WeightReader:
         if holder == "head" and self.opened.spec.unit_head:
             raw["weight"] = unit_rows(as_f32(raw["weight"]))
         with self.naming(next(iter(names.values()))):
-            if self.form.target is None or DISK_ROLES[holder].wide:
+            if self.form.target is None or wide:
                 dtype = self.form.dtype
                 weight = load_matrix(scheme, raw, dtype, self.ops.float8_activations(dtype))
             else:

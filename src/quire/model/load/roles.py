@@ -33,21 +33,34 @@ def _sparse(spec: ModelSpec, layer: int) -> bool:
 
 
 def _plain(spec: ModelSpec, layer: int) -> bool:
-    return not spec.is_sparse(layer)
+    return spec.has_mlp(layer) and not spec.is_sparse(layer)
+
+
+def _with_latent(spec: ModelSpec, layer: int) -> bool:
+    return spec.is_sparse(layer) and spec.moe.latent > 0
 
 
 def _with_shared(spec: ModelSpec, layer: int) -> bool:
     return spec.is_sparse(layer) and spec.moe.shared > 0
 
 
-def _mlp(rows: bool, width: Callable[[ModelSpec], int], where: Callable[[ModelSpec, int], bool]) -> Role:
-    """Up ([width, hidden], `rows`) or down ([hidden, width]) of an MLP."""
-    shape = (lambda s: (width(s), s.hidden)) if rows else (lambda s: (s.hidden, width(s)))
+def _hidden(spec: ModelSpec) -> int:
+    return spec.hidden
+
+
+def _mlp(
+    rows: bool,
+    width: Callable[[ModelSpec], int],
+    where: Callable[[ModelSpec, int], bool],
+    read: Callable[[ModelSpec], int] = _hidden,
+) -> Role:
+    """Up ([width, read], `rows`) or down ([read, width]) of an MLP."""
+    shape = (lambda s: (width(s), read(s))) if rows else (lambda s: (read(s), width(s)))
     return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where, spread=STEPS)
 
 
 def _expert(rows: bool) -> Role:
-    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse), experts=True)
+    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse, lambda s: s.moe.latent or s.hidden), experts=True)
 
 
 def _intermediate(spec: ModelSpec) -> int:
@@ -65,15 +78,17 @@ ROLES: dict[str, Role] = {
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
-    "attn_norm": Role("vector", lambda s: (s.hidden,)),
+    "attn_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: layer % s.halves == 0),
     **MIXED,
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
-    "mlp_norm": Role("vector", lambda s: (s.hidden,)),
+    "mlp_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_mlp(layer)),
     "gate": _mlp(True, _intermediate, _plain),
     "up": _mlp(True, _intermediate, _plain),
     "down": _mlp(False, _intermediate, _plain),
     "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
     "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
+    "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
+    "expert_leave": Role("linear", lambda s: (s.hidden, s.moe.latent), where=_with_latent),
     "expert_gate": _expert(True),
     "expert_up": _expert(True),
     "expert_down": _expert(False),
@@ -88,6 +103,13 @@ ROLES: dict[str, Role] = {
         "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
     ),
 }
+
+ROLES |= {
+    "mtp_join": Role("linear", lambda s: (s.hidden, 2 * s.hidden), layer=False, optional=True),
+    "mtp_token_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
+    "mtp_hidden_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
+}
+"""What a layer that predicts further tokens has beside those of a layer (`families.mtp`)."""
 
 
 def _encoder(name: str) -> Role:
@@ -119,8 +141,11 @@ ROLES |= {
     "newline": _seen("vector", lambda s: (s.hidden,)),
 }
 
-ADAPTED = frozenset({"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out",
-                     "attn_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out"})  # fmt: skip
+ADAPTED = frozenset(
+    {"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out", "attn_gate",
+     "delta_q", "delta_k", "delta_v", "delta_z", "delta_out", "scan_z", "scan_x", "scan_b", "scan_c", "scan_dt",
+     "scan_out", "channel_x", "channel_z", "channel_dt", "channel_b", "channel_c", "channel_steps", "channel_out"}
+)  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
 GROUPED = attention.GROUPED | delta.GROUPED
@@ -130,6 +155,10 @@ FUSED = {
     "gate_up": ("gate", "up"),
     "conv_in": ("conv_write", "conv_read", "conv_x"),
     "delta_qkv": ("delta_q", "delta_k", "delta_v"),
+    "scan_in": ("scan_z", "scan_x", "scan_b", "scan_c", "scan_dt"),
+    "channel_in": ("channel_x", "channel_z"),
+    "channel_read": ("channel_dt", "channel_b", "channel_c"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
     **{name: tuple(parts) for name, (_, parts) in GROUPED.items()},
 }
 """Matrices that some families keep as one on disk: name -> the roles whose rows they hold."""
@@ -281,6 +310,8 @@ def _units_of(name: str) -> str:
     own = name.removeprefix("encoder_")
     if own in ("k", "v", "k_row_norm", "k_head_norms"):
         return "key/value heads"
+    if own.startswith("scan_"):
+        return "groups of scanned heads" if own in ("scan_b", "scan_c") else "scanned heads"
     if own in ("gate", "up", "down") or own.startswith(("expert_", "shared_")):
         return "columns of an MLP"
     return "attention heads" if own in MIXED or own == "relative_bias" else f"rows of {name}"

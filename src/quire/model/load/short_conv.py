@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from quire.model.load.reader import WeightReader
 from quire.model.net.parts import Linear
 from quire.model.net.short_conv import ShortConv
-from quire.ops.arrays import to_numpy
+from quire.ops.arrays import contiguous
 from quire.ops.convolution import Convolution
 
 
@@ -15,6 +13,6 @@ def load_short_conv(reader: WeightReader, index: int) -> tuple[Linear, ShortConv
     """The matrix of both gates and of what is convolved of layer `index`, packed, and what follows."""
     weight = reader.vector("conv", index)
     assert weight is not None
-    taps = np.ascontiguousarray(to_numpy(weight).reshape(reader.local.conv.width, -1).T)
+    taps = contiguous(weight.reshape(reader.local.conv.width, -1).T)  # torch's stay such, for gradients
     conv = Convolution(taps, reader.vector("conv", index, "bias"), gated=True)
     return reader.linear(("conv_write", "conv_read", "conv_x"), index), ShortConv(conv)

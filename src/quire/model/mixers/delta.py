@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
 from quire.core.exclusions.features import Feature
@@ -43,7 +46,7 @@ class DeltaRule:
     def projected(self) -> int:
         """Numbers of queries, keys, values, their gate, and of what decays are made of."""
         sizes = self.sizes
-        return sizes.width + sizes.values + 2 * sizes.value_heads
+        return sizes.width + sizes.values + sizes.value_heads + sizes.decays + 2 * sizes.low_rank
 
     def kept_in(self, asked: str, dtype: Dtype, backend: str) -> Dtype:
         """Keep rows in a format that has no scales (`row_format`)."""
@@ -58,12 +61,35 @@ def _has(spec: ModelSpec, layer: int) -> bool:
     return bool(spec.mixers) and spec.mixers[layer] == DELTA
 
 
+def _of_heads(spec: ModelSpec, layer: int) -> bool:
+    return _has(spec, layer) and not spec.delta.low_rank
+
+
+def _of_channels(spec: ModelSpec, layer: int) -> bool:
+    return _has(spec, layer) and spec.delta.low_rank > 0
+
+
 def _units(spec: ModelSpec) -> int:
     return spec.delta.key_heads
 
 
-def _matrix(rows: Callable[[ModelSpec], int], wide: bool = False) -> Role:
-    return Role("linear", lambda s: (rows(s), s.hidden), ROWS, _units, where=_has, wide=wide)
+Where = Callable[[ModelSpec, int], bool]
+
+
+def _matrix(rows: Callable[[ModelSpec], int], wide: bool = False, where: Where = _has) -> Role:
+    return Role("linear", lambda s: (rows(s), s.hidden), ROWS, _units, where=where, wide=wide)
+
+
+def _down(wide: bool = False) -> Role:
+    return Role("linear", lambda s: (s.delta.low_rank, s.hidden), where=_of_channels, wide=wide)
+
+
+def _up(rows: Callable[[ModelSpec], int], wide: bool = False) -> Role:
+    return Role("linear", lambda s: (rows(s), s.delta.low_rank), ROWS, _units, where=_of_channels, wide=wide)
+
+
+def _taps(rows: Callable[[ModelSpec], int]) -> Role:
+    return Role("vector", lambda s: (rows(s), s.delta.taps), ROWS, _units, where=_of_channels, biased=True)
 
 
 def _vector(length: Callable[[ModelSpec], int]) -> Role:
@@ -74,17 +100,26 @@ ROLES = {
     "delta_q": _matrix(lambda s: s.delta.keys),
     "delta_k": _matrix(lambda s: s.delta.keys),
     "delta_v": _matrix(lambda s: s.delta.values),
-    "delta_z": _matrix(lambda s: s.delta.values),
+    "delta_z": _matrix(lambda s: s.delta.values, where=_of_heads),
     "delta_b": _matrix(lambda s: s.delta.value_heads, wide=True),
-    "delta_a": _matrix(lambda s: s.delta.value_heads, wide=True),
-    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_has, biased=True),
+    "delta_a": _matrix(lambda s: s.delta.value_heads, wide=True, where=_of_heads),
+    "delta_a_down": _down(wide=True),
+    "delta_a_up": _up(lambda s: s.delta.decays, wide=True),
+    "delta_z_down": _down(),
+    "delta_z_up": _up(lambda s: s.delta.values),
+    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_of_heads, biased=True),
+    "delta_conv_q": _taps(lambda s: s.delta.keys),
+    "delta_conv_k": _taps(lambda s: s.delta.keys),
+    "delta_conv_v": _taps(lambda s: s.delta.values),
     "delta_decay": _vector(lambda s: s.delta.value_heads),
-    "delta_bias": _vector(lambda s: s.delta.value_heads),
+    "delta_bias": _vector(lambda s: s.delta.decays),
     "delta_scale": Role("vector", lambda s: (s.delta.value_dim,), where=_has),
     "delta_out": Role("linear", lambda s: (s.hidden, s.delta.values), COLUMNS, _units, where=_has),
 }
 """Its matrices and vectors on disk, split over ranks by heads of keys, with the heads of values that they serve. The
-taps of the convolution, the oldest first, are of all queries, keys and values; each rank has all of them."""
+taps of the one convolution, the oldest first, are of all queries, keys and values; each rank has all of them. Where
+channels have decays, queries, keys and values have taps each, and what decays and gates are made of goes through a
+smaller space, which each rank has all of."""
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
     "delta_qkvz": (
@@ -105,6 +140,35 @@ GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSp
     ),
 }
 """Fused matrices on disk that hold, for each of so many heads, the rows of several roles behind each other."""
+
+
+def _tiled_heads(spec: ModelSpec, each: int) -> NDArray[np.int64]:
+    """Where `each` numbers of every head of values lie in files that have the first head of each key, then the second
+    ones, and so on. Ours are those of the first key, then those of the second one."""
+    served = spec.delta.value_heads // spec.delta.key_heads
+    heads = np.arange(spec.delta.value_heads, dtype=np.int64).reshape(served, -1).T.flatten()
+    return (heads[:, None] * each + np.arange(each)).flatten()
+
+
+def _tiled_values(spec: ModelSpec) -> NDArray[np.int64]:
+    return _tiled_heads(spec, spec.delta.value_dim)
+
+
+def _one_a_head(spec: ModelSpec) -> NDArray[np.int64]:
+    return _tiled_heads(spec, 1)
+
+
+def _tiled_channels(spec: ModelSpec) -> NDArray[np.int64]:
+    before = 2 * spec.delta.keys
+    return np.concatenate((np.arange(before), before + _tiled_values(spec)))
+
+
+TILED: dict[str, Callable[[ModelSpec], NDArray[np.int64]]] = {
+    **dict.fromkeys(("delta_v", "delta_z", "delta_out"), _tiled_values),
+    **dict.fromkeys(("delta_b", "delta_a", "delta_decay", "delta_bias"), _one_a_head),
+    "delta_conv": _tiled_channels,
+}
+"""Role -> where our rows, columns of the last matrix, lie in files whose heads of values take turns by keys."""
 
 
 def with_delta_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.dtypes import BF16, F16, F32, Dtype
 from quire.core.exclusions import features as known
@@ -56,20 +56,24 @@ class Latents:
         return (LatentLayout(block_size, 1, self.rope, dtype, rank=self.rank),)
 
 
+_Q = Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads)
+_KV = Role(
+    "linear",
+    lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
+    ROWS,
+    lambda s: s.heads,
+    wide=True,
+)
 ROLES = {
-    "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden), optional=True),
-    "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,), optional=True),
-    "q_b": Role("linear", lambda s: (s.heads * s.head_dim, s.mla.q_rank), ROWS, lambda s: s.heads, optional=True),
-    "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden), optional=True),
-    "kv_a_norm": Role("vector", lambda s: (s.mla.rank,), optional=True),
-    "kv_b": Role(
-        "linear",
-        lambda s: (s.heads * (s.mla.nope + s.mla.value), s.mla.rank),
-        ROWS,
-        lambda s: s.heads,
-        optional=True,
-        wide=True,
-    ),
+    name: replace(role, optional=True, where=lambda s, layer: s.attends(layer))
+    for name, role in {
+        "q_a": Role("linear", lambda s: (s.mla.q_rank, s.hidden)),
+        "q_a_norm": Role("vector", lambda s: (s.mla.q_rank,)),
+        "q_b": _Q,
+        "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden)),
+        "kv_a_norm": Role("vector", lambda s: (s.mla.rank,)),
+        "kv_b": _KV,
+    }.items()
 }
 """Its matrices and vectors on disk, beside those of queries and of the result; ranks share heads, each has all of the
 latent."""

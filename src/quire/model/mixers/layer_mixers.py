@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, cross, delta, latent, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
+from quire.model.mixers.no_mixer import NoMixer
+from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import DELTA, ModelSpec
+from quire.model.spec import CHANNEL_SCAN, CONVOLUTION, DELTA, MLP, SCAN, ModelSpec
 from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
-ROLES = attention.ROLES | latent.ROLES | cross.ROLES | short_conv.ROLES | delta.ROLES
+ROLES = {
+    name: role
+    for kind in (attention, latent, cross, short_conv, delta, scan, channel_scan)
+    for name, role in kind.ROLES.items()
+}
 """What mixers have on disk, of all kinds."""
+
+
+WITHOUT_KEYS: Mapping[str, Callable[[ModelSpec], Mixer]] = {
+    CONVOLUTION: lambda spec: ShortConvolution(spec.conv.width, spec.conv.taps),
+    DELTA: lambda spec: DeltaRule(spec.delta),
+    SCAN: lambda spec: SelectiveScan(spec.scan),
+    CHANNEL_SCAN: lambda spec: ChannelScan(spec.channels),
+    MLP: lambda spec: NoMixer(),
+}
+"""Mixers of layers that do not attend, by the words of `ModelSpec.mixers`."""
 
 
 def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     """What stands between the norm and the MLP of `layer`."""
     if not spec.attends(layer):
-        if spec.mixers[layer] == DELTA:
-            return DeltaRule(spec.delta)
-        return ShortConvolution(spec.conv.width, spec.conv.taps)
+        return WITHOUT_KEYS[spec.mixers[layer]](spec)
     mla = spec.mla
     if mla.rank:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
@@ -36,7 +51,9 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
 
 def of_rank(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:
     """`spec` with the heads and channels of a rank. `held`: (first, stop) of the units that it has of a role."""
-    return delta.with_delta_heads(short_conv.with_channels(attention.with_heads(spec, held), held), held)
+    for part_of in (attention.with_heads, short_conv.with_channels, delta.with_delta_heads, scan.with_scan_heads):
+        spec = part_of(spec, held)
+    return spec
 
 
 def mixers_of(spec: ModelSpec) -> tuple[Mixer, ...]:

@@ -53,11 +53,11 @@ class Layer:
 
     `qkv_changes` are made to the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with
     `eps`. The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an
-    encoder.
+    encoder. `alone`: its mixer is all that it has.
     """
 
     attn_norm: Norm
-    qkv: Linear
+    qkv: Product
     qkv_changes: tuple[RowChange, ...]
     qk_norms: tuple[Array, Array] | None
     eps: float
@@ -70,6 +70,7 @@ class Layer:
     mlp_post_norm: Norm
     attention: Attend
     cross: CrossAttention | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,28 @@ def crossed_block(
     return x, layer.mlp(ops, h)
 
 
+def single_block(
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+) -> tuple[Array, Array]:
+    """A layer is a mixer, or an MLP, alone (Mamba, Nemotron-H)."""
+    return chosen(ops, x, wanted), layer.attention(ops, layer, h, batch, cache, wanted)
+
+
+def twin_block(
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+) -> tuple[Array, Array]:
+    """Two layers share a norm: the first is a mixer alone, the second a mixer and an MLP (Falcon-H1)."""
+    return (single_block if layer.alone else sequential_block)(ops, layer, x, h, batch, cache, wanted)
+
+
+class MlpAlone:
+    """The MLP of a layer that has nothing else, in the place of its attention."""
+
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
+        """h [T, hidden] -> [R, hidden]."""
+        return layer.mlp(ops, chosen(ops, h, wanted))
+
+
 @dataclass(frozen=True)
 class Decoder:
     """Tokens to logits: `enter`, `walk` over layers, `leave`. Whoever needs only a part of the way calls these.
@@ -289,7 +312,7 @@ class Decoder:
         """Run `batch` through the first layer of each kind and the last one, which take the same memory between ops as
         all do."""
         x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
-        kinds = [type(layer.attention) for layer in self.layers]
+        kinds = [(type(layer.attention), type(layer.mlp)) for layer in self.layers]
         tried = sorted({*map(kinds.index, kinds), last})
         for i in tried:
             seen = wanted if i == last else None

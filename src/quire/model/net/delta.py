@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang et al. 2024)."""
+"""The gated delta rule (Yang et al. 2024), and Kimi's, which has a decay for each channel (Kimi Team 2025)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,42 @@ from quire.ops.recurrent import DeltaSpec
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """up(down(h)): a matrix by way of a smaller space."""
+
+    down: Linear
+    up: Linear
+
+    def __call__(self, ops: Ops, h: Array) -> Array:
+        """h [T, hidden] -> [T, n]."""
+        return self.up(ops, self.down(ops, h))
+
+
+@dataclass(frozen=True)
 class GatedDeltaRule:
     """What follows the `qkv` of a layer, which makes queries, keys and values of rows.
 
-    `z` [values, hidden] gates the result, whose heads are normed by `scale` f32 [value_dim] before; `gates` makes what
-    beta and decays are made of.
+    `z` makes what gates the result, [T, values], by the function `gate`; its heads are normed by `scale` f32
+    [value_dim] before. `gates` makes what beta and decays are made of; `decays`: what those of channels are, None where
+    heads have one each.
     """
 
     conv: Convolution
     rule: DeltaSpec
-    z: Linear
+    z: Linear | LowRank
     gates: Linear
     scale: Array
     eps: float
+    decays: LowRank | None = None
+    gate: str = "silu"
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
         assert isinstance(cache, StatefulCache) and batch.states is not None, "caches and steps have states"
         qkv, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
         mixed = ops.causal_conv(qkv, cache[0], batch.slots, paged, self.conv, batch.tree)
-        _, found = ops.delta_rule(mixed, self.gates(ops, h), None, cache.states, batch.states, self.rule)
+        decays = None if self.decays is None else self.decays(ops, h)
+        _, found = ops.delta_rule(mixed, self.gates(ops, h), decays, cache.states, batch.states, self.rule)
         gate = self.z(ops, h)
-        found = ops.gated_rmsnorm(found, gate, self.scale, self.rule.value_dim, "silu", False, self.eps)
+        found = ops.gated_rmsnorm(found, gate, self.scale, self.rule.value_dim, self.gate, False, self.eps)
         return layer.o(ops, chosen(ops, found, wanted))

@@ -45,7 +45,10 @@ class FusedExperts:
 
 @dataclass(frozen=True)
 class CutExperts:
-    """Gated MLPs of experts op by op, for matrices that `expert_mlp` does not take. `act`: [P, 2 f] -> [P, f]."""
+    """MLPs of experts op by op, for what `expert_mlp` does not take.
+
+    `act`: [P, 2 f] -> [P, f], or [P, f] -> [P, f] where experts have no gate.
+    """
 
     gate_up: Grouped
     down: Grouped
@@ -64,7 +67,7 @@ class MoeMlp:
     """y = sum of weight_e * expert_e(x) over the experts the router chooses, plus the shared expert's output, if any.
 
     `bias`: of the router's choice, f32 [experts], or None. `switch` scales the shared expert's output by a sigmoid
-    (Qwen2-MoE).
+    (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3).
     """
 
     router: Linear
@@ -74,11 +77,16 @@ class MoeMlp:
     holders: Holders
     shared: Mlp | None
     switch: Linear | None
+    latents: tuple[Linear, Linear] | None = None
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]."""
         ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
-        y = self.holders(ops, self.experts, x, ids, weights)
+        if self.latents is None:
+            y = self.holders(ops, self.experts, x, ids, weights)
+        else:
+            enter, leave = self.latents
+            y = leave(ops, self.holders(ops, self.experts, enter(ops, x), ids, weights))
         if self.shared is None:
             return y
         shared = self.shared(ops, x)

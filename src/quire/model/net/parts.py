@@ -48,6 +48,28 @@ Product = Callable[[Ops, Array], Array]
 """x [T, k] f32 -> [T, n] f32: a linear, or what is made of several."""
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """What `own` makes, times `factor`."""
+
+    own: Product
+    factor: float
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, k] f32 -> [T, n] f32."""
+        return ops.scale(self.own(ops, x), self.factor)
+
+
+def scaled(own: Product, factor: float) -> Product:
+    """`own`, whose results are multiplied by `factor` where that is not 1."""
+    return own if factor == 1.0 else Scaled(own, factor)
+
+
+def absent(ops: Ops, x: Array) -> Array:
+    """Stand for a matrix or an MLP that a layer does not have; nothing runs it."""
+    raise AssertionError("a layer runs what it has")
+
+
 class Norm(Protocol):
     """A norm of rows [T, d] f32."""
 
@@ -140,6 +162,22 @@ class ReplacingNorm:
         """(norm(x + delta), the same); x is given up."""
         normed = self.norm.add(ops, x, delta)[1]
         return normed, normed
+
+
+@dataclass(frozen=True)
+class NormBeside:
+    """The norm of x before something is added to it: what two layers beside each other read."""
+
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """The norm of x."""
+        return self.norm(ops, x)
+
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
+        """(x + delta, the norm of x); x is given up."""
+        h = self.norm(ops, x)
+        return ops.add(x, delta), h
 
 
 @dataclass(frozen=True)

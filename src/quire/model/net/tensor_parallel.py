@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from quire.model.batch import Batch
 from quire.model.net.decoder import Attend, Layer, ToLogits, Wanted
 from quire.model.net.parts import Embedding, Mlp, Product
+from quire.model.net.scan import GatedNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
@@ -84,6 +85,22 @@ class TensorParallelNorm:
         rows = ops.norm_spans(rows, self.weight, 0, sum(self.widths), self.centered, self.eps)
         normed: Array = ops.place_columns(x, ops.take_columns(rows, before, own), self.start)
         return normed
+
+
+@dataclass(frozen=True)
+class TensorParallelGating:
+    """The gate and norm of a scan's result whose channels, `widths[rank]` of each rank, are normed together; `whole` is
+    of all."""
+
+    whole: GatedNorm
+    widths: tuple[int, ...]
+    comm: Comm
+
+    def __call__(self, ops: Ops, x: Array, gate: Array) -> Array:
+        """x and gate [T, own width] -> [T, own width]."""
+        own, before = self.widths[self.comm.rank], sum(self.widths[: self.comm.rank])
+        rows, gates = (self.comm.gather_columns(ops, part, self.widths) for part in (x, gate))
+        return ops.take_columns(self.whole(ops, rows, gates), before, own)
 
 
 @dataclass(frozen=True)

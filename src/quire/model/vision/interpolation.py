@@ -49,6 +49,30 @@ def bicubic(table: Floats, lines: int, across: int) -> Floats:
     return found
 
 
+def antialiased(table: Floats, lines: int, across: int) -> Floats:
+    """Each number from those around its place, weighed by their distance: over two numbers of the table or, where it is
+    shrunk, of the result."""
+    columns = _weighed_sides(table.swapaxes(0, 1), across).swapaxes(0, 1)
+    return _weighed_sides(columns, lines)
+
+
+def _weighed_sides(table: Floats, count: int) -> Floats:
+    """`count` sums along the first axis, in ascending order."""
+    side, step = len(table), np.float32(len(table)) / np.float32(count)
+    reach = np.maximum(step, np.float32(1))
+    middle = step * (np.arange(count, dtype=F32) + HALF)
+    first = np.maximum((middle - reach + HALF).astype(np.int64), 0)
+    last = np.minimum((middle + reach + HALF).astype(np.int64), side)
+    places = first[:, None] + np.arange(int((last - first).max()))
+    weights = np.maximum(1 - np.abs((places.astype(F32) - middle[:, None] + HALF) / reach), 0)
+    weights = np.where(places < last[:, None], weights, np.float32(0)).astype(F32)
+    weights /= weights.sum(1, keepdims=True)
+    found = np.zeros((count, *table.shape[1:]), F32)
+    for at, weight in zip(np.minimum(places, side - 1).T, weights.T, strict=True):
+        found += weight[:, None, None] * table[at]
+    return found
+
+
 def _neighbours(side: int, count: int, corners: bool) -> tuple[Places, Places, Floats]:
     """Neighbours of each of `count` places among `side` numbers: the one before, the one behind, and the share of the
     latter."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quire.core.dtypes import F32, F64
 from quire.model.families.rope import Rope
 from quire.model.spec import Patches
-from quire.model.vision.interpolation import Floats, bicubic, bilinear
+from quire.model.vision.interpolation import Floats, antialiased, bicubic, bilinear
 from quire.ops.arrays import concat
 
 Places = NDArray[np.int64]
@@ -92,6 +92,7 @@ LEARNED: dict[str, Callable[[Floats, int, int], Floats]] = {
     "bicubic": _between(bicubic),
     "bilinear": _between(partial(bilinear, corners=True)),
     "buckets": _buckets,
+    "antialiased": antialiased,
 }
 """How a table of positions [rows, columns, hidden] meets an image of other sizes."""
 

@@ -213,6 +213,18 @@ def _internvl(seen: ProjectorContext) -> Projector:
     return Projector(spec, names, (*names, *biases), Reading(CLIPS, taps, normed, drop=1), merge=merge)
 
 
+def _lfm2_vl(seen: ProjectorContext) -> Projector:
+    """Rows of a square of patches side by side, perhaps a norm, two matrices."""
+    hidden, merge = seen.tower.hidden, seen.config.integer("downsample_factor", 2, high=16)
+    wide, norms = hidden * merge**2, seen.config.flag("projector_use_layernorm", True)
+    middle = seen.config.integer("projector_hidden_size", 2560, high=1 << 18)
+    spec = _spec(seen, Connector(hidden, merge, wide if norms else 0, wide, middle))
+    names = TWO | ({"connector_norm": "multi_modal_projector.layer_norm"} if norms else {})
+    biased = [role for role in names if role == "connector_norm" or seen.config.flag("projector_bias", True)]
+    required = (*names, *(f"{role}.bias" for role in biased))
+    return Projector(spec, names, required, Reading(HALVES, (seen.tower.layers,), normed=True), merge=merge)
+
+
 PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "llava": _llava,
     "llava_next": _llava_next,
@@ -220,11 +232,14 @@ PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "qwen2_vl": _qwen(MERGER, "layer"),
     "qwen2_5_vl": _qwen(MERGER, "rms"),
     "qwen3_vl": _qwen(DEEP_MERGERS, "layer", HALVES),
+    "qwen3_5": _qwen(DEEP_MERGERS, "layer", HALVES),
+    "qwen3_5_moe": _qwen(DEEP_MERGERS, "layer", HALVES),
     "gemma3": _gemma3,
     "mistral3": _mistral3,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "internvl": _internvl,
+    "lfm2_vl": _lfm2_vl,
 }
 """By `model_type`, as the table of models that take images."""
 

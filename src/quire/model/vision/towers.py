@@ -6,7 +6,7 @@ Names stand behind the beginning that a file's names have, which is found by tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import QKV_BIAS, without
@@ -106,6 +106,15 @@ def _learned(positions: str = "same", first: int = 0) -> Callable[[HfConfig], Pa
         return Patches(size, grid=(whole // size, whole // size), positions=positions, first=first)
 
     return read
+
+
+def _any_shape(config: HfConfig) -> Patches:
+    """A square of learned positions that is stretched over images of any shape."""
+    count = config.integer("num_patches", high=1 << 20)
+    side = int(count**0.5)
+    if side * side != count:
+        raise config.fail("num_patches", f"is {count}, needs a square")
+    return Patches(square(config, "patch_size", high=256), grid=(side, side), positions="antialiased")
 
 
 def _turning(config: HfConfig) -> Patches:
@@ -220,6 +229,7 @@ TOWERS: dict[str, Tower] = {
         _learned(first=1),
     ),
     "siglip_vision_model": Tower(_SIGLIP, _learned()),
+    "siglip2_vision_model": Tower(replace(_SIGLIP, defaults={**_SIGLIP.defaults, "num_patches": 256}), _any_shape),
     "idefics3_vision": _NAVIT,
     "smolvlm_vision": _NAVIT,
     "pixtral": Tower(
@@ -274,10 +284,17 @@ TOWERS: dict[str, Tower] = {
     ),
 }  # fmt: skip
 """By `model_type` of a `vision_config`."""
-SAME_TOWER = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision", "qwen3_vl": "qwen3_vl_vision",
-              "idefics3": "idefics3_vision", "smolvlm": "smolvlm_vision", "siglip": "siglip_vision_model",
-              "clip": "clip_vision_model"}  # fmt: skip
-"""What older files call them."""
+SAME_TOWER = {
+    "qwen2_vl": "qwen2_vl_vision",
+    "qwen2_5_vl": "qwen2_5_vl_vision",
+    "qwen3_vl": "qwen3_vl_vision",
+    "idefics3": "idefics3_vision",
+    "smolvlm": "smolvlm_vision",
+    "siglip": "siglip_vision_model",
+    "clip": "clip_vision_model",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "qwen3_vl_vision"),
+}
+"""What older files call them, and families whose tower is another's."""
 
 
 def find_tower(config: HfConfig, usual: str) -> tuple[str, Tower]:

@@ -13,6 +13,7 @@ from quire.model.disk.claim import claim
 from quire.model.disk.dummy import DummyWeights
 from quire.model.disk.headers import ModelHeaders, VisionHeaders
 from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.source_subset import SourceSubset
 from quire.model.families.multimodal import MULTIMODAL, vision_config
 from quire.model.families.names import without
 from quire.model.families.row import Family
@@ -20,7 +21,7 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
 from quire.model.vision.projectors import ProjectorContext, read_projector
 from quire.model.vision.reading import Reading, read_pixels
-from quire.model.vision.tensors import SourceSubset, VisionMatrices
+from quire.model.vision.tensors import VisionMatrices
 from quire.model.vision.towers import find_tower
 from quire.quant.registry import DENSE
 

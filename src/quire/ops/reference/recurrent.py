@@ -97,7 +97,8 @@ def gated_rmsnorm(
 def _walk(
     states: Tensor, batch: StateBatch, advance: Callable[[Tensor, int], tuple[Tensor, Tensor]], like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Every row after the one before it: the states, and the outputs, as wide as `like` [T, heads, n].
+    """Every row after the one before it: the states, and the outputs, as wide as `like` [T, heads, n]; zeros for rows
+    of no sequence, which pad a step.
 
     advance(state, row) gives the state after a row, and the row's output.
     """
@@ -115,7 +116,7 @@ def _walk(
         states = states.clone()
         for slot, state in stored.items():
             states[slot] = state
-    return states, torch.cat(outputs).flatten(1)
+    return states, torch.cat((*outputs, torch.zeros_like(like[ends[-1] :]))).flatten(1)
 
 
 def _unit(x: Tensor, heads: int) -> Tensor:

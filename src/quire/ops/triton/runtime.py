@@ -154,8 +154,9 @@ class Immediate:
             target.copy_(source)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """The tensors' own memory."""
-        return lambda: [t.numpy() for t in tensors]
+        """Copies at once: the tensors may hold something else by the time that somebody waits."""
+        hosts = [t.clone().numpy() for t in tensors]
+        return lambda: hosts
 
     def capture(self, fn: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Runs `fn` again each time and puts its result where the first one lies."""

@@ -59,7 +59,7 @@ class EncoderStep:
     def cut(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> list[Sequence]:
         """Lower `counts` of rows where those of images cannot be given yet; the features of the most urgent are made
         first. Returns those that get no row for want of an image."""
-        seeing = sorted((s for s in counts if s.request.images and s.computed < s.request.images[-1].end), key=rank)
+        seeing = sorted((s for s in counts if s.request.images and _first(s) < s.request.images[-1].end), key=rank)
         asking = [seq for seq in seeing if counts[seq]]
         for seq in seeing:
             counts[seq] = self.reach(seq, counts[seq])
@@ -71,7 +71,7 @@ class EncoderStep:
 
     def reach(self, seq: Sequence, count: int) -> int:
         """How many of the next `count` rows of `seq` this step can have."""
-        start, end = seq.computed, seq.computed + count
+        start, end = _first(seq), seq.computed + count
         for image in seq.request.images:
             if image.end <= start:
                 continue
@@ -79,8 +79,8 @@ class EncoderStep:
             if first >= end:
                 break
             if not self._gets(image):
-                return first - start
-        return self._whole(seq, end) - start
+                return max(0, first - seq.computed)
+        return self._whole(seq, end) - seq.computed
 
     def _whole(self, seq: Sequence, end: int) -> int:
         """`end`, or where a run begins that it would divide, where rows see each other."""
@@ -172,18 +172,18 @@ class EncoderScheduler(SchedulerFeature):
         for seq in running:
             waited = waited or decodes(seq)
             for image in seq.request.images:
-                if image.start < seq.computed < image.end:
+                if image.start < seq.computed and _first(seq) < image.end:
                     through[seq] = image.key
         held = {key: self._kept[key] for key in through.values() if key in self._kept}
         return EncoderStep(self.limits, self._kept, None if waited else self.limits.encoded, held, through)
 
     def takes(self, chunk: Chunk) -> None:
         """What `chunk` needs is encoded."""
-        turn, end = self._turn, chunk.start + chunk.count
+        turn, start, end = self._turn, chunk.start - chunk.again, chunk.start + chunk.count
         for image in chunk.seq.request.images:
             if image.start >= end:
                 break
-            if image.end <= chunk.start or not any(pieces(image, chunk.start, end)):
+            if image.end <= start or not any(pieces(image, start, end)):
                 continue
             key = image.key
             there = key in self._kept
@@ -216,6 +216,12 @@ class EncoderScheduler(SchedulerFeature):
                 more -= self._kept.pop(key)
                 drops.append(key)
         return {"encodes": tuple(turn.encodes), "drops": tuple(drops)}
+
+
+def _first(seq: Sequence) -> int:
+    """The first token of the next step of `seq`: those that are run again, because its state stands before them, come
+    before the next ones."""
+    return seq.computed - seq.again
 
 
 def _divided(seq: Sequence, end: int) -> tuple[int, int] | None:

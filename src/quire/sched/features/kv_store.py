@@ -34,7 +34,7 @@ class StoreQueue:
             return False
         seq.kv.recalled = seq.times.preemptions + 1
         wanted, tokens = self._tables.stored(seq, tiers.store.has)
-        if not wanted or not tiers.rates.pays(len(wanted), tokens):
+        if not wanted or not tiers.rates.pays(tiers.sizes.total(wanted), tokens):
             return False
         self._next(seq, wanted)
         return True

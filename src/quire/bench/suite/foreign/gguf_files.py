@@ -45,7 +45,13 @@ def begin(path: str, c: dict[str, Any]) -> gguf.GGUFWriter:
         w.add_expert_count(c["num_experts"])
         w.add_expert_used_count(c["num_experts_per_tok"])
         w.add_expert_feed_forward_length(c["moe_intermediate_size"])
-    pieces = vocabulary(c["vocab_size"])
+    add_vocabulary(w, c["vocab_size"])
+    return w
+
+
+def add_vocabulary(w: gguf.GGUFWriter, size: int) -> None:
+    """Write the made-up vocabulary and its special tokens."""
+    pieces = vocabulary(size)
     kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, gguf.TokenType.BYTE]
     w.add_tokenizer_model("llama")
     w.add_tokenizer_pre("default")
@@ -56,7 +62,6 @@ def begin(path: str, c: dict[str, Any]) -> gguf.GGUFWriter:
     w.add_eos_token_id(2)
     w.add_unk_token_id(0)
     w.add_add_bos_token(False)
-    return w
 
 
 def finish(w: gguf.GGUFWriter) -> None:

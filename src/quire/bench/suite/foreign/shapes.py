@@ -25,6 +25,34 @@ EXPERTS: dict[str, Any] = COMMON | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+LFM2: dict[str, Any] = COMMON | {
+    "model_type": "lfm2",
+    "max_position_embeddings": 8192,
+    "rope_theta": 1e6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+}
+QWEN3_5: dict[str, Any] = COMMON | {
+    "model_type": "qwen3_5_text",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e7,
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-1b": COMMON
     | {
@@ -90,6 +118,38 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 64,
         "moe_intermediate_size": 1024,
     },
+    "lfm2-1.2b": LFM2
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
+    },
+    "qwen3.5-0.8b": QWEN3_5
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 3584,
+        "linear_num_value_heads": 16,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+    },
+    "qwen3.5-4b": QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "intermediate_size": 9216,
+        "linear_num_value_heads": 32,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+    },
     "tiny-moe": EXPERTS
     | {
         "hidden_size": 256,
@@ -126,7 +186,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 SHAPES["llama-1b-32k"] = SHAPES["llama-1b"] | {"max_position_embeddings": 32768}
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+}
+CONVERTED = frozenset({"lfm2", "qwen3_5_text"})
+"""Model types whose GGUF files llama.cpp's converter writes from a checkpoint: their layers are not those of `MATRICES`
+below."""
+SLOW = -3.0
+"""What `A_log` is filled with: a state keeps about 0.94 of itself a token, so that no number of it becomes denormal."""
 
 # Every matrix of a layer: name in GGUF, name in the checkpoint.
 MATRICES = {
@@ -194,7 +265,7 @@ def write_config(shape: str, folder: Path) -> Path:
 
 
 def write_checkpoint(shape: str, folder: Path) -> Path:
-    """`write_config` and bf16 weights: normal numbers * 0.02, norms 1; named by transformers."""
+    """`write_config` and bf16 weights: normal numbers * 0.02, vectors 1 or `SLOW`; named by transformers."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -202,8 +273,9 @@ def write_checkpoint(shape: str, folder: Path) -> Path:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[shape]))
     model = model.to_empty(device="cpu").to(torch.bfloat16)
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(1)
+    for name, parameter in model.named_parameters():
+        vector = SLOW if name.endswith(".A_log") else 1.0
+        parameter.data.normal_(0, 0.02) if parameter.ndim > 1 else parameter.data.fill_(vector)
     model.tie_weights()
     model.save_pretrained(folder)
     return write_config(shape, folder)

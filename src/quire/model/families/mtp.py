@@ -1,0 +1,58 @@
+"""A layer in a model's own files that predicts the token after the next (multi-token prediction, MTP).
+
+DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2. The row of position p joins the embedding of token p + 1
+with what the model's head reads of position p, both normed; one ordinary layer follows, a norm of its own, and the
+model's head. Files of models keep it under names that are none of the model's own layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from quire.model.families.row import Family
+from quire.model.load.roles import DISK_ROLES
+from quire.model.spec import ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
+
+ROLES = ("mtp_join", "mtp_token_norm", "mtp_hidden_norm", "final_norm")
+"""What such a layer has beside the roles of a layer."""
+
+
+def mtp_beginning(family: Family, layers: int) -> str:
+    """What the names of the layer begin with, of a model of `layers` layers; "" where the family has none."""
+    names = family.mtp
+    if names is None:
+        return ""
+    return names.beginning or family.names["layer"].format(layers)
+
+
+def mtp_family(family: Family, layers: int) -> Family:
+    """The layer as a row of its own, whose names are whole. Its table of tokens and its head are the model's."""
+    names, start = family.mtp, mtp_beginning(family, layers)
+    assert names is not None, "whoever asks has found its tensors"
+    own = {role: name for role, name in family.names.items() if role in DISK_ROLES and DISK_ROLES[role].layer}
+    parts = (names.join, names.token_norm, names.hidden_norm, names.final_norm)
+    own |= {"layer": start + names.layer, **{role: start + part for role, part in zip(ROLES, parts, strict=True)}}
+    skipped = tuple(start + copy for copy in names.copies)
+    return replace(family, names=own, required=(*family.required, *ROLES), skipped=skipped, rewrites=())
+
+
+def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> ModelSpec:
+    """The shape of the layer, of `family`: that of a layer of `spec` which attends. It has experts where `tensors` has
+    a router for it."""
+    like = max((i for i in range(spec.layers) if spec.attends(i)), default=spec.layers - 1)
+    router = f"{family.names['layer']}{family.names.get('router', '')}."
+    sparse = "router" in family.names and any(name.startswith(router) for name in tensors)
+    return replace(
+        spec,
+        layers=1,
+        rope=(spec.rope[like],),
+        windows=(spec.windows[like],),
+        mixers=(),
+        kv_source=(),
+        moe=replace(spec.moe, sparse=(sparse,) if spec.moe.sparse else ()),
+        conv=ConvSizes(),
+        delta=DeltaSizes(),
+        scan=ScanSizes(),
+        channels=ChannelSizes(),
+    )

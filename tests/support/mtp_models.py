@@ -1,0 +1,143 @@
+"""Tiny models whose files have a layer for multi-token prediction, and that layer by its formula.
+
+transformers reads past these tensors. The layer here is one of its decoder layers between the norms and matrices that
+DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2, describes, computed anew for every token.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from model_variants import LATENT_GROUPS, LATENT_SIZES, ROUTED
+from oracle import edit_config, is_norm, write
+from speculation_methods import TINY, write_words
+
+DELTA = TINY["states"][1] | {"head_dim": 16}
+NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+          "shared_expert_intermediate_size": 64}  # fmt: skip
+WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("qwen3_next", DELTA | NARROW),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5_moe": ("qwen3_5_moe_text", DELTA | NARROW),
+    "glm4_moe": ("glm4_moe", ROUTED | {"use_qk_norm": True, "attention_bias": True, "moe_intermediate_size": 32}),
+    "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
+}
+"""Family and facts of each model."""
+OWN = {"join": "fc", "token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "final_norm": "norm"}
+NEXTN = {"join": "eh_proj", "token_norm": "enorm", "hidden_norm": "hnorm", "final_norm": "shared_head.norm"}
+
+
+@dataclass
+class MtpLayer:
+    """The layer beside its `model`."""
+
+    model: PreTrainedModel
+    block: nn.Module
+    join: nn.Linear
+    token_norm: nn.Module
+    hidden_norm: nn.Module
+    final_norm: nn.Module
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype, seed: int = 7) -> MtpLayer:
+        """One with random numbers, rounded to `dtype`."""
+        torch.manual_seed(seed)
+        config, layers = model.config, model.model.layers
+        like = max(i for i, layer in enumerate(layers) if hasattr(layer, "self_attn"))
+        norms = [type(model.model.norm)(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)]
+        made = cls(
+            model,
+            type(layers[like])(config, like),
+            nn.Linear(2 * config.hidden_size, config.hidden_size, False),
+            *norms,
+        )
+        with torch.no_grad():
+            for name, p in (pair for module in made.modules.values() for pair in module.named_parameters()):
+                plain = p.ndim == 1 and (is_norm(name) or name == "weight")
+                p.copy_((torch.randn_like(p) * (0.08 if p.ndim > 1 else 0.3) + float(plain)).to(dtype))
+            for name, buffer in made.block.named_buffers():
+                if "correction" in name:
+                    buffer.copy_((torch.randn_like(buffer) * 0.3).to(dtype))
+        made.block.eval().float()
+        return made
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Parts by the names of fields."""
+        return {"block": self.block, "join": self.join, "token_norm": self.token_norm, "hidden_norm": self.hidden_norm,
+                "final_norm": self.final_norm}  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors by the names that releases have, experts one by one."""
+        hybrid = hasattr(self.model.config, "linear_num_key_heads")
+        start = "mtp." if hybrid else f"model.layers.{self.model.config.num_hidden_layers}."
+        block = start + ("layers.0." if hybrid else "")
+        found = {
+            f"{start}{name}.weight": self.modules[part].weight for part, name in (OWN if hybrid else NEXTN).items()
+        }
+        for name, tensor in self.block.state_dict().items():
+            if name.endswith("experts.gate_up_proj"):
+                for e, both in enumerate(tensor):
+                    for half, rows in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                        found[f"{block}{name.removesuffix('gate_up_proj')}{e}.{half}.weight"] = rows
+            elif name.endswith("experts.down_proj"):
+                found |= {
+                    f"{block}{name.removesuffix('down_proj')}{e}.down_proj.weight": m for e, m in enumerate(tensor)
+                }
+            else:
+                found[block + name] = tensor
+        if not hybrid:  # releases have these once more
+            found |= {f"{start}embed_tokens.weight": self.model.get_input_embeddings().weight,
+                      f"{start}shared_head.head.weight": self.model.lm_head.weight}  # fmt: skip
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    def rows(self, tokens: list[int], hidden: Tensor) -> Tensor:
+        """What the head reads [n, hidden], of tokens 1 .. n and hidden rows 0 .. n - 1."""
+        embedded = self.model.get_input_embeddings()(torch.tensor(tokens[1:]))
+        x = self.join(torch.cat((self.token_norm(embedded), self.hidden_norm(hidden)), -1))[None]
+        n = x.shape[1]
+        places = torch.arange(n)[None]
+        mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
+        turns = self.model.model.rotary_emb(x, places)
+        return self.final_norm(self.block(x, position_embeddings=turns, attention_mask=mask, position_ids=places))[0]
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int], count: int) -> Tensor:
+        """Logits [count, V] of the tokens after `tokens`, each after the likeliest one of those before it."""
+        hidden, found, row = main_rows(self.model, tokens[:-1]), [], [*tokens]
+        for _ in range(count):
+            last = self.rows(row, hidden)[-1:]
+            found.append(self.model.lm_head(last)[0])
+            row.append(int(found[-1].argmax()))
+            hidden = torch.cat((hidden, last))
+        return torch.stack(found)
+
+
+@torch.no_grad()
+def main_rows(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """What the head of `model` reads [n, hidden]; recurrences row by row, which is their definition."""
+    module = sys.modules[type(model).__module__]
+    if sequential := getattr(module, "torch_recurrent_gated_delta_rule", None):
+        module.torch_chunk_gated_delta_rule = sequential  # type: ignore[attr-defined]
+    return model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+
+
+def write_mtp(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **facts: Any) -> MtpLayer:
+    """Save the model of `WITH_MTP` with its layer to `folder`, and a tokenizer of 99 words."""
+    family, own = WITH_MTP[kind]
+    layer = MtpLayer.of(write(folder, family, dtype=dtype, **{"max_position_embeddings": 256} | own | facts), dtype)
+    path = folder / "model.safetensors"
+    whole = load_file(path) | {name: t.to(dtype).contiguous().clone() for name, t in layer.tensors().items()}
+    save_file(whole, str(path), {"format": "pt"})
+    if kind in ("glm4_moe", "deepseek_v3"):
+        edit_config(folder, num_nextn_predict_layers=1)
+    write_words(folder, 99)
+    return layer
