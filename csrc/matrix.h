@@ -1,5 +1,5 @@
 // A packed matrix [n, k] as every op gets it: the address of this struct, which Python fills in once and keeps where it lies
-// (class Matrix of src/quire/ops/cpu/matrix.py, the same fields in the same order). Layouts: pack.cpp, pack_bf12.cpp,
+// (class CpuMatrix of src/quire/ops/cpu/matrix.py, the same fields in the same order). Layouts: pack.cpp, pack_bf12.cpp,
 // super_blocks.h, sparse.h.
 #pragma once
 

@@ -73,7 +73,7 @@ def take_columns(cpu: Cpu, x: Host, start: int, width: int) -> Host:
 def place_columns(cpu: Cpu, out: Host, x: Host, at: int) -> Host:
     total, width = check(out, "place_columns out", F32, -1, -1).shape
     rows, d = x.shape
-    if x.dtype != F32 or (d > 1 and x.strides[1] != x.itemsize):
+    if x.dtype != F32 or (rows and d > 1 and x.strides[1] != x.itemsize):
         raise ValueError(f"place_columns x: need rows of {F32}, got {x.dtype} with strides of {list(x.strides)} bytes")
     if rows > total or at < 0 or at + d > width:
         raise ValueError(f"place_columns: [{rows}, {d}] from column {at} on is no part of [{total}, {width}]")
