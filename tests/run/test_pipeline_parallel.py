@@ -228,7 +228,6 @@ def test_an_engine_of_stages_says_what_one_rank_says(form: str) -> None:
         beside = BESIDE.get(form, 2)
         assert run(engine, requests, beside=beside) == want
         assert run(engine, requests[:9], beside=beside).items() <= want.items()
-        assert (engine.stats().draft_tokens > 0) == ("speculative_config" in options)
         assert (engine.scheduler.preemptions > 0) == ("num_blocks" in options)
         bubbles = engine.stats().bubbles
         assert len(bubbles) == options["pipeline_parallel_size"] and all(0 <= share < 1 for share in bubbles)
