@@ -45,12 +45,14 @@ class StateSlots:
         self.pool, self.block_size, self.interval = BlockPool(slots, watcher=watcher), block_size, interval
         self._sequences, self._values = sequences, SnapshotValues() if values is None else values
         self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
+        self._due = 0  # slots that sequences of the plan under way are still to be given
 
-    def begin(self) -> None:
-        """A plan begins: what the last one reads may be written by this one."""
+    def begin(self, running: Iterable[Sequence] = ()) -> None:
+        """Begin a plan for `running`: what the last one reads may be written by this one."""
         for slot in self._leaving:
             self._give_back(slot)
         self._leaving.clear()
+        self._due = sum(map(self.missing, running))
 
     def missing(self, seq: Sequence) -> int:
         """How many slots must be allocated so that the next state of `seq` can be stored."""
@@ -69,7 +71,7 @@ class StateSlots:
         if not self._writable(state):
             if not self.pool.num_free:
                 return False
-            state.next = self._allocate()
+            state.next, self._due = self._allocate(), max(0, self._due - 1)
         return True
 
     def _allocate(self) -> int:
@@ -112,8 +114,9 @@ class StateSlots:
 
     @property
     def _spare(self) -> bool:
-        """Whether a slot may be had for a snapshot, with one left for each sequence that may come."""
-        return self.pool.num_free > max(0, self._sequences - self.pool.num_used)
+        """Whether a slot may be had for a snapshot, with one left for each sequence of the plan and each that may
+        come."""
+        return self.pool.num_free > max(self._due, self._sequences - self.pool.num_used)
 
     def snapshots(self, seq: Sequence, end: int) -> list[int]:
         """Tokens up to `end` behind which the state of `seq` is to be published, beyond the state that it has.

@@ -23,7 +23,7 @@ class StateSnapshots(SchedulerFeature):
 
     def limit(self, counts: dict[Sequence, int], rank: Callable[[Sequence], Rank]) -> Iterable[Sequence]:
         """Lower `counts` of rows of the next step; nobody waits. What the last step reads may be written now."""
-        self._states.begin()
+        self._states.begin(counts)
         for seq, count in counts.items():
             counts[seq] = self._states.reach(seq, count)
         return ()
