@@ -61,7 +61,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}),
     "nemotron_h_moe": ("nemotron_h", NEMOTRON | ROUTED | {"hybrid_override_pattern": "ME*EM", "num_hidden_layers": 5}),
     "nemotron_h_moe latents": ("nemotron_h", NEMOTRON | ROUTED | {
-        "hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5, "moe_latent_size": 32, "norm_topk_prob": False}),
+        "hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5, "moe_latent_size": 32, "norm_topk_prob": False,
+        "n_group": 4, "topk_group": 2}),
     "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2}),
     "mamba2 tied": ("mamba2", {
         "num_heads": 4, "head_dim": 32, "state_size": 24, "n_groups": 1, "conv_kernel": 3, "use_conv_bias": False,

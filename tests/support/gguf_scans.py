@@ -73,6 +73,8 @@ def of_layer(config: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tens
         yield "ffn_down.weight", tensor
     elif suffix == "e_score_correction_bias":
         yield "exp_probs_b.bias", tensor
+    elif base == "pre_ff_layernorm" and config.model_type == "falcon_h1":
+        yield "ffn_norm", tensor
     else:
         yield f"{ROLES[base]}.{suffix}", tensor
 
@@ -113,7 +115,7 @@ def factor(config: Any, name: str) -> Tensor:
     """What the converter multiplies a tensor by, a number or one for each row [n, 1]."""
     if config.model_type != "falcon_h1":
         return torch.tensor(1.0)
-    part = name.split(".")[-2]
+    part = name.removesuffix(".weight").rpartition(".")[2]
     if part == "ssm_in":
         pairs = groups(config) * config.mamba_d_state
         sizes = torch.tensor([config.mamba_d_ssm, config.mamba_d_ssm, pairs, pairs, config.mamba_n_heads])
@@ -192,7 +194,6 @@ def nemotron_facts(config: Any) -> dict[str, Any]:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_epsilon": config.layer_norm_epsilon,
-        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
         "rope.dimension_count": config.hidden_size // config.num_attention_heads,
         "rope.scaling.finetuned": False,
     }
@@ -206,6 +207,7 @@ def nemotron_facts(config: Any) -> dict[str, Any]:
             "expert_weights_norm": config.norm_topk_prob,
             "expert_weights_scale": float(config.routed_scaling_factor),
             "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
         }
         facts |= {"moe_latent_size": config.moe_latent_size} if config.moe_latent_size else {}
     return facts

@@ -168,8 +168,8 @@ class Architecture:
 
     `defaults`: fields of config.json where there is no key. `quotient`: the second field is `INNER` over the first.
     `told`: flags of config.json, and what the names of tensors have in them where one is true. `normed`: the row for
-    files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn by positions. `read_only`: files
-    of it are not written.
+    files that say `NORMED`. `rewrites`: those that go before all. `turns`: heads turn by positions. `required`: roles
+    that others may lack. `read_only`: files of it are not written.
     """
 
     model_type: str
@@ -193,6 +193,7 @@ class Architecture:
     normed: str = ""
     rewrites: tuple[Rewrite, ...] = ()
     turns: bool = True
+    required: tuple[str, ...] = ()
     read_only: bool = False
 
     @property
@@ -272,9 +273,11 @@ FALCON_H1 = Architecture(
     fields=SCAN_FIELDS,
     rates=("scan_decay",),
     told={"mamba_conv_bias": ".ssm_conv1d.bias", "mamba_rms_norm": ".ssm_norm."},
+    rewrites=(Rewrite(r"(blk\.\d+\.ffn_norm)", r"\1.weight"),),
+    required=("head",),
     read_only=True,
 )
-"""Its multipliers are in the weights."""
+"""Its multipliers are in the weights, so that a tied head, which has another one, cannot be told from the table."""
 ALONE_FIELDS = {
     "n_groups": "ssm.group_count",
     "conv_kernel": "ssm.conv_kernel",
@@ -284,12 +287,10 @@ ALONE_FIELDS = {
 NEMOTRON_H = Architecture(
     "nemotron_h",
     extra=(NEXTN,),
-    fixed={"expert_group_count": 1},
     kinds=one_part,
     spelling=(
         ("num_experts", "n_routed_experts"),
         ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-        ("rms_norm_eps", "layer_norm_epsilon"),
         ("layer_norm_eps", "layer_norm_epsilon"),
     ),
     fields=ALONE_FIELDS
@@ -297,6 +298,8 @@ NEMOTRON_H = Architecture(
         "mamba_num_heads": "ssm.time_step_rank",
         "ssm_state_size": "ssm.state_size",
         "moe_latent_size": "moe_latent_size",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
     },
     quotient=("mamba_num_heads", "mamba_head_dim"),
     rates=("scan_decay",),

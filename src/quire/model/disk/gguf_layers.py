@@ -57,6 +57,8 @@ def by_periods(layers: Layers) -> dict[str, Any]:
         every = at[1] - at[0] if len(at) > 1 else len(flags)
         first = at[0] if at else every
         if [i % every == first for i in range(len(flags))] != list(flags):
-            raise ModelError(f"{layers.where}: layers {at[:6]} are not every {every}th, as those of such models are")
+            raise ModelError(
+                f"{layers.where}: layers {at[:6]} do not come every {every} layers, as those of such models are"
+            )
         found |= {f"{what}_layer_period": every, f"{what}_layer_offset": first}
     return found

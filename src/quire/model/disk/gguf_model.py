@@ -163,7 +163,7 @@ class GgufModel:
         norm = "rms" if spec.norm == "rms1p" else spec.norm
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
         names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
-        required = tuple(part for name in family.required for part in _unfused(name))
+        required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
         mtp = None if family.mtp is None else GGUF_NEXTN
         family = replace(
             family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=(), mtp=mtp
