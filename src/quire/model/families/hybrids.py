@@ -124,7 +124,7 @@ QWEN3_5 = QWEN_NEXT | {
     "delta_b": "linear_attn.in_proj_b",
     "delta_a": "linear_attn.in_proj_a",
 }
-NAKED = (Rewrite(r"(.*\.linear_attn\.(?:A_log|dt_bias))", r"\1.weight"),)
+NAKED = tuple(Rewrite(rf"(.*\.linear_attn\.{vector})", r"\1.weight", release=r"\1") for vector in ("A_log", "dt_bias"))
 """Vectors whose names on disk end with what they are."""
 FURTHER = ("mtp.",)
 """Of a layer that predicts further tokens."""

@@ -27,7 +27,11 @@ MAMBA = {
     "scan_scale": "mamba.norm",
     "scan_out": "mamba.out_proj",
 }
-NAKED = (Rewrite(r"(.*\.(?:mamba|mixer)\.(?:A_log|dt_bias|D))", r"\1.weight"),)
+NAKED = tuple(
+    Rewrite(rf"(.*\.{block}\.{vector})", r"\1.weight", release=r"\1")
+    for block in ("mamba", "mixer")
+    for vector in ("A_log", "dt_bias", "D")
+)
 """Vectors whose names on disk end with what they are."""
 BACKBONE = {
     "embed": "backbone.embeddings",
@@ -95,8 +99,19 @@ GRANITE_STACKED = (
     Rewrite(r"(.*\.block_sparse_moe\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=GATE_UP),
     Rewrite(r"(.*\.block_sparse_moe\.experts)\.down_proj", r"\1.{}.down_proj.weight", True),
     Rewrite(r"(.*\.block_sparse_moe\.router)\.weight", r"\1.layer.weight"),
-    Rewrite(r"(.*\.block_sparse_moe)\.input_linear\.weight", r"\1.experts.{}.{}.weight", True, parts=GATE_UP),
-    Rewrite(r"(.*\.block_sparse_moe)\.output_linear\.weight", r"\1.experts.{}.down_proj.weight", True),
+    Rewrite(
+        r"(.*\.block_sparse_moe)\.input_linear\.weight",
+        r"\1.experts.{}.{}.weight",
+        True,
+        parts=GATE_UP,
+        release=r"\1.input_linear.weight",
+    ),
+    Rewrite(
+        r"(.*\.block_sparse_moe)\.output_linear\.weight",
+        r"\1.experts.{}.down_proj.weight",
+        True,
+        release=r"\1.output_linear.weight",
+    ),
 )
 
 
