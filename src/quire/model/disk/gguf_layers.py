@@ -54,8 +54,8 @@ def by_periods(layers: Layers) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for what, flags in (("attn", [heads > 0 for heads in layers.heads]), ("expert", layers.routed)):
         at = [i for i, on in enumerate(flags) if on]
-        every = at[1] - at[0] if len(at) > 1 else len(flags)
-        first = at[0] if at else every
+        every = at[1] - at[0] if len(at) > 1 else len(flags) + 1
+        first = at[0] if at else len(flags)
         if [i % every == first for i in range(len(flags))] != list(flags):
             raise ModelError(
                 f"{layers.where}: layers {at[:6]} do not come every {every} layers, as those of such models are"

@@ -94,8 +94,19 @@ GRANITE_STACKED = (
     Rewrite(r"(.*\.block_sparse_moe\.experts)\.gate_up_proj", r"\1.{}.{}.weight", True, parts=GATE_UP),
     Rewrite(r"(.*\.block_sparse_moe\.experts)\.down_proj", r"\1.{}.down_proj.weight", True),
     Rewrite(r"(.*\.block_sparse_moe\.router)\.weight", r"\1.layer.weight"),
-    Rewrite(r"(.*\.block_sparse_moe)\.input_linear\.weight", r"\1.experts.{}.{}.weight", True, parts=GATE_UP),
-    Rewrite(r"(.*\.block_sparse_moe)\.output_linear\.weight", r"\1.experts.{}.down_proj.weight", True),
+    Rewrite(
+        r"(.*\.block_sparse_moe)\.input_linear\.weight",
+        r"\1.experts.{}.{}.weight",
+        True,
+        parts=GATE_UP,
+        release=r"\1.input_linear.weight",
+    ),
+    Rewrite(
+        r"(.*\.block_sparse_moe)\.output_linear\.weight",
+        r"\1.experts.{}.down_proj.weight",
+        True,
+        release=r"\1.output_linear.weight",
+    ),
 )
 
 
