@@ -254,3 +254,7 @@ void locate_tile(const AttentionCall& c, const AttentionBuffers& b, const Pages&
 
 }  // namespace
 }  // namespace quire::QUIRE_UNIT
+
+#if defined(QUIRE_AMX)
+#include "attention_amx.h"  // defines gather_values and clear_behind, and needs what is above
+#endif
