@@ -106,8 +106,8 @@ def check(x: Host, what: str, dtype: Dtype, *shape: int) -> Host:
     )
 
 
-def huge_bytes(size: int, zeroed: bool = False) -> Host:
-    """`size` bytes (uint8) that begin on a huge page, in huge pages where the system grants them.
+def huge_bytes(size: int, zeroed: bool = False, small: int = 0) -> Host:
+    """`size` bytes (uint8) from a huge page on: in huge pages where the system grants them, but for the first `small`.
 
     Reads through huge pages reach the machine's bandwidth; through 4 KiB pages they stay well below it. Pages appear at
     their first touch, all zero, so that a large cache costs nothing until it is used; `zeroed` matters to small sizes
@@ -127,6 +127,8 @@ def huge_bytes(size: int, zeroed: bool = False) -> Host:
         ) from None
     raw = np.frombuffer(area, U8)
     skip = -address(raw) % HUGE
+    if small and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        area.madvise(mmap.MADV_NOHUGEPAGE, skip, small)
     if (native := load_native()) is not None:
-        native.advise_huge(address(raw) + skip, size)
+        native.advise_huge(address(raw) + skip + small, size - small)
     return raw[skip : skip + size]

@@ -25,7 +25,7 @@ from quire.ops.cpu.pack_stack import pack_stack
 from quire.ops.cpu.state import Cpu
 from quire.ops.experts import Grouped
 from quire.ops.layout import KVCache, KVLayout
-from quire.ops.native import Native, check, huge_bytes
+from quire.ops.native import HUGE, Native, check, huge_bytes
 from quire.ops.op import IMPLEMENTATIONS, load_modules
 from quire.ops.tuning import Tuning
 from quire.ops.weights import Packed, StoredMatrix, Weight
@@ -188,9 +188,14 @@ class CpuOps(Ops):
         return KVLayout
 
     def allocate_cache(self, layout: KVLayout, blocks: int) -> KVCache:
-        """Zeroed key and value caches in huge pages (measured: 38 instead of 33 GB/s)."""
+        """Zeroed key and value caches in huge pages (measured: 38 instead of 33 GB/s), but for the first blocks.
+
+        A huge page for each array took 124 MB for the first token of a model of 30 layers and 135M weights.
+        """
         keys, values = (
-            huge_bytes(math.prod(shape) * layout.element.itemsize, zeroed=True).view(layout.element).reshape(shape)
+            huge_bytes(math.prod(shape) * layout.element.itemsize, zeroed=True, small=HUGE)
+            .view(layout.element)
+            .reshape(shape)
             for shape in layout.shapes(blocks)
         )
         return KVCache(layout, keys, values)
