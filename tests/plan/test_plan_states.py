@@ -10,14 +10,17 @@ from click.testing import CliRunner
 
 from oracle import write
 from planned_models import native, rates
+from quire.bench.suite.measures import mixer_flops
 from quire.cli.app import app
 from quire.core.config import flat_config
 from quire.engine.local import LocalEngine
+from quire.model.mixers.attention import Attention
+from quire.model.mixers.layer_mixers import mixer_of
 from quire.ops.backend import open_backend
 from quire.plan.calibrate import recurrence_rates
 from quire.plan.devices import BANDWIDTH, DEVICES
 from quire.plan.predict import Machine, Planner
-from quire.plan.rates import DatasheetRates, PlannedChunk
+from quire.plan.rates import STATE_FLOPS, DatasheetRates, PlannedChunk
 from speculation_methods import TINY, write_words
 
 STATE = 4 * 4 * 16 * 8
@@ -97,3 +100,12 @@ def test_what_states_take_is_shown(folder: str) -> None:
     assert "states 2 layers" in words
     assert "recurrent states 4.0 KiB a sequence, read and written in every step" in words
     assert "a snapshot every" in words
+
+
+def test_a_layer_with_a_state_multiplies_as_much_at_any_length(folder: str) -> None:
+    spec = planner(folder).facts.spec
+    attention = sum(isinstance(mixer_of(spec, layer), Attention) for layer in range(spec.layers))
+    growth = mixer_flops(spec, 200) - mixer_flops(spec, 100)
+    assert 0 < attention < spec.layers
+    assert growth == 100 * 4 * attention * spec.heads * spec.head_dim
+    assert mixer_flops(spec, 0) == 2 * STATE / 4 * STATE_FLOPS

@@ -10,6 +10,9 @@ from quire.bench.records import Record, milliseconds
 from quire.bench.suite.suite_file import LoadCase
 from quire.bench.suite.suite_models import SuiteModel
 from quire.figures.metric_definitions import PERCENTILES
+from quire.model.mixers.layer_mixers import mixer_of
+from quire.model.spec import ModelSpec
+from quire.plan.rates import F32_BYTES, STATE_FLOPS
 
 
 def records_of(found: dict[str, Any], inputs: list[int]) -> list[Record]:
@@ -76,6 +79,18 @@ class StepTraffic:
         return kept + 2 * self.states
 
 
+def mixer_flops(spec: ModelSpec, context: float) -> float:
+    """Multiplications and additions with which one more token reads `context` tokens, or the state of them."""
+    flops = 0.0
+    for layer in range(spec.layers):
+        mixer, window = mixer_of(spec, layer), spec.windows[layer]
+        heads, _, numbers = mixer.read
+        flops += 4 * heads * numbers * min(context, window or context)
+        if mixer.state is not None:
+            flops += STATE_FLOPS * mixer.state.nbytes / F32_BYTES
+    return flops
+
+
 def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told: StepTraffic) -> dict[str, float]:
     """Roofline of steps that decode `load.batch` sequences of the load's mean length: what they multiply and move a
     second. Nothing where steps are not all alike: requests wait, or drafts are verified."""
@@ -85,6 +100,6 @@ def roofline(metrics: dict[str, float], load: LoadCase, source: SuiteModel, told
     spec = source.facts.spec
     context = load.shared_prefix + (load.inputs.low + load.inputs.high) / 2 + (load.outputs.low + load.outputs.high) / 4
     table = 0 if spec.tied_head else spec.vocab_size * spec.hidden
-    flops = 2 * (source.facts.active_parameters - table) + 4 * context * spec.layers * spec.heads * spec.head_dim
+    flops = 2 * (source.facts.active_parameters - table) + mixer_flops(spec, context)
     moved = told.weights / load.batch + told.of_sequence(context)
     return {"flops_per_s": flops * rate, "bytes_per_s": moved * rate, "flops_per_byte": flops / moved}
