@@ -54,10 +54,10 @@ reliability-full: build  ## the same at full scale: an hour or two, on a machine
 	QUIRE_RELIABILITY_FULL=1 $(BIN)/python -m pytest -q -s -m "" tests/system/test_reliability_load.py tests/system/test_reliability_http.py tests/system/test_reliability_life.py
 
 record: build  ## bits of answers of every feature on this machine, before a redesign, into tests/data/recorded_bits.json
-	PYTHONPATH=tests/support $(BIN)/python tests/support/recorded_bits.py
+	ATEN_CPU_CAPABILITY=avx2 PYTHONPATH=tests/support $(BIN)/python tests/support/recorded_bits.py
 
 recorded: build  ## the same compared with what was recorded; minutes
-	PYTHONPATH=tests/support $(BIN)/python tests/support/recorded_bits.py compare
+	ATEN_CPU_CAPABILITY=avx2 PYTHONPATH=tests/support $(BIN)/python tests/support/recorded_bits.py compare
 
 soak: build  ## QUIRE_SOAK_HOURS (1) of mixed requests with kills, aborts and broken bodies; fails where something grows
 	PYTHONPATH=tests/support $(BIN)/python tests/support/soak.py

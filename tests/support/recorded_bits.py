@@ -2,7 +2,7 @@
 
 Requests of every feature (`parallel_pairs.FEATURES`) and of some ways to be parallel, over every instruction set that
 this machine has, each with tokens, ranks and log-probabilities. Weights of tiny models are drawn by torch, which draws
-others on other processors: then a digest of the weights differs too, and its rows are not compared.
+others with other instruction sets: `make` has it use AVX2's, as where the file was made.
 
 What was recorded has ropes of torch's float32 cosines and sines, of which 5 % are one unit in the last place off;
 since, they are float64's, rounded, as are those of vision towers and the norms of rows that DoRA divides by. `compare`

@@ -53,6 +53,20 @@ QWEN3_5: dict[str, Any] = COMMON | {
     "linear_value_head_dim": 128,
     "linear_num_key_heads": 16,
 }
+GRANITE_4: dict[str, Any] = COMMON | {
+    "model_type": "granitemoehybrid",
+    "max_position_embeddings": 8192,
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 12,
+    "attention_multiplier": 0.0078125,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-1b": COMMON
     | {
@@ -150,6 +164,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 32,
         "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
     },
+    "granite-4-h-tiny": GRANITE_4
+    | {
+        "hidden_size": 1536,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "intermediate_size": 512,
+        "shared_intermediate_size": 1024,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+        "mamba_n_heads": 48,
+        "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
+    },
     "tiny-moe": EXPERTS
     | {
         "hidden_size": 256,
@@ -192,8 +219,9 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }
-CONVERTED = frozenset({"lfm2", "qwen3_5_text"})
+CONVERTED = frozenset({"lfm2", "qwen3_5_text", "granitemoehybrid"})
 """Model types whose GGUF files llama.cpp's converter writes from a checkpoint: their layers are not those of `MATRICES`
 below."""
 SLOW = -3.0
