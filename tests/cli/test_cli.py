@@ -22,6 +22,7 @@ from command_line import Run
 from command_line import run as run
 from quire.bench.loads import LatencyLoad, ServeLoad, ThroughputLoad
 from quire.bench.quality import read_questions
+from quire.cli import main
 from quire.cli.demo import QUESTIONS
 from quire.cli.flags import ENGINE, SERVER, to_arguments
 from quire.engine.engine_options import UNBUILT
@@ -200,6 +201,17 @@ def started(words: str) -> tuple[int, str]:
 def test_output_that_cannot_be_written_is_one_message() -> None:
     code, err = started("$QUIRE --version > /dev/full")
     assert code == 1 and "standard output cannot be written" in err and "Traceback" not in err and "ignored" not in err
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(104, "reset")])
+def test_other_errors_of_the_system_are_not_those_of_the_output(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(prog_name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("quire.cli.app.app", fails)
+    monkeypatch.setattr("sys.argv", ["quire", "list"])
+    with pytest.raises(type(error)):
+        main()
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

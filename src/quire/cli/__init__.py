@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import sys
 
 from quire.core.errors import QuireError
 from quire.parallel.prestart import drop_waiting, start_ahead
+
+UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+"""How writing to standard output fails: nobody reads, no space, a broken device, closed, or a limit of size."""
 
 
 def main() -> None:
@@ -25,7 +29,7 @@ def main() -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno not in UNWRITABLE:
             raise
         # What could not be written is still in the buffer, and would fail again at the end.
         if sys.stdout is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
+"""What an answer may pause; all of it may take six times as long, as under an emulator."""
 STOP_SECONDS = 30.0
 ADDRESS = re.compile(r"serving .+ on (https?://\S+)")
 
@@ -166,7 +167,7 @@ async def _ask_all(url: str, bundled: bool) -> tuple[list[StreamedAnswer], float
     ]
     begun = time.perf_counter()
     jobs = (_ask(client, text, path, {"model": name} | fields) for text, path, fields in asked)
-    answers = await asyncio.wait_for(asyncio.gather(*jobs), ANSWER_SECONDS)
+    answers = await asyncio.gather(*jobs)
     return list(answers), time.perf_counter() - begun
 
 
