@@ -204,7 +204,7 @@ def test_output_that_cannot_be_written_is_one_message() -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(104, "reset")])
-def test_other_errors_of_the_system_are_not_those_of_the_output(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_error_is_not_one_of_the_output(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(prog_name: str) -> None:
         raise error
 
