@@ -30,10 +30,10 @@ from quire.core.config import flat_config
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.components.grammar_compiler import GrammarCompiler
 from quire.engine.engine import Engine
 from quire.engine.requests import with_grammar
 from quire.engine.start import start_engine
+from quire.features.structured_output.edge_grammar_compiler import GrammarCompiler
 from quire.text.structured.guide import GrammarGuide
 from quire.text.tokenizer import Tokenizer
 

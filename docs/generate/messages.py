@@ -31,7 +31,7 @@ AREAS = {
     "Tokenizers, templates, grammars": ("text",),
     "Kernels and devices": ("ops",),
     "Memory and ranks": ("run", "parallel", "cache"),
-    "The engine": ("engine", "sched", "sample"),
+    "The engine": ("engine", "features", "sched", "sample"),
     "Requests and the server": ("server",),
     "Speculation": ("speculate",),
     "Making models smaller": ("compress", "training"),

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from quire.core.structured import StructuredOutputsParams as StructuredOutputsParams
     from quire.engine.beam import BeamSearchOutput as BeamSearchOutput
     from quire.engine.beam import BeamSearchParams as BeamSearchParams
-    from quire.engine.embedding import PooledOutput as PooledOutput
-    from quire.engine.embedding import PoolingParams as PoolingParams
     from quire.engine.llm import LLM as LLM
     from quire.engine.llm import LoRARequest as LoRARequest
     from quire.engine.outputs import CompletionOutput as CompletionOutput
     from quire.engine.outputs import RequestOutput as RequestOutput
+    from quire.features.pooling.edge_embedding import PooledOutput as PooledOutput
+    from quire.features.pooling.edge_embedding import PoolingParams as PoolingParams
 
 _HOMES = {
     "QuireError": "quire.core.errors",
@@ -30,8 +30,8 @@ _HOMES = {
     "LoRARequest": "quire.engine.llm",
     "CompletionOutput": "quire.engine.outputs",
     "RequestOutput": "quire.engine.outputs",
-    "PooledOutput": "quire.engine.embedding",
-    "PoolingParams": "quire.engine.embedding",
+    "PooledOutput": "quire.features.pooling.edge_embedding",
+    "PoolingParams": "quire.features.pooling.edge_embedding",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -27,9 +27,9 @@ from quire.core.exclusions.exclusion import DIFFERS, Exclusion, Known
 from quire.core.exclusions.table import TABLE
 from quire.core.machine import memory_file
 from quire.core.pooling import Pooling
-from quire.engine.components.engine_info import pooling_of
 from quire.engine.local import LocalEngine
 from quire.engine.start import start_engine
+from quire.features.pooling.edge_pooled_requests import pooling_of
 from quire.model.build import Model, load_model
 from quire.model.net.decoder import Decoder
 from quire.model.offload.shared_host import Shards

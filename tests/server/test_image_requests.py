@@ -14,7 +14,7 @@ from PIL import Image
 
 from live_server import LiveServer, live, wait_until
 from quire.core.images import ImageLimits
-from quire.engine import image_preparation
+from quire.features.images import edge_image_preparation
 from seeing import IMAGE, IMAGE_ID, ROWS, asked, file_of, image_part, said, seeing, text_of, url_of
 
 SEEN = IMAGE * ROWS
@@ -118,9 +118,9 @@ def test_replies_show_image_tokens(server: LiveServer) -> None:
 
 def test_an_image_that_comes_again_is_not_decoded_again(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    read = image_preparation.read_image
+    read = edge_image_preparation.read_image
     monkeypatch.setattr(
-        image_preparation, "read_image", lambda data, *rest: decoded.append(len(data)) or read(data, *rest)
+        edge_image_preparation, "read_image", lambda data, *rest: decoded.append(len(data)) or read(data, *rest)
     )
     data = file_of("navy")
     for _ in range(3):
@@ -294,7 +294,7 @@ def test_a_model_that_takes_none_says_so() -> None:
 
 
 def test_without_pillow_the_reason_is_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_preparation, "find_spec", lambda _: None)
+    monkeypatch.setattr(edge_image_preparation, "find_spec", lambda _: None)
     with seeing() as server:
         assert "pip install 'quire[vision]'" in refusal(server, CHAT, {"messages": asked(image_part())})["message"]
 

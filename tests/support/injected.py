@@ -203,17 +203,18 @@ def _stem(own: Any, *_: Any) -> bool:
 
 GUIDE, GROWTH, SAMPLER = "quire.text.structured.guide.GrammarGuide", "quire.sched.growth", "quire.sample.sampler"
 HISTORY, SUFFIX = "quire.sample.logit_edits.LogitEdits", "quire.speculate.suffix"
-FEATURES = "quire.run.image_features.ImageFeatures"
+STRUCTURED = "quire.features.structured_output"
+FEATURES = "quire.features.images.run_image_features.ImageFeatures"
 BUILDER = "quire.run.builder.BatchBuilder"
 SITES: tuple[Site, ...] = (
     *(Site("plain", "grammar", GUIDE, name, _most, "grammar")
       for name in ("__init__", "follow", "takes", "mask", "complete", "_take", "_set", "_over")
       if name not in ("__init__", "_set")),
     Site("plain", "grammar", GUIDE, "__init__", lambda guide, grammar, most, *_: most == MOST, "grammar"),
-    Site("plain", "grammar", "quire.engine.components.grammar_compiler.GrammarCompiler", "_make", _second, "grammar"),
-    Site("plain", "grammar", "quire.engine.components.grammar_compiler.GrammarCompiler", "_grammar",
+    Site("plain", "grammar", f"{STRUCTURED}.edge_grammar_compiler.GrammarCompiler", "_make", _second, "grammar"),
+    Site("plain", "grammar", f"{STRUCTURED}.edge_grammar_compiler.GrammarCompiler", "_grammar",
          lambda self, text, *_: "4,60" in text, "grammar"),
-    Site("plain", "grammar", "quire.sample.grammar_masks", "_stand",
+    Site("plain", "grammar", f"{STRUCTURED}.run_grammar_masks", "_stand",
          lambda guide, row: row.seq.request.id == "victim", "grammar"),
     *(Site("plain", "searched", GUIDE, name, _most, "grammar")
       for name in ("_behind", "_tail", "_searched", "_catch_up", "_proven")),
@@ -231,11 +232,11 @@ SITES: tuple[Site, ...] = (
       for sort in ("edits", "scores")),
     Site("plain", "scores", SAMPLER, "LogprobQuery", lambda *args: args[3] == SCORES, "sampling"),
     *(Site("plain", "pooled", module, name, lambda chunk, *_: chunk.seq.request.id == "victim", "pooling")
-      for module, name in (("quire.sched.features.pooling", "gather"), (GROWTH, "finish"))),
+      for module, name in (("quire.features.pooling.run_pooling", "gather"), (GROWTH, "finish"))),
     *(Site("plain", sort, "quire.engine.engine", "check_kind", _request, "admission") for sort in ("edits", "pooled")),
     Site("plain", "grammar", "quire.sched.admission.BatchAdmission", "check", _second, "admission"),
     Site("plain", "grammar", "quire.sched.scheduler.Scheduler", "add", _request, "admission"),
-    Site("classes", "pooled", "quire.engine.components.request_checks", "_classes",
+    Site("classes", "pooled", "quire.features.pooling.edge_pooled_requests", "_classes",
          lambda matrix, output: output.request_id == "victim", "pooling"),
     Site("lora", "adapter", "quire.model.load.adapters.Adapters", "slot", lambda _, name: name == "two", "adapter"),
     Site("images", "image", "vision", "__call__", lambda image: image.pixels[0] >= FIRST, "images"),

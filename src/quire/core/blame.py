@@ -7,14 +7,14 @@ work, for which `of_request` stands around it:
 | part | what is done in it | where |
 |---|---|---|
 | admission | a request is checked and queued | `Engine.submit` |
-| grammar | it is compiled, followed, made a mask, drafted from, asked whether it is over | `engine.loop.guiding`, |
-| | | `sample.grammar_masks`, `speculate.draft_limits`, `sched.features.structured_outputs`, `sched.growth` |
+| grammar | it is compiled, followed, made a mask, drafted from, asked whether it is over | |
+| | | `features.structured_output`, `speculate.draft_limits`, `sched.growth` |
 | sampling | the record of a draw, penalties, biases and bans | `sample.sampler` |
 | logprobs | log-probabilities of tokens and of the prompt | `sample.sampler` |
 | drafting | tokens looked up in the sequence and in earlier outputs | `speculate.speculator` |
 | adapter | the place of a LoRA adapter's matrices | `run.builder` |
-| images | an image's features, and its rows of a step | `run.image_features`, `run.builder` |
-| pooling | the vector that hidden rows make, and its classes | `sched.growth`, `engine.loop.intake` |
+| images | an image's features, and its rows of a step | `features.images`, `run.builder` |
+| pooling | the vector that hidden rows make, and its classes | `features.pooling`, `sched.growth` |
 
 A request whose part fails ends with the error. Its rows of the step are computed as if nothing were the matter and
 dropped with its blocks, so that the plan stands and the rows of others keep their bits. Everything else that raises is

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from quire.core.errors import QuireError
 from quire.core.images import PromptImage
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 STORES = 2
 """States of a sequence that a step can store."""
@@ -128,8 +123,7 @@ class ChunkResult:
 
     `finite`: there were logits, and none was inf or NaN; so are then the keys and values they came from.
     `retry_without_draft`: a row of a draft gave no numbers. It may be the draft's fault, so the chunk counts for
-    nothing and is done without one. `hidden`: of a pooled request, what the head would read of the rows that wanted
-    logits, [n, hidden] f32.
+    nothing and is done without one. `pooled`: the vector of a pooled request whose prompt is done, f32.
     """
 
     tokens: list[int]
@@ -139,7 +133,7 @@ class ChunkResult:
     error: QuireError | None = None
     finite: bool = False
     retry_without_draft: bool = False
-    hidden: NDArray[np.float32] | None = None
+    pooled: bytes = b""
 
 
 class LogitRow(NamedTuple):

@@ -17,19 +17,20 @@ from quire.core.plan import StepPlan
 from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart, Output, Request
 from quire.engine.client import EngineInfo
-from quire.engine.components.adapter_changes import AdapterChanger
 from quire.engine.components.engine_info import engine_info
 from quire.engine.components.expert_counts import ExpertCounts
 from quire.engine.components.memory_plan import MemoryPlan
-from quire.engine.components.request_checks import check_images, check_kind, classify
-from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.stats import Stats
+from quire.features.adapters.edge_adapter_changes import AdapterChanger
+from quire.features.adapters.plan_adapters import adapters_of
+from quire.features.images.edge_image_checks import check_images
+from quire.features.kv_store.edge_store_writer import LeavingRequests, StoreWriter
+from quire.features.pooling.edge_pooled_requests import check_kind, classify
 from quire.model.build import Model
 from quire.ops.backend import Ops
 from quire.run.executor import Executor
 from quire.run.kv_budget import KVPlan
 from quire.run.runner import LaunchedStep, Runner
-from quire.sched.growth import adapters_of
 from quire.sched.scheduler import Scheduler
 from quire.speculate.speculator import Drafts, Speculator
 
@@ -311,7 +312,7 @@ class Engine:
             kv_store=None if self.tiering is None else self.tiering.store.counts(),
             **({} if self.experts is None else self.experts.shown()),
             running_adapters=adapters_of(self.scheduler.running) if loras else (),
-            waiting_adapters=tuple(sorted(self.scheduler.room.adapters)) if loras else (),
+            waiting_adapters=self.scheduler.room.adapters.names if loras else (),
             bubbles=self.executor.bubbles(self.all_seconds) if staged else (),
         )
 

@@ -17,9 +17,7 @@ from quire.core.progress import counting_bar, loading_bar
 from quire.core.request import random_id
 from quire.engine.beam import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, search
 from quire.engine.client import EngineInfo
-from quire.engine.embedding import PoolingCalls
 from quire.engine.engine_options import engine_config
-from quire.engine.image_sources import ImageSource, images_of, without_images
 from quire.engine.local import LocalEngine
 from quire.engine.outputs import RequestBuilder, RequestOutput
 from quire.engine.requests import (
@@ -38,6 +36,8 @@ from quire.engine.requests import (
     text_or_ids,
     with_grammar,
 )
+from quire.features.images.edge_image_sources import ImageSource, images_of, without_images
+from quire.features.pooling.edge_embedding import PoolingCalls
 from quire.model.disk.tokenizer import model_template, model_tokenizer
 from quire.text.detokenizer import continuation
 from quire.text.structured.answer_checks import checks_of
@@ -45,7 +45,7 @@ from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine.image_preparation import Preparer
+    from quire.features.images.edge_image_preparation import Preparer
     from quire.images.prompt import PreparedImage
 
 
@@ -94,7 +94,7 @@ class PromptReader:
     @cached_property
     def preparer(self) -> Preparer:
         """Reads images."""
-        from quire.engine.image_preparation import Preparer
+        from quire.features.images.edge_image_preparation import Preparer
 
         return Preparer(self._info, self._config.media, self.tokenizer)
 

@@ -18,14 +18,15 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.exclusions.table import check_known
 from quire.core.files import LoadProgress
 from quire.core.request import DecoderStart
-from quire.engine.components.adapter_changes import AdapterChanger
-from quire.engine.components.block_store import BlockStore
-from quire.engine.components.engine_info import pooling_of
 from quire.engine.components.expert_counts import expert_counts
-from quire.engine.components.grammar_compiler import GrammarCompiler
 from quire.engine.components.memory_plan import make_memory_plan, same_weights
-from quire.engine.components.store_writer import LeavingRequests, StoreWriter
 from quire.engine.engine import Engine, StepQueue
+from quire.features.adapters.edge_adapter_changes import AdapterChanger
+from quire.features.images.plan_images import EncoderLimits, EncoderScheduler
+from quire.features.kv_store.edge_block_store import BlockStore
+from quire.features.kv_store.edge_store_writer import LeavingRequests, StoreWriter
+from quire.features.pooling.edge_pooled_requests import pooling_of
+from quire.features.structured_output.edge_grammar_compiler import GrammarCompiler
 from quire.model.build import Model, check_start, load_model
 from quire.model.known import known_of_device
 from quire.model.layer_timing import with_stages
@@ -40,7 +41,6 @@ from quire.run.kv_budget import KVPlan
 from quire.run.multi_rank import MultiRankExecutor
 from quire.run.rank_group import ended_on_error, lead, of_a_rank
 from quire.run.runner import Runner
-from quire.sched.features.encoder_scheduler import EncoderLimits, EncoderScheduler
 from quire.sched.scheduler import Scheduler
 from quire.sched.token_budget import MicroBatches
 from quire.speculate.load_drafts import Drafting, load_drafting
@@ -129,7 +129,7 @@ def build_engine(loaded: LoadedModels) -> Engine:
         speculator=speculator,
         step_queue=StepQueue(runner, scheduler, speculator, most, staged),
         ahead=ahead,
-        adapting=AdapterChanger(executor, scheduler, store),
+        adapting=AdapterChanger(executor, scheduler, None if store is None else store.know),
         tiering=None if store is None else StoreWriter(store, scheduler, runner),
         moving=LeavingRequests(scheduler, store.tiers.store)
         if store is not None and parallel.prefill_replicas

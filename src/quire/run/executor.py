@@ -9,10 +9,11 @@ from typing import Protocol
 
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.speculation import Speculation
+from quire.features.kv_store.run_block_bytes import own_bytes, shared_bytes
 from quire.model.build import Model
 from quire.model.net.hidden_taps import Taps
 from quire.ops.backend import Ops
-from quire.run.blocks import Blocks, StoredBytes, own_bytes, shared_bytes
+from quire.run.blocks import Blocks, StoredBytes
 from quire.run.caches import Caches
 from quire.run.cpu_step import CpuStep
 from quire.run.kernel_tuning import tune

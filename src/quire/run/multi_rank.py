@@ -14,17 +14,18 @@ from numpy.typing import NDArray
 
 from quire.core.config import SchedulerConfig
 from quire.core.plan import BlockWork
+from quire.features.images.run_image_features import told
+from quire.features.kv_store.run_block_bytes import joined_bytes
 from quire.model.batch import Continues
 from quire.model.load.roles import Share
 from quire.model.net.multimodal import EmbeddedRows
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.run.blocks import Blocks, Keep, StoredBytes, joined_bytes
+from quire.run.blocks import Blocks, Keep, StoredBytes
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches, kept_by
 from quire.run.executor import Allocated, LocalExecutor
-from quire.run.image_features import told
 from quire.run.kv_budget import KVPlan
 from quire.run.messages import Adapter, Encode, Forward, MoveBlocks
 from quire.run.rank_group import Ranks

@@ -6,19 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as GenericSequence
 
-import numpy as np
-
 from quire.core.blame import Failed
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence, Status
+from quire.features.images.run_image_features import ImageFeatures
+from quire.features.pooling.run_pooling import add_vectors
+from quire.features.structured_output.run_grammar_masks import MaskBuilder
 from quire.model.net.hidden_taps import picked
 from quire.model.net.multimodal import EmbeddedRows
 from quire.ops.arrays import Array, Fetched
 from quire.run.blocks import Keep
 from quire.run.builder import BatchBuilder, StepSizes
 from quire.run.executor import Allocated
-from quire.run.image_features import ImageFeatures
-from quire.sample.grammar_masks import MaskBuilder
 from quire.sample.sampler import NUMERICS, Drawn, RowResult, Sampler
 
 
@@ -126,7 +125,7 @@ class Runner:
         """What a sampled step found, a result per chunk in order, once the device has it."""
         found = self._verify_drafts(step.plan.chunks, step.rows, step.drawn)
         if step.hidden is not None:
-            self._add_hidden(step.plan.chunks, step.pooled, step.hidden, found)
+            self.numeric_errors += add_vectors(step.plan.chunks, step.pooled, step.hidden()[0], found)
         for piece in step.drawn:
             step.failed |= piece.failed
         if step.failed:
@@ -134,22 +133,6 @@ class Runner:
                 if chunk.seq in step.failed:
                     found[i] = ChunkResult([], [], [], error=step.failed[chunk.seq])
         return found
-
-    def _add_hidden(
-        self, chunks: tuple[Chunk, ...], rows: GenericSequence[LogitRow], hidden: Fetched, found: list[ChunkResult]
-    ) -> None:
-        """Give each pooled request its rows, which are checked as logits are."""
-        values, at = hidden()[0], 0
-        for chunk, result in zip(chunks, found, strict=True):
-            count = sum(row.seq is chunk.seq for row in rows)
-            if not count:
-                continue
-            own, at = values[at : at + count], at + count
-            if np.isfinite(own).all():
-                result.hidden, result.finite = own, True
-            else:
-                result.error = NUMERICS
-                self.numeric_errors += 1
 
     def _verify_drafts(self, chunks: tuple[Chunk, ...], rows: list[LogitRow], drawn: list[Drawn]) -> list[ChunkResult]:
         """Verify drafts: take the rows' tokens as long as the draft proposed the same, and one after them.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.config import SchedulerConfig
+from quire.features.adapters.run_adapter_step import AdapterStep
 from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
@@ -21,7 +22,6 @@ from quire.model.net.parts import GatedMlp, PlainMlp, Scaled
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.run.activations import activations
-from quire.run.adapter_step import AdapterStep
 from quire.run.arrays import NO_ARRAYS, Arrays
 from quire.run.builder import StepSizes
 from quire.run.caches import Caches

@@ -25,16 +25,16 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.files import sampled_digest
 from quire.core.machine import end_with_parent, uncollected
 from quire.core.plan import BlockWork, Fill, Save
+from quire.features.images.run_image_features import heard_rows
+from quire.features.kv_store.run_block_bytes import say_sizes
 from quire.model.batch import Continues
 from quire.model.build import Model, load_model
 from quire.ops.backend import Ops, open_backend
 from quire.parallel.digest import SentDigests
 from quire.parallel.rank_place import BusyTimes, RankPlace
-from quire.run.blocks import say_sizes
 from quire.run.builder import StepSizes
 from quire.run.caches import kept_by, state_bytes
 from quire.run.executor import Allocated, DraftingFacts, LocalExecutor
-from quire.run.image_features import heard_rows
 from quire.run.kv_budget import plan_kv, shape_kv
 from quire.run.messages import Adapter, Allocate, Encode, Forward, Message, Profile, Start
 from quire.run.rank_connections import CommandReceiver

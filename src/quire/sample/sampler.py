@@ -15,6 +15,7 @@ from quire.core.errors import BadRequest, NumericError, QuireError
 from quire.core.plan import LogitRow
 from quire.core.request import TokenLogprob
 from quire.core.sequence import Sequence, Status
+from quire.features.structured_output.run_grammar_masks import MaskBuilder, settle
 from quire.ops.arrays import Array
 from quire.ops.philox import noise
 from quire.ops.sampling import (
@@ -29,7 +30,6 @@ from quire.ops.sampling import (
     Records,
     RowEdits,
 )
-from quire.sample.grammar_masks import MaskBuilder, settle
 from quire.sample.logit_edits import LogitEdits
 
 NUMERICS = NumericError(

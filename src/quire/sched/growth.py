@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from quire.core.blame import of_request
 from quire.core.errors import QuireError
 from quire.core.plan import Chunk, ChunkResult
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, Status
-from quire.sched.features.feature import SchedulerFeature
-from quire.sched.features.pooling import finish
+from quire.features.feature import SchedulerFeature
+from quire.features.pooling.plan_pooling import finish
 
 
 class PromptLogprobs(SchedulerFeature):
@@ -139,8 +137,3 @@ def ended(seq: Sequence, error: QuireError | None = None) -> Output:
         timing=seq.timing,
     )
     return output if error is None else output.fail(error)
-
-
-def adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
-    """Names of the LoRA adapters that they use."""
-    return tuple(sorted({seq.request.adapter for seq in sequences} - {""}))

@@ -3,16 +3,16 @@ See docs/design/scheduler.md."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from quire.cache.tables import BlockTables
 from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 from quire.core.sequence import Sequence, Status
-from quire.sched.features.feature import SideQueue
-from quire.sched.features.kv_store import StoreQueue
-from quire.sched.features.structured_outputs import GrammarQueue, Make
+from quire.features.adapters.plan_adapters import QueuedAdapters
+from quire.features.feature import SideQueue
+from quire.features.kv_store.plan_kv_store import StoreQueue
+from quire.features.structured_output.plan_structured_output import GrammarQueue, Make
 from quire.sched.growth import begun, orphans
 from quire.sched.policy import Policy
 
@@ -41,7 +41,7 @@ class SequenceQueues:
         self.queued = self.away = 0
         self.readying, self.recall = GrammarQueue(make_guide), StoreQueue(tables, most)
         self.beside: dict[Status, SideQueue] = {each.status: each for each in (self.recall, self.readying)}
-        self.adapters = Counter[str]()
+        self.adapters = QueuedAdapters()
         self._tables = tables
         self._holders: dict[Sequence, None] = {}
 
@@ -119,8 +119,7 @@ class SequenceQueues:
         self._move(seq, Status.WAITING)
         self.queue.push(seq)
         self.holds(seq)
-        if seq.request.adapter:
-            self.adapters[seq.request.adapter] += 1
+        self.adapters.joins(seq)
 
     # ------------------------------------------------------------------------------------------------- out of the queue
 
@@ -162,10 +161,7 @@ class SequenceQueues:
     def _unqueue(self, seq: Sequence) -> None:
         self.queue.remove(seq)
         self._holders.pop(seq, None)
-        if seq.request.adapter:
-            self.adapters[seq.request.adapter] -= 1
-            if not self.adapters[seq.request.adapter]:
-                del self.adapters[seq.request.adapter]
+        self.adapters.leaves(seq)
 
     # --------------------------------------------------------------------------------------------- blocks, and images
 

@@ -19,15 +19,15 @@ from quire.core.errors import BadRequest, QuireError
 from quire.core.plan import NO_WORK, BlockWork, Chunk, ChunkResult, Save, StepPlan
 from quire.core.request import FinishReason, Output, Request
 from quire.core.sequence import Sequence, StateSlot, Status
+from quire.features.feature import FeatureHooks
+from quire.features.images.plan_images import EncoderScheduler
+from quire.features.pooling.plan_pooling import PoolingFeature
+from quire.features.structured_output.plan_structured_output import Make, SlowGuides
 from quire.sched.admission import BatchAdmission
-from quire.sched.features.encoder_scheduler import EncoderScheduler
-from quire.sched.features.feature import FeatureHooks
-from quire.sched.features.pooling import PoolingFeature
-from quire.sched.features.state_snapshots import StateSnapshots
-from quire.sched.features.structured_outputs import Make, SlowGuides
 from quire.sched.growth import PromptLogprobs, append, ended, moves, pending
 from quire.sched.policy import POLICIES
 from quire.sched.queues import SequenceQueues
+from quire.sched.state_snapshots import StateSnapshots
 from quire.sched.token_budget import MicroBatches, PrefillPace, budget_of, divide_budget, taken
 
 

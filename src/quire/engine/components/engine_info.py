@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.core.config import EngineConfig
-from quire.core.errors import ModelError
-from quire.core.exclusions.of_models import OF_VECTORS
 from quire.core.files import sampled_digest
 from quire.core.images import ImageLimits
-from quire.core.pooling import Pooling
 from quire.core.request import DecoderStart
 from quire.engine.client import EngineInfo
+from quire.features.images.plan_images import EncoderScheduler
+from quire.features.pooling.edge_pooled_requests import pooling_of
 from quire.model.build import Model
 from quire.model.mixers.layer_mixers import format_of
 from quire.ops.backend import Ops
 from quire.run.kv_budget import KVPlan
-from quire.sched.features.encoder_scheduler import EncoderScheduler
-
-
-def pooling_of(config: EngineConfig, model: Model) -> Pooling:
-    """What the model gives for pooled requests, or why this engine takes none.
-
-    `ModelError` for a model that can do nothing else then.
-    """
-    made = model.pooling
-    there = config.features | model.known.features
-    row = next((row for row in OF_VECTORS if row.b in there), None)
-    if row is not None and not made.refused:
-        made = replace(made, refused=row.told({})[0])
-    if made.refused and not made.generates:
-        raise ModelError(f"{model.folder}: the model only makes vectors, and cannot: {made.refused}")
-    return made
 
 
 def engine_info(

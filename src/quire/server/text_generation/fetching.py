@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.version import VERSION
-from quire.engine.image_sources import too_large
+from quire.features.images.edge_image_sources import too_large
 
 REDIRECTS = 3
 MAX_URL = 8192

@@ -12,9 +12,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import Overloaded
 from quire.core.request import Request, longest_prompt
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.image_preparation import Preparer
-from quire.engine.image_sources import ImageSource, scheme_of
 from quire.engine.requests import EncodedPrompt, too_long
+from quire.features.images.edge_image_preparation import Preparer
+from quire.features.images.edge_image_sources import ImageSource, scheme_of
 from quire.images.prompt import PreparedImage
 from quire.server.server_options import ServerOptions
 from quire.server.text_generation.fetching import FetchCancellation, Rules, fetch, read_hosts

@@ -87,7 +87,7 @@ class Grammar:
 class GuideCost:
     """What work on a sequence costs others who are in the same steps.
 
-    `turn` is of `quire.sched.features.structured_outputs`.
+    `turn` is of `quire.features.structured_output.plan_structured_output`.
     """
 
     def __init__(self) -> None:

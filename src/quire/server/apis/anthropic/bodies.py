@@ -10,7 +10,7 @@ import msgspec
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.params import MaxTokens
-from quire.engine.image_sources import Base64, ImageSource
+from quire.features.images.edge_image_sources import Base64, ImageSource
 from quire.server.apis.fields import RequiredModelField, StreamField, TemperatureField, ToolsField, TopKField, TopPField
 from quire.server.apis.openai.protocol import ChatCompletionRequest, FunctionCall, Message, ToolCall
 from quire.server.apis.unsupported import refuse_unbuilt

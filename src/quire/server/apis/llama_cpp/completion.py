@@ -14,8 +14,8 @@ from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.params import Bias, Logprobs, RepetitionPenalty, SamplingParams
 from quire.core.request import TokenLogprob, random_id
-from quire.engine.image_sources import Base64, ImageSource
 from quire.engine.requests import LLAMA_CPP_SAMPLING
+from quire.features.images.edge_image_sources import Base64, ImageSource
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.fields import (
     FrequencyPenaltyField,

@@ -9,7 +9,7 @@ import msgspec
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.params import MinP, Penalty, RepetitionPenalty, Seed, Temperature, TopK, TopP
-from quire.engine.image_sources import Base64, ImageSource
+from quire.features.images.edge_image_sources import Base64, ImageSource
 from quire.server.apis.fields import (
     DimensionsField,
     KeepAliveField,

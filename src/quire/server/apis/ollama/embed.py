@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.embedding import PoolingParams, embedding, vector_of
+from quire.features.pooling.edge_embedding import PoolingParams, embedding, vector_of
 from quire.server.apis.ollama.bodies import EmbeddingsRequest, EmbedRequest
 from quire.server.apis.openai.embeddings import NUMBER_BYTES, Answers, VectorFields, answers, check_embeds
 from quire.server.apis.openai.prompts import Prompts, encode_first, listed

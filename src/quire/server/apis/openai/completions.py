@@ -13,8 +13,8 @@ from starlette.responses import Response
 from quire.core.errors import BadRequest
 from quire.core.request import Request as EngineRequest
 from quire.core.request import TokenLogprob
-from quire.engine.image_sources import ImageSource
 from quire.engine.requests import EncodedPrompt, check_size, continued
+from quire.features.images.edge_image_sources import ImageSource
 from quire.server.apis.answer import respond
 from quire.server.apis.openai.choices import Choices, ChoicesAnswer, State
 from quire.server.apis.openai.prompts import Prompts, cut, encode_prompts, encode_with_images, listed

@@ -18,7 +18,9 @@ from quire.core.options.fields import about
 from quire.core.options.ranges import check_ranges, within
 from quire.core.pooling import Pooling
 from quire.core.request import Output, Request, random_id
-from quire.engine.embedding import (
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.request_times import Timings, timings
+from quire.features.pooling.edge_embedding import (
     PoolingParams,
     Vector,
     check_scores,
@@ -28,8 +30,6 @@ from quire.engine.embedding import (
     relevance,
     vector_of,
 )
-from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.request_times import Timings, timings
 from quire.server.apis.fields import (
     PRIORITY,
     AddSpecialTokensField,

@@ -13,8 +13,8 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.core.request import longest_prompt
-from quire.engine.image_sources import ImageSource, forget, source_of
 from quire.engine.requests import EncodedPrompt, check_size, check_tokens
+from quire.features.images.edge_image_sources import ImageSource, forget, source_of
 from quire.server.apis.openai.protocol import ChatBody, ChatCompletionRequest, Message, Prompt
 from quire.server.apis.openai.tools import effort_kwargs, history_calls
 from quire.server.apis.unsupported import refuse_unbuilt

@@ -11,7 +11,7 @@ import msgspec
 from quire.core.errors import BadRequest
 from quire.core.options.fields import about
 from quire.core.params import MaxTokens
-from quire.engine.image_sources import DETAILS, ImageSource
+from quire.features.images.edge_image_sources import DETAILS, ImageSource
 from quire.server.apis.fields import (
     CacheSaltField,
     ChatTemplateKwargsField,

@@ -25,7 +25,7 @@ from quire.core.params import (
     TopP,
 )
 from quire.core.request import TokenLogprob, longest_prompt
-from quire.engine.image_sources import ImageSource
+from quire.features.images.edge_image_sources import ImageSource
 from quire.server.apis.answer import Answer, respond
 from quire.server.apis.fields import StreamField
 from quire.server.apis.openai.completions import submit_completion

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from quire.core.config import ModelConfig
-from quire.engine.components import grammar_compiler
-from quire.engine.components.grammar_compiler import GrammarCompiler
+from quire.features.structured_output import edge_grammar_compiler
+from quire.features.structured_output.edge_grammar_compiler import GrammarCompiler
 from quire.text.structured.vocabulary import vocabulary_of
 from shaped import VOCAB, tokenizer
 
@@ -35,7 +35,7 @@ def test_what_came_once_is_gone_with_whoever_follows_it() -> None:
 
 
 def test_what_came_twice_is_kept_and_the_number_is_bounded(monkeypatch: Any) -> None:
-    monkeypatch.setattr(grammar_compiler, "KEPT", 3)
+    monkeypatch.setattr(edge_grammar_compiler, "KEPT", 3)
     engine = made()
     for _ in range(2):
         for number in range(5):
@@ -56,8 +56,8 @@ def test_one_that_is_spent_is_made_anew() -> None:
 
 def test_memory_is_given_back_now_and_then(monkeypatch: Any) -> None:
     given = Future[int]()
-    monkeypatch.setattr(grammar_compiler, "trim_heap", lambda: given.set_result(engine._made))
+    monkeypatch.setattr(edge_grammar_compiler, "trim_heap", lambda: given.set_result(engine._made))
     engine = made()
-    for number in range(grammar_compiler.RETURN_EVERY):
+    for number in range(edge_grammar_compiler.RETURN_EVERY):
         engine._grammar(of(number))
-    assert given.result(0) == grammar_compiler.RETURN_EVERY
+    assert given.result(0) == edge_grammar_compiler.RETURN_EVERY

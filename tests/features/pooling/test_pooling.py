@@ -18,8 +18,9 @@ from quire.core.plan import Chunk
 from quire.core.pooling import PoolingKind
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.engine.embedding import PoolingParams, embedding, pooled_request, vector_of
-from quire.sched.features.pooling import gather, rows_wanted
+from quire.features.pooling.edge_embedding import PoolingParams, embedding, pooled_request, vector_of
+from quire.features.pooling.plan_pooling import rows_wanted
+from quire.features.pooling.run_pooling import gather
 from quire.text.tokenizer import Tokenizer
 from tiny_model import write_tiny
 

@@ -11,7 +11,7 @@ from quire.cache.tiers import Store
 from quire.core.offload import FLUSH_SECONDS
 from quire.core.plan import NO_WORK, StepPlan
 from quire.core.sequence import Sequence
-from quire.engine.components.block_store import BEHIND_BYTES, BlockStore
+from quire.features.kv_store.edge_block_store import BEHIND_BYTES, BlockStore
 from quire.run.runner import Runner
 from quire.sched.scheduler import Scheduler
 from quire.sched.token_budget import is_decode_chunk

@@ -14,7 +14,7 @@ from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest, GrammarTooComplex
 from quire.core.plan import LogitRow
 from quire.core.request import Output, Request
-from quire.sample.grammar_masks import MaskBuilder
+from quire.features.structured_output.run_grammar_masks import MaskBuilder
 from quire.text.structured import guide
 from quire.text.structured.grammar_source import grammar_of
 from quire.text.structured.refused_grammars import FAILURES

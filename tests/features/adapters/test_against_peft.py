@@ -1,6 +1,6 @@
 """Adapters that the installed PEFT writes (0.15 or later), and its logits with them. Run with peft installed:
 
-pytest -m slow tests/model/load/test_against_peft.py
+pytest -m slow tests/features/adapters/test_against_peft.py
 """
 
 from __future__ import annotations

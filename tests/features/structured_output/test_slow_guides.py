@@ -13,7 +13,7 @@ from quire.core.request import Request
 from quire.core.sequence import Guide as AnyGuide
 from quire.core.sequence import Sequence
 from quire.core.structured import StructuredOutputsParams
-from quire.sched.features.structured_outputs import SHARE, SLOW
+from quire.features.structured_output.plan_structured_output import SHARE, SLOW
 from quire.text.structured import guide as guides
 from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import Grammar, GrammarGuide

@@ -18,7 +18,7 @@ from quire.core.images import ImageLimits, PromptImage, pieces
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.features.feature import SchedulerFeature
+from quire.features.feature import SchedulerFeature
 from quire.sched.policy import Rank
 from quire.sched.token_budget import decodes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from quire.cache.states import StateSlots
 from quire.core.request import Request
 from quire.core.sequence import Sequence
-from quire.sched.features.feature import SchedulerFeature
+from quire.features.feature import SchedulerFeature
 from quire.sched.policy import Rank
 
 

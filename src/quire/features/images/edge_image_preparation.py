@@ -16,7 +16,8 @@ from quire.core.errors import BadRequest
 from quire.core.images import PromptImage
 from quire.core.media import MediaConfig
 from quire.engine.client import EngineInfo
-from quire.engine.image_sources import (
+from quire.engine.requests import EncodedPrompt, check_size
+from quire.features.images.edge_image_sources import (
     NEEDS_PILLOW,
     Base64,
     ImageSource,
@@ -28,7 +29,6 @@ from quire.engine.image_sources import (
     scheme_of,
     too_large,
 )
-from quire.engine.requests import EncodedPrompt, check_size
 from quire.images.decoding import DecodeLimits, read_image
 from quire.images.prompt import ImagePrompts, PreparedImage, open_image_prompts
 from quire.text.tokenizer import Tokenizer

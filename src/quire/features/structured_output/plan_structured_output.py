@@ -14,7 +14,7 @@ from quire.core.errors import QuireError
 from quire.core.plan import Chunk
 from quire.core.request import Request
 from quire.core.sequence import Guide, Sequence, Status
-from quire.sched.features.feature import SchedulerFeature
+from quire.features.feature import SchedulerFeature
 from quire.sched.policy import Rank
 
 SLOW = 2e-3

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.core.errors import ConfigError, QuireError
 from quire.core.files import read_json
 from quire.engine.client import AdapterChanged, ChangeAdapter
-from quire.engine.components.block_store import BlockStore
+from quire.features.adapters.plan_adapters import requests_with
 from quire.run.executor import Executor
 from quire.sched.scheduler import Scheduler
 
@@ -19,11 +20,14 @@ log = logging.getLogger(__name__)
 class AdapterChanger:
     """Changes the adapters that `executor` has room for, if it has any, and counts what a name has been.
 
-    `store` keeps blocks by what is in adapters' files, not by their names.
+    `know`: tells a store of blocks an adapter's name, its folder and when its files were first read (seconds of the
+    epoch); blocks are kept by what is in adapters' files, not by their names.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, store: BlockStore | None) -> None:
-        self._executor, self._scheduler, self._store = executor, scheduler, store
+    def __init__(
+        self, executor: Executor, scheduler: Scheduler, know: Callable[[str, Path, float], None] | None
+    ) -> None:
+        self._executor, self._scheduler, self._know = executor, scheduler, know
         self._room = executor.model.adapters
         self._unloads: dict[str, int] = {}
 
@@ -38,8 +42,8 @@ class AdapterChanger:
             raise ConfigError("there is no room for LoRA adapters: set enable_lora", param="enable_lora")
         fresh, begin, path = name not in self.names, time.time(), Path(folder).expanduser()
         self._executor.change_adapter(name, folder)
-        if fresh and self._store is not None:
-            self._store.know(name, path, begin)
+        if fresh and self._know is not None:
+            self._know(name, path, begin)
 
     def change(self, change: ChangeAdapter) -> AdapterChanged:
         """Load, replace or unload one; what a request still uses stays. It never raises."""
@@ -73,12 +77,12 @@ class AdapterChanger:
         self._check_unused(name)
         begin, path = time.time(), Path(folder).expanduser()
         self._executor.change_adapter(name, folder, replaces=True)
-        if self._store is not None:
-            self._store.know(name, path, begin)
+        if self._know is not None:
+            self._know(name, path, begin)
         self._unloads[name] = self.times(name) + 1
 
     def _check_unused(self, name: str) -> None:
-        using = sum(first.request.adapter == name for first, *_ in self._scheduler.requests.values())
+        using = requests_with(name, self._scheduler.requests.values())
         if using:
             raise ConfigError(f"adapter {name!r} is used by {using} requests; try again when they have ended")
 

@@ -16,7 +16,7 @@ from made_up_tower import Part, Shown, prompt_of
 from quire.core.images import pieces
 from quire.core.plan import StepPlan
 from quire.core.request import Request
-from quire.sched.features.encoder_scheduler import EncoderLimits, EncoderScheduler
+from quire.features.images.plan_images import EncoderLimits, EncoderScheduler
 from quire.sched.token_budget import decodes
 from turns import turns, working
 

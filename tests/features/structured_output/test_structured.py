@@ -21,8 +21,8 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.components import grammar_compiler
 from quire.engine.local import LocalEngine
+from quire.features.structured_output import edge_grammar_compiler
 from quire.text.structured.grammar_reader import READER
 from quire.text.structured.guide import GrammarGuide
 from quire.text.structured.vocabulary import vocabulary_of
@@ -250,13 +250,13 @@ def same(golden: dict[str, Any], engine: LocalEngine, requests: list[Request]) -
 def test_the_same_answers_whatever_runs_beside(
     golden: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at_once(self: grammar_compiler.GrammarCompiler, seq: Any) -> Any:
+    def at_once(self: edge_grammar_compiler.GrammarCompiler, seq: Any) -> Any:
         future = Future[Any]()
         future.set_result(self._make(seq))
         return future
 
     if name == "preempted":  # too few run beside each other where they wait for the thread that makes guides
-        monkeypatch.setattr(grammar_compiler.GrammarCompiler, "begin", at_once)
+        monkeypatch.setattr(edge_grammar_compiler.GrammarCompiler, "begin", at_once)
     engine = engine_of(**OPTIONS[name])
     same(golden, engine, shaped_requests(10))
     assert name != "preempted" or engine.engine.scheduler.preemptions > 0
@@ -289,13 +289,13 @@ def test_another_engine_goes_on_behind_what_it_is_told(golden: dict[str, Any]) -
 @needs_native
 def test_a_grammar_that_is_not_ready_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, may = engine_of(), threading.Event()
-    make = grammar_compiler.GrammarCompiler._make
+    make = edge_grammar_compiler.GrammarCompiler._make
 
-    def late(self: grammar_compiler.GrammarCompiler, seq: Any) -> Any:
+    def late(self: edge_grammar_compiler.GrammarCompiler, seq: Any) -> Any:
         assert may.wait(20.0)
         return make(self, seq)
 
-    monkeypatch.setattr(grammar_compiler.GrammarCompiler, "_make", late)
+    monkeypatch.setattr(edge_grammar_compiler.GrammarCompiler, "_make", late)
     request = shaped_requests(1)[0]
     engine.submit(request)
     other = Request(id="o", prompt=(5, 6), params=SamplingParams(max_tokens=3), seed=1, arrival=0.0)

@@ -16,10 +16,10 @@ from quire.core.errors import BadRequest, ConfigError
 from quire.core.media import USUAL_IMAGES, MediaConfig
 from quire.core.params import SamplingParams
 from quire.engine.engine_options import engine_config
-from quire.engine.image_sources import file_of as read_file
 from quire.engine.llm import LLM, PromptReader
 from quire.engine.local import LocalEngine
 from quire.engine.requests import EncodedPrompt, Seeds, make_request
+from quire.features.images.edge_image_sources import file_of as read_file
 from seeing import IMAGE, IMAGE_ID, ROWS, VOCAB, asked, file_of, folder, image_model_info, image_part, seeing, url_of
 from stub_engine import StubEngine, stub_info
 
@@ -215,7 +215,7 @@ def test_how_many_is_spelled_as_in_vllm() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    from quire.engine.image_sources import ImageSource
+    from quire.features.images.edge_image_sources import ImageSource
 
     kept = reader(mm_processor_cache_gb=100e-9).preparer  # two images of 48 bytes
     files = [file_of(color) for color in ("red", "lime", "blue")]

@@ -1,0 +1,57 @@
+"""Whether an engine makes vectors, of which requests, and the classes that become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from quire.core.blame import of_request
+from quire.core.config import EngineConfig
+from quire.core.errors import BadRequest, ModelError
+from quire.core.exclusions.of_models import OF_VECTORS
+from quire.core.pooling import Pooling
+from quire.core.request import Output, Request
+from quire.model.build import Model
+from quire.ops.arrays import Host
+
+
+def pooling_of(config: EngineConfig, model: Model) -> Pooling:
+    """What the model gives for pooled requests, or why this engine takes none.
+
+    `ModelError` for a model that can do nothing else then.
+    """
+    made = model.pooling
+    there = config.features | model.known.features
+    row = next((row for row in OF_VECTORS if row.b in there), None)
+    if row is not None and not made.refused:
+        made = replace(made, refused=row.told({})[0])
+    if made.refused and not made.generates:
+        raise ModelError(f"{model.folder}: the model only makes vectors, and cannot: {made.refused}")
+    return made
+
+
+def check_kind(pooling: Pooling, request: Request) -> None:
+    """`BadRequest` for a vector that cannot be had of this engine, or a text of a model that makes vectors only."""
+    if request.pooling is None and not pooling.generates:
+        raise BadRequest("this model has no head over its vocabulary: it makes vectors (/v1/embeddings, LLM.embed)")
+    if request.pooling is not None and pooling.refused:
+        raise BadRequest(f"no vectors can be had here: {pooling.refused}")
+
+
+def classify(classifier: Host, outputs: Sequence[Output]) -> None:
+    """Make logits of classes of the vectors in `outputs`, by the matrix [labels, hidden] f32, summed in f64."""
+    matrix = classifier.astype(np.float64)
+    for output in outputs:
+        if output.pooled:
+            try:
+                output.pooled = _classes(matrix, output)
+            except BaseException as error:
+                output.fail(of_request(error, "pooling"))
+
+
+def _classes(matrix: NDArray[np.float64], output: Output) -> bytes:
+    row = np.frombuffer(output.pooled, np.float32).astype(np.float64)
+    return bytes((matrix * row).sum(1).astype(np.float32).tobytes())

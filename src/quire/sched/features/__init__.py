@@ -1,1 +1,0 @@
-"""What each feature plans, behind one protocol."""
