@@ -106,6 +106,35 @@ def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
         assert torch.equal(attend(part, "latent_attention"), whole[begin + first : begin + last]), (s, first)
 
 
+@pytest.mark.parametrize("size", [1, 16])
+def test_blocks_of_latents_may_lie_apart(size: int) -> None:
+    """As they do where layers of other groups have the rest of a block."""
+    from op_cases.mla import beside_others, latent_case
+    from quire.ops.latents import LatentHeads, LatentLayout
+
+    ops, g = gpu_ops(), generator(1)
+    case = on_gpu_case(latent_case(g, LatentLayout(size, 1, 8, BF16, rank=32), 4, 16, ((40, 600), (1, 70))))
+    apart, others = beside_others(case["cache"])
+    found = [ops.latent_attention(**case | {"cache": cache}) for cache in (case["cache"], apart)]
+    assert torch.equal(*found)
+    written = on_gpu_case({
+        "kv": torch.randn(41, 40, generator=g), "table": torch.rand(50, 2, 4, generator=g),
+        "positions": torch.arange(41, dtype=torch.int32), "slots": torch.randperm(2 * 41, generator=g)[:41],
+    })  # fmt: skip
+    written["slots"][5] = -1
+    heads = LatentHeads(4, torch.rand(32, generator=g).to(ops.gpu.device))
+    for cache in (case["cache"], apart):
+        given = {name: value.clone() for name, value in written.items()} | {"q": case["q"].clone()}
+        ops.latent_rope_and_cache(**given, cache=cache, heads=heads)
+    for kept, held in ((case["cache"].keys, apart.keys), (case["cache"].values, apart.values)):
+        assert torch.equal(kept.nan_to_num(), held.nan_to_num()) and not kept.isnan().all()
+    assert all(bool((part == 255).all()) for part in others)
+
+
+def on_gpu_case(case: Case) -> Case:
+    return {name: on_gpu(value, gpu_ops()) for name, value in case.items()}
+
+
 @pytest.mark.parametrize(
     ("dtype", "block_size", "window", "extras", "chunk_rows"),
     [
