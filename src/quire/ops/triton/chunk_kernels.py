@@ -72,9 +72,9 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
 @triton.jit(do_not_specialize=["sequences"])
 def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes, bias, sinks,
                  tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, key_step,
-                 head_step, heads, sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
-                 TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr,
-                 SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
+                 head_step, heads, sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
+                 GROUP: tl.constexpr, TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+                 SPLIT: tl.constexpr, SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Attention of sequences of more than one row. Grid: (tiles of rows, tiles of heads).
 
     There are at most T / tokens of a tile + S tiles of rows; late ones have the most keys and are started first.
