@@ -16,8 +16,9 @@ from op_cases import reference as cases
 from op_runs import branch, one_sequence, tree_case
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVLayout, SharedLayout
 from quire.ops.op import Case
+from quire.ops.reference.caches import allocate
 from triton_ops import HAS_TRITON, close, gpu_ops, needs_triton, on_gpu, run_gpu, run_reference
 
 pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")]
@@ -129,6 +130,16 @@ def test_blocks_of_latents_may_lie_apart(size: int) -> None:
     for kept, held in ((case["cache"].keys, apart.keys), (case["cache"].values, apart.values)):
         assert torch.equal(kept.nan_to_num(), held.nan_to_num()) and not kept.isnan().all()
     assert all(bool((part == 255).all()) for part in others)
+
+
+def test_blocks_that_layers_share_are_copied_and_wiped() -> None:
+    ops = gpu_ops()
+    with ops.gpu.device:
+        whole = allocate(SharedLayout.of(16, 40), 5)
+        whole.keys[:] = torch.arange(1, 6)[:, None]
+    ops.copy_blocks([whole], ((1, 3),))
+    ops.zero_blocks([whole], (2,))
+    assert [row.unique().tolist() for row in whole.keys.cpu()] == [[1], [2], [0], [2], [5]]
 
 
 def on_gpu_case(case: Case) -> Case:
