@@ -26,7 +26,7 @@ constexpr Field kFields[] = {
     FIELD(CacheDescriptor, block_size), FIELD(CacheDescriptor, blocks), FIELD(CacheDescriptor, format), FIELD(CacheDescriptor, step),
     FIELD(LatentCacheDescriptor, keys), FIELD(LatentCacheDescriptor, values), FIELD(LatentCacheDescriptor, rank),
     FIELD(LatentCacheDescriptor, rope), FIELD(LatentCacheDescriptor, block_size), FIELD(LatentCacheDescriptor, blocks),
-    FIELD(LatentCacheDescriptor, bf16),
+    FIELD(LatentCacheDescriptor, bf16), FIELD(LatentCacheDescriptor, key_step), FIELD(LatentCacheDescriptor, value_step),
     FIELD(BatchDescriptor, cu_q), FIELD(BatchDescriptor, context), FIELD(BatchDescriptor, tables), FIELD(BatchDescriptor, tree),
     FIELD(BatchDescriptor, starts), FIELD(BatchDescriptor, sequences), FIELD(BatchDescriptor, max_blocks),
     FIELD(BatchDescriptor, states),

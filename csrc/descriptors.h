@@ -24,6 +24,7 @@ struct LatentCacheDescriptor {
     char *keys, *values;
     int64_t rank, rope, block_size, blocks;
     int64_t bf16;  // else f32
+    int64_t key_step, value_step;  // bytes from one block to the next: where layers share blocks, more than this layer has of one
 };
 
 // The sequences of a step: rows cu_q[s] .. cu_q[s + 1] are the last of the context[s] tokens whose blocks tables[s] names.

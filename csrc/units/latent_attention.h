@@ -19,9 +19,9 @@ inline void locate_latents(const LatentCall& c, LatentBuffers& b, int64_t sequen
         b.keys[i] = b.values[i] = b.zeros;
         if (start + i >= end) continue;
         const int64_t block = c.tables[sequence * c.max_blocks + (start + i) / cache.block_size];
-        const int64_t slot = block * cache.block_size + (start + i) % cache.block_size;
-        b.keys[i] = cache.keys + slot * cache.rope * cache.width();
-        b.values[i] = cache.values + slot * cache.rank * cache.width();
+        const int64_t offset = (start + i) % cache.block_size;
+        b.keys[i] = cache.key(block, offset);
+        b.values[i] = cache.latent(block, offset);
     }
 }
 

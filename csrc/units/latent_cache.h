@@ -110,12 +110,17 @@ void head_linear(float* out, const float* x, const Matrix* w, int64_t rows, int6
 
 struct LatentCache : LatentCacheDescriptor {
     int64_t width() const { return bf16 ? 2 : 4; }
+    // Where the rotated key and the latent of a token lie.
+    char* key(int64_t block, int64_t offset) const { return keys + block * key_step + offset * rope * width(); }
+    char* latent(int64_t block, int64_t offset) const { return values + block * value_step + offset * rank * width(); }
 };
 
 void check_latent(const LatentCache& c) {
     if (c.rank < 16 || c.rank % 16 || c.rank > kMostLatent || c.rope < 2 || c.rope % 2 || c.rope > kMostLatent)
         fail("latent cache: the rank must be a multiple of 16, the rotated part even");
     if (c.block_size < 1 || c.blocks < 1) fail("latent cache: needs blocks");
+    const int64_t tokens = c.block_size * c.width();
+    if (c.key_step < tokens * c.rope || c.value_step < tokens * c.rank) fail("latent cache: blocks overlap");
 }
 
 QUIRE_INLINE void rotate_pairs(float* x, const float* table, int64_t half) {
@@ -147,7 +152,8 @@ void latent_rope_and_cache(float* q, float* kv, const int32_t* positions, const 
             float* latent = kv + r * (rank + rope);
             norm_row(latent, latent, t.k_norm, rank, t.eps);
             rotate_pairs(latent + rank, angles, rope / 2);
-            char *key = c.keys + slots[r] * rope * c.width(), *value = c.values + slots[r] * rank * c.width();
+            const int64_t block = slots[r] / c.block_size, offset = slots[r] % c.block_size;
+            char *key = c.key(block, offset), *value = c.latent(block, offset);
             if (c.bf16) {
                 store_as<true>(value, latent, rank);
                 store_as<true>(key, latent + rank, rope);

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from engine_answers import Answer, engine_of
 from head_folders import write_eagle
 from quire.core.errors import ConfigError
+from quire.core.params import SamplingParams
+from quire.core.request import Request
 from quire.ops.native import load_native
 from speculation_methods import answers, requests_of
+from turns import reports
 from ways_to_serve import WAYS, answers_alone, check_hits, check_ways_back, compared, differing, written
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
@@ -77,6 +80,23 @@ def test_engines_of_other_kinds_serve(folder: Path, options: dict[str, Any]) -> 
     together = answers(engine_of(model=str(folder), **options), requests)
     single = engine_of(model=str(folder), enable_prefix_caching=False, **options)
     assert not differing(together, {r.id: answers(single, [r])[r.id] for r in requests})
+
+
+@pytest.mark.parametrize("budget", [16, 512])
+def test_a_long_sequence_keeps_the_last_inputs_of_convolutions_beside_all_latents(folder: Path, budget: int) -> None:
+    engine = engine_of(model=str(folder), block_size=4, num_blocks=1024, max_num_batched_tokens=budget, max_num_seqs=2)
+    kv = engine.engine.kv
+    assert kv.groups.windows == (0, 4, 4) and [len(layers) for layers in kv.groups.layers] == [2, 1, 1]
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine.submit(Request(id="long", prompt=tuple(range(3, 93)) * 2, params=params, seed=0, arrival=0.0))
+    longest = 0
+    for report in reports(engine):
+        for seq in engine.engine.scheduler.running:
+            latents, *inputs = ([block for block in table if block >= 0] for table in seq.kv.blocks)
+            assert len(latents) == kv.sizes.entries(seq.computed) and all(1 <= len(held) <= 2 for held in inputs)
+            assert report.stats.used_blocks == len(latents) + sum(map(len, inputs))
+            longest = max(longest, len(latents))
+    assert longest == 55
 
 
 def test_formats_of_latents_and_other_scores_are_refused(folder: Path, tmp_path: Path) -> None:

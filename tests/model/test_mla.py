@@ -12,8 +12,8 @@ from model_variants import LATENT_GROUPS as GROUPS
 from model_variants import LATENT_SIZES as SIZES
 from model_variants import LATENTS as VARIANTS
 from op_cases import CASES, of_module
-from op_cases.mla import latent_case
-from op_runs import UNITS_HERE, close, generator, ops_of, reference, run
+from op_cases.mla import beside_others, latent_case
+from op_runs import UNITS_HERE, close, copied, generator, ops_of, reference, run
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
 from paged_model import ops as ops
@@ -23,7 +23,7 @@ from quire.model.describe import describe
 from quire.model.load.roles import ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.ops.backend import Ops
-from quire.ops.latents import LatentLayout
+from quire.ops.latents import LatentHeads, LatentLayout
 
 __all__ = ["ops"]
 OPS = of_module("mla")
@@ -58,6 +58,32 @@ def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
             )  # fmt: skip
             assert torch.equal(part, whole[at]), (s, first, last)
         begin += count
+
+
+@pytest.mark.parametrize("isa", [*UNITS_HERE, "reference"])
+@pytest.mark.parametrize("size", [1, 16])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_blocks_may_lie_apart(dtype: Dtype, size: int, isa: str) -> None:
+    """As they do where layers of other groups have the rest of a block."""
+    ops = reference() if isa == "reference" else ops_of(isa)
+    layout = LatentLayout(size, 1, 16, dtype, rank=32)
+    case = latent_case(generator(), layout, 6, 24, ((40, 600), (1, 70)))
+    apart, others = beside_others(case["cache"])
+    ops.begin_step()
+    want = ops.latent_attention(**case).clone()
+    ops.begin_step()
+    assert torch.equal(ops.latent_attention(**case | {"cache": apart}), want)
+    written = {
+        "q": case["q"], "kv": torch.randn(41, 48, generator=generator(2)), "table": torch.rand(50, 2, 8),
+        "positions": torch.arange(41, dtype=torch.int32), "slots": torch.randperm(2 * 41, generator=generator(3))[:41],
+        "heads": LatentHeads(6, torch.rand(32)),
+    }  # fmt: skip
+    for cache in (case["cache"], apart):
+        ops.begin_step()
+        ops.latent_rope_and_cache(**{name: copied(value) for name, value in written.items()}, cache=cache)
+    for kept, held in ((case["cache"].keys, apart.keys), (case["cache"].values, apart.values)):
+        assert torch.equal(kept.nan_to_num(), held.nan_to_num()) and not kept.isnan().all()
+    assert all(bool((part == 255).all()) for part in others)
 
 
 @pytest.mark.sampled(5)

@@ -19,7 +19,6 @@ class Kept:
 
     window: int = 0
     bytes_per_token: int = 2 * KIB
-    strided: bool = True
 
 
 def planned(memory: int, state_bytes: int, **options: object) -> KVPlan:

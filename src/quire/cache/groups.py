@@ -149,11 +149,6 @@ class LayerCache(Protocol):
         """Bytes of one token."""
         ...
 
-    @property
-    def strided(self) -> bool:
-        """Whether it may lie in blocks that hold other bytes for layers of other groups."""
-        ...
-
 
 def _one_group(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     """All layers in one group, which keeps what any of them sees of `length` tokens."""
@@ -167,15 +162,14 @@ def group_layers(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     memory.
 
     Groups of one window are cut to one width, since they take blocks from one pool. A window that `length` does not
-    exceed is none. Of plans that hold the same, the one with the fewest groups is taken. In one group each layer has
-    blocks of its own, so layers that cannot lie in others' are in one where they keep different bytes.
+    exceed is none. Of plans that hold the same, the one with the fewest groups is taken.
     """
     kinds: dict[int, list[int]] = {}
     for layer, part in parts.items():
         kinds.setdefault(part.window if part.window < length else 0, []).append(layer)
     sizes = {layer: part.bytes_per_token for layer, part in parts.items()}
     alike, plans = len(set(sizes.values())) == 1, [_one_group(parts, length)]
-    if (alike and len(kinds) == 1) or not (alike or all(part.strided for part in parts.values())):
+    if alike and len(kinds) == 1:
         return plans[0]  # narrower groups of layers that are all alike hold as much, or more
     each = dict.fromkeys(parts, 1) if alike else sizes
     for width in _widths(kinds.values(), each):

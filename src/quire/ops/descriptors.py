@@ -45,7 +45,7 @@ class CacheDescriptor(Descriptor):
 class LatentCacheDescriptor(Descriptor):
     """Rotated keys and latents of a layer."""
 
-    _fields_ = words("keys", "values", "rank", "rope", "block_size", "blocks", "bf16")
+    _fields_ = words("keys", "values", "rank", "rope", "block_size", "blocks", "bf16", "key_step", "value_step")
 
 
 class BatchDescriptor(Descriptor):

@@ -22,8 +22,8 @@ class LatentLayout(KVLayout):
     rank: int = 0
 
     @property
-    def strided(self) -> bool:
-        """Whether kernels step from block to block: they read one block behind the other."""
+    def even(self) -> bool:
+        """Rotated keys are shorter than latents."""
         return False
 
     @property

@@ -60,8 +60,8 @@ class KVLayout:
         return self.dtype in LARGEST
 
     @property
-    def strided(self) -> bool:
-        """Whether kernels read blocks that lie further apart than they are long, within blocks that layers share."""
+    def even(self) -> bool:
+        """Whether keys and values take as many bytes, so that kernels find both by one step from block to block."""
         return True
 
     @property
@@ -120,6 +120,33 @@ class PlainLayout(KVLayout):
         return 1
 
 
+@dataclass(frozen=True)
+class SharedLayout(KVLayout):
+    """Layout of blocks of which several layers have some bytes each (`carved`): `head_dim` bytes of a token, uint8.
+
+    They are one array, keys [blocks, block_size * head_dim]; there are no values.
+    """
+
+    @classmethod
+    def of(cls, block_size: int, width: int) -> SharedLayout:
+        """The layout of blocks that have `width` bytes of each token."""
+        return cls(block_size, 1, width, U8)
+
+    @property
+    def even(self) -> bool:
+        """All bytes lie in one array."""
+        return False
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token."""
+        return self.head_dim
+
+    def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the bytes of `blocks` blocks, and of nothing."""
+        return (blocks, self.block_size * self.head_dim), (blocks, 0)
+
+
 CacheLayout = tuple[KVLayout, ...]
 """How each part of a layer's cache lies: keys and values per head are one part; none where a layer keeps no tokens."""
 
@@ -134,16 +161,20 @@ class KVCache:
 
     @property
     def step(self) -> int:
-        """Bytes from one block to the next of the keys, and of the values per head."""
+        """Bytes from one block to the next of the keys, and of the values where both take as many."""
         return byte_strides(self.keys)[0]
 
     @property
     def paired(self) -> bool:
-        """Whether there are as many blocks of values as of keys, as far from each other where they may be strided."""
+        """Whether there are as many blocks of values as of keys, as far from each other where both take as many
+        bytes."""
         keys, values = self.keys, self.values
-        return len(keys) == len(values) and (
-            not self.layout.strided or byte_strides(keys)[:2] == byte_strides(values)[:2]
-        )
+        return len(keys) == len(values) and (not self.layout.even or byte_strides(keys)[:2] == byte_strides(values)[:2])
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """What holds the bytes of its blocks."""
+        return (self.keys,) if isinstance(self.layout, SharedLayout) else (self.keys, self.values)
 
 
 LayerCache = tuple[KVCache, ...]
@@ -182,12 +213,10 @@ def with_states(cache: LayerCache, states: Array) -> StatefulCache:
 
 
 def carved(blocks: KVCache, layout: KVLayout, at: int) -> KVCache:
-    """Keys and values of a layer of `layout` from byte `at` of the keys of each of `blocks`, and of the values, on."""
-    if layout == blocks.layout:
-        return blocks
+    """Keys of a layer of `layout` from byte `at` of each of `blocks`, of `SharedLayout`, on, and values behind them."""
     taken = []
-    for part, shape in zip((blocks.keys, blocks.values), layout.shapes(len(blocks.keys)), strict=True):
+    for shape in layout.shapes(len(blocks.keys)):
         nbytes = math.prod(shape[1:]) * layout.element.itemsize
-        rows = view_as(part, U8).reshape(len(part), -1)[:, at : at + nbytes]
-        taken.append(view_as(rows, layout.element).reshape(*shape))
+        taken.append(view_as(blocks.keys[:, at : at + nbytes], layout.element).reshape(*shape))
+        at += nbytes
     return KVCache(layout, *taken)

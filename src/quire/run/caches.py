@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from quire.core.dtypes import U8
 from quire.model.build import Model
 from quire.model.mixers.layer_mixers import kept_by_layer
 from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.layout import CacheLayout, KVCache, LayerCache, carved, with_states
+from quire.ops.layout import CacheLayout, KVCache, LayerCache, SharedLayout, carved, with_states
 from quire.run.kv_budget import KVPlan
 
 
@@ -34,35 +33,37 @@ NOWHERE: Home = (0, -1)
 
 
 def _allocated(
-    ops: Ops, kv: KVPlan, homes: Mapping[Home, CacheLayout], layouts: Sequence[CacheLayout], blocks: int
+    ops: Ops, kv: KVPlan, homes: Mapping[Home, CacheLayout], blocks: int
 ) -> tuple[list[KVCache], dict[Home, LayerCache]]:
     """The memory of `blocks` blocks, each array of it once, and what of it the layer in each of `homes` has.
 
-    `layouts`: of all layers by their numbers. Where groups keep different bytes, a block's are one array, and a layer
-    has some of them; else the parts at each place are arrays, which the layers of all groups take turns to have.
+    Where groups keep different bytes, a block's are one array, and a layer has some of them. Else each place has arrays
+    of its own, which the layers of all groups take turns to have: one if their parts lie in different ways.
     """
-    groups = kv.groups
+    groups, size = kv.groups, kv.sizes.block_size
     if groups.sizes:
-        size = kv.sizes.block_size
-        whole = ops.allocate_cache(ops.layout(size, 1, groups.width // 2, U8), blocks)
-        return [whole], {home: _carved_from(whole, parts, size * home[1] // 2) for home, parts in homes.items()}
-    kept = {
-        place: tuple(ops.allocate_cache(layout, blocks) for layout in layouts[groups.widest[place]])
-        for place in sorted({at for _, at in homes})
-    }
-    own = [part for parts in kept.values() for part in parts]
-    return own, {
-        home: tuple(carved(part, layout, 0) for part, layout in zip(kept[home[1]], parts, strict=True))
-        for home, parts in homes.items()
-    }
+        whole = ops.allocate_cache(SharedLayout.of(size, groups.width), blocks)
+        return [whole], {home: _carved_from(whole, parts, size * home[1]) for home, parts in homes.items()}
+    own, kept = list[KVCache](), dict[Home, LayerCache]()
+    for place in sorted({at for _, at in homes}):
+        here = {home: parts for home, parts in homes.items() if home[1] == place}
+        parts = next(iter(here.values()))
+        if set(here.values()) == {parts}:
+            made = tuple(ops.allocate_cache(layout, blocks) for layout in parts)
+            kept |= dict.fromkeys(here, made)
+        else:
+            made = (ops.allocate_cache(SharedLayout.of(size, sum(each.bytes_per_token for each in parts)), blocks),)
+            kept |= {home: _carved_from(made[0], each, 0) for home, each in here.items()}
+        own += made
+    return own, kept
 
 
 def _carved_from(whole: KVCache, parts: CacheLayout, at: int) -> LayerCache:
-    """The parts behind each other, from byte `at` of a block's keys, and of its values, on."""
+    """The parts behind each other, from byte `at` of a block on."""
     found = []
     for layout in parts:
         found.append(carved(whole, layout, at))
-        at += layout.block_size * layout.bytes_per_token // 2
+        at += layout.block_size * layout.bytes_per_token
     return tuple(found)
 
 
@@ -93,7 +94,7 @@ class Caches:
             self._parts.append(range(had, len(homes)))
             first += model.spec.layers
         held = {home: layouts[layer] for home, layer in homes if home != NOWHERE}
-        self.own, kept = _allocated(ops, kv, held, layouts, kv.blocks // self._lanes + spare)
+        self.own, kept = _allocated(ops, kv, held, kv.blocks // self._lanes + spare)
         parts = {id(part) for cache in kept.values() for part in cache}
         self._kept = None if parts <= set(map(id, self.own)) else kept
         self.of_layer = [kept.get(home, ()) for home, _ in homes]

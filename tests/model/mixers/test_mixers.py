@@ -12,7 +12,7 @@ import pytest
 
 import quire
 from oracle import BACKENDS, backend
-from quire.cache.groups import LayerGroups, group_layers
+from quire.cache.groups import group_layers
 from quire.core.cache_config import CacheConfig
 from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
@@ -35,6 +35,8 @@ from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.spec import MLA, ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
+from quire.ops.convolution import RowLayout
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import CacheLayout, KVLayout
 from quire.parallel.rank_place import ALONE
 from quire.run.caches import Caches, kept_by
@@ -115,9 +117,9 @@ def test_a_windowed_model_beside_one_of_latents() -> None:
     layouts = [layouts_of(each, "auto", BF16, "cpu", 16) for each in (small, spec)]
     parts = kept_by_layer([(small, layouts[0]), (spec, layouts[1])])
     assert [part.window for part in parts.values()] == [0, 0, 32, 0]
-    assert group_layers(parts, 256) == LayerGroups((0,), ((0, 1, 2, 3),)), "latents lie in blocks of their own"
-    heads = {layer: part for layer, part in parts.items() if part.strided}
-    assert group_layers(heads, 256).windows == (0, 32)
+    groups = group_layers(parts, 256)
+    assert groups.windows == (0, 32) and groups.layers == ((3, 0, 1), (2,)), "latents lie in blocks beside heads"
+    assert groups.sizes == ((128, 80, 80), (128,))
 
 
 def test_rows_of_convolutions_share_blocks_with_keys_and_values() -> None:
@@ -132,6 +134,49 @@ def test_rows_of_convolutions_share_blocks_with_keys_and_values() -> None:
     assert groups.windows.count(0) == 1 and set(groups.windows) == {0, 3}
     assert {layer for held in groups.layers for layer in held} == set(range(16))
     assert groups.width == 6 * 2048, "six layers of keys and values, or three of rows"
+
+
+def test_rows_of_convolutions_share_blocks_with_latents() -> None:
+    """Kimi-Linear-48B-A3B: seven layers keep latents of 512 and 64 numbers, twenty rows of 12,288 numbers."""
+    attend = (3, 7, 11, 15, 19, 23, 26)
+    spec = ModelSpec(
+        "", 27, 2304, 32, 32, 192, 9216, 100, 1e-5, "silu", (NO_ROPE,) * 27,
+        tuple(0 if i in attend else 4 for i in range(27)), 0.125, False, 1 << 20,
+        mixers=tuple("attention" if i in attend else "delta" for i in range(27)),
+        mla=MLA(rank=512, rope=64, nope=128, value=128), delta=DeltaSizes(32, 32, 128, 128, 4, low_rank=128),
+    )  # fmt: skip
+    kept = kept_by_layer([(spec, layouts_of(spec, "auto", BF16, "cpu", 16))])
+    groups = group_layers(kept, 1 << 20)
+    assert groups.windows == (0, *(4,) * 7) and set(groups.layers[0]) == set(attend)
+    assert sum(part.bytes_per_token for part in kept.values() if part.window) == 480 << 10
+    assert groups.filled[0] == 8064 and groups.width == 72 << 10, "a block has room for three layers of rows"
+    plan = shape_kv(EngineConfig(cache=CacheConfig(block_size=16)), kept, 1 << 20)
+    assert plan.bytes_held(1 << 20) == 16 * (72 << 10) * ((1 << 16) + 7)
+    assert 6 * plan.bytes_held(1 << 20) < (488 << 10 << 20), "what all tokens in one group take"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_layers_that_keep_as_many_bytes_in_unlike_ways_share_blocks(name: str) -> None:
+    """Latents, keys and values, and rows, of 128 bytes each: a place of a block is one's, then another's."""
+    ops, size = backend(name), 16
+    spec = ModelSpec("", 3, 64, 4, 2, 16, 128, 100, 1e-6, "silu", (NO_ROPE,) * 3, (0, 32, 8), 0.25, False, 256)
+    layouts: tuple[CacheLayout, ...] = (
+        (LatentLayout(size, 1, 16, BF16, rank=48),), (ops.layout(size, 2, 16, BF16),), (RowLayout.of(size, 64, BF16),)
+    )  # fmt: skip
+    model = cast(Model, SimpleNamespace(spec=spec, layouts=layouts, own=range(3), own_states=(None,) * 3, place=ALONE))
+    config = EngineConfig(cache=CacheConfig(block_size=size, num_blocks=20))
+    kv = plan_kv(config, shape_kv(config, kept_by((model,)), 256))
+    assert kv.groups.layers == ((0,), (2,), (1,)) and kv.block_bytes == size * 128
+    caches = Caches((model,), ops, kv)
+    assert [cache[0].layout for cache in caches.of_layer] == [layout for (layout,) in layouts]
+    numbers = [to_numpy(side) for (cache,) in caches.of_layer for side in (cache.keys, cache.values)]
+    for number, side in enumerate(numbers, start=1):
+        side[caches.group_of[(number - 1) // 2]] = number
+    caches.copy(((0, 5), (1, 6), (2, 7)))
+    caches.zero((0, 1))
+    for number, side in enumerate(numbers, start=1):
+        group = caches.group_of[(number - 1) // 2]
+        assert (side[5 + group].astype(F32) == number).all() and (side[group].astype(bool).all() == (group == 2))
 
 
 @pytest.mark.parametrize("windows", [(0, 0, 0, 0), (32, 32, 0, 0)], ids=["one table", "two tables"])

@@ -16,8 +16,9 @@ from op_cases import reference as cases
 from op_runs import branch, one_sequence, tree_case
 from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.layout import KVLayout
+from quire.ops.layout import KVLayout, SharedLayout
 from quire.ops.op import Case
+from quire.ops.reference.caches import allocate
 from triton_ops import HAS_TRITON, close, gpu_ops, needs_triton, on_gpu, run_gpu, run_reference
 
 pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")]
@@ -104,6 +105,45 @@ def test_a_row_of_latent_attention_does_not_depend_on_the_batch() -> None:
             "block_tables": case["block_tables"][s : s + 1].contiguous(),
         }
         assert torch.equal(attend(part, "latent_attention"), whole[begin + first : begin + last]), (s, first)
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_blocks_of_latents_may_lie_apart(size: int) -> None:
+    """As they do where layers of other groups have the rest of a block."""
+    from op_cases.mla import beside_others, latent_case
+    from quire.ops.latents import LatentHeads, LatentLayout
+
+    ops, g = gpu_ops(), generator(1)
+    case = on_gpu_case(latent_case(g, LatentLayout(size, 1, 8, BF16, rank=32), 4, 16, ((40, 600), (1, 70))))
+    apart, others = beside_others(case["cache"])
+    found = [ops.latent_attention(**case | {"cache": cache}) for cache in (case["cache"], apart)]
+    assert torch.equal(*found)
+    written = on_gpu_case({
+        "kv": torch.randn(41, 40, generator=g), "table": torch.rand(50, 2, 4, generator=g),
+        "positions": torch.arange(41, dtype=torch.int32), "slots": torch.randperm(2 * 41, generator=g)[:41],
+    })  # fmt: skip
+    written["slots"][5] = -1
+    heads = LatentHeads(4, torch.rand(32, generator=g).to(ops.gpu.device))
+    for cache in (case["cache"], apart):
+        given = {name: value.clone() for name, value in written.items()} | {"q": case["q"].clone()}
+        ops.latent_rope_and_cache(**given, cache=cache, heads=heads)
+    for kept, held in ((case["cache"].keys, apart.keys), (case["cache"].values, apart.values)):
+        assert torch.equal(kept.nan_to_num(), held.nan_to_num()) and not kept.isnan().all()
+    assert all(bool((part == 255).all()) for part in others)
+
+
+def test_blocks_that_layers_share_are_copied_and_wiped() -> None:
+    ops = gpu_ops()
+    with ops.gpu.device:
+        whole = allocate(SharedLayout.of(16, 40), 5)
+        whole.keys[:] = torch.arange(1, 6)[:, None]
+    ops.copy_blocks([whole], ((1, 3),))
+    ops.zero_blocks([whole], (2,))
+    assert [row.unique().tolist() for row in whole.keys.cpu()] == [[1], [2], [0], [2], [5]]
+
+
+def on_gpu_case(case: Case) -> Case:
+    return {name: on_gpu(value, gpu_ops()) for name, value in case.items()}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from op_cases.reference import rope_table
 from op_cases.registry import cases
@@ -13,6 +13,7 @@ from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
 from quire.ops.experts import padded_rows
 from quire.ops.latents import LatentHeads, LatentLayout
+from quire.ops.layout import KVCache, SharedLayout, carved
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -77,6 +78,21 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
         "block_tables": tables,
         "scale": (layout.rank + layout.head_dim) ** -0.5,
     }
+
+
+def beside_others(cache: KVCache) -> tuple[KVCache, tuple[Tensor, Tensor]]:
+    """What `cache` holds in blocks that others have bytes of, 8 of each token before it and 24 behind it, which are all
+    ones: NaN in any format; and these bytes."""
+    layout, before, behind = cache.layout, 8, 24
+    with cache.keys.device:
+        shared = SharedLayout.of(layout.block_size, before + layout.bytes_per_token + behind)
+        whole = allocate(shared, len(cache.keys))
+    whole.keys.fill_(255)
+    found = carved(whole, layout, before * layout.block_size)
+    found.keys.copy_(cache.keys)
+    found.values.copy_(cache.values)
+    rows = whole.keys.view(len(cache.keys), -1, layout.block_size)
+    return found, (rows[:, :before], rows[:, -behind:])
 
 
 @cases("latent_attention")

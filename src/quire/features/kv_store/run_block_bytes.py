@@ -29,7 +29,7 @@ class OwnBytes:
     """
 
     def __init__(self, own: Sequence[KVCache], through: NDArray[np.int32], ops: Ops) -> None:
-        arrays = [array for cache in own for array in (cache.keys, cache.values)]
+        arrays = [array for cache in own for array in cache.arrays]
         self._parts = [view_as(array, U8).reshape(len(array), -1) for array in arrays]
         self._through, self._ops = through, ops
         self.nbytes: int = sum(part.shape[1] for part in self._parts) + NOTE_BYTES

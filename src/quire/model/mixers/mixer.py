@@ -39,11 +39,6 @@ class LayerCacheSpec:
         """Bytes of one token."""
         return sum(layout.bytes_per_token for layout in self.parts)
 
-    @property
-    def strided(self) -> bool:
-        """Whether its blocks may lie in those that other layers share."""
-        return all(layout.strided for layout in self.parts)
-
 
 class Mixer(Protocol):
     """What is known of a layer's mixer from config.json alone: what it keeps of a token, reads and allows.

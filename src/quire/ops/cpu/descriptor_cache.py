@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from quire.core.dtypes import BF16, F32, I32
-from quire.ops.arrays import Host, address
+from quire.ops.arrays import Host, address, byte_strides
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.cpu.state import ACTIVATION_NUMBERS, MOST_BATCHES, SCORE_NUMBERS, Cpu
 from quire.ops.descriptors import (
@@ -66,14 +66,11 @@ def latent_cache_descriptor(cpu: Cpu, cache: KVCache) -> LatentCacheDescriptor:
     found = cpu.latent_caches.get(cache)
     if found is not None:
         return found
-    layout, rank = cache.layout, rank_of(cache)
-    keys: Host = cache.keys
-    values: Host = cache.values
-    check(keys, "rotated keys", layout.dtype, -1, layout.block_size, layout.head_dim)
-    check(values, "latents", layout.dtype, len(keys), layout.block_size, rank)
+    rank, blocks, layout = rank_of(cache), blocks_of(cache), cache.layout
     made = cpu.latent_caches[cache] = LatentCacheDescriptor(
-        keys=address(keys), values=address(values), rank=rank, rope=layout.head_dim,
-        block_size=layout.block_size, blocks=len(keys), bf16=int(layout.dtype == BF16),
+        keys=address(cache.keys), values=address(cache.values), rank=rank, rope=layout.head_dim,
+        block_size=layout.block_size, blocks=blocks, bf16=int(layout.dtype == BF16), key_step=cache.step,
+        value_step=byte_strides(cache.values)[0],
     )  # fmt: skip
     return made
 

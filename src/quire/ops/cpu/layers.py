@@ -281,7 +281,7 @@ def zero_blocks(cpu: Cpu, caches: list[KVCache], blocks: tuple[int, ...]) -> Non
 def _block_table(caches: list[KVCache]) -> tuple[Host, int]:
     """(address, bytes of a block) of every key and value cache, and the smallest number of blocks."""
     blocks = min(map(blocks_of, caches))
-    tensors = [t for cache in caches for t in (cache.keys, cache.values)]
+    tensors = [t for cache in caches for t in cache.arrays]
     rows = [(address(t), byte_strides(t)[0]) for t in tensors]
     return np.array(rows, I64), blocks
 

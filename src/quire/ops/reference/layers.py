@@ -282,7 +282,7 @@ def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
 def copy_blocks(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> None:
     """Copy block source -> destination in every layer's key and value cache (copy-on-write)."""
     for cache in caches:
-        for tensor in (cache.keys, cache.values):
+        for tensor in cache.arrays:
             for source, destination in pairs:
                 tensor[destination] = tensor[source]
 
@@ -308,5 +308,5 @@ def move_slots(caches: list[KVCache], pairs: tuple[tuple[int, int], ...]) -> Non
 def zero_blocks(caches: list[KVCache], blocks: tuple[int, ...]) -> None:
     """Zero `blocks` in every layer's key and value cache: a block that held inf or NaN is scrubbed before its reuse."""
     for cache in caches:
-        for tensor in (cache.keys, cache.values):
+        for tensor in cache.arrays:
             tensor[list(blocks)] = 0

@@ -185,7 +185,8 @@ def _arguments(queries: Queries, cache: KVCache, batch: PagedBatch) -> tuple[tup
     before = (queries.rows, rotated, cache.keys, cache.values, *scales_of(cache), batch.cu_q, batch.context,
               batch.tables)  # fmt: skip
     after = (factor, spec.softcap, spec.window, queries.rows.stride(0), 0 if rotated is None else rotated.stride(0),
-             queries.width, batch.tables.stride(0), cache.values.stride(0), cache.values.stride(1))  # fmt: skip
+             queries.width, batch.tables.stride(0), cache.values.stride(0), cache.keys.stride(0),
+             cache.values.stride(1))  # fmt: skip
     return before, after
 
 

@@ -141,12 +141,13 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     R > 0: latents (DeepSeek-AI 2024). They are the values and the first part of the keys; the rest of a key, R rotated
     numbers, is what `keys` holds, and the second queries [BM, power of two from R on] meet it.
 
-    kv = (keys, values, key scales, value scales, the sequence's table, elements of a block, first element of the head).
+    kv = (keys, values, key scales, value scales, the sequence's table, elements from one block to the next, those of
+    the keys of latents, first element of the head).
     sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, biases,
     (slopes [BM], places of the rows' heads in the biases [BM]), window). tree = (root, mask) of the one token of the
     tile. SPEC: which of window, cap, slopes, tree there are; distances of the bias.
     """
-    keys, values, key_scales, value_scales, table, block_step, head_at = kv
+    keys, values, key_scales, value_scales, table, block_step, key_step, head_at = kv
     position, last, low, high = sight
     factor, _, _, _, window = score
     key = first + tl.arange(0, BN)
@@ -162,7 +163,7 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     q, rotated = queries
     v, value_scale = rows_of_cache(values, value_scales, where, scale_at, seen, D, BD, DOT, KIND, MASKED)
     if R > 0:
-        key_at = (block.to(tl.int64) * SIZE + stored % SIZE) * R
+        key_at = block.to(tl.int64) * key_step + stored % SIZE * R
         k, key_scale = rows_of_cache(keys, key_scales, key_at, scale_at, seen, R, rotated.shape[1], DOT, KIND, MASKED)
         x = tl.dot(q, tl.trans(v), input_precision="ieee")
         x = tl.dot(rotated, tl.trans(k), x, input_precision="ieee")
@@ -261,7 +262,7 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
 @triton.jit(do_not_specialize=["splits", "parts"])
 def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes,
                  bias, tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step,
-                 head_step, heads, splits, parts, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
+                 key_step, head_step, heads, splits, parts, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
                  GROUP: tl.constexpr, TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
                  SPLIT: tl.constexpr, SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr,
                  SINGLE: tl.constexpr):  # fmt: skip
@@ -279,7 +280,7 @@ def split_kernel(part_acc, part_ml, qkv, rotated, keys, values, key_scales, valu
     kv_head = tl.program_id(1) // tiles
     head = kv_head * GROUP + tl.program_id(1) % tiles * TILE_HEADS
     kv = (keys, values, key_scales, value_scales, tables + s.to(tl.int64) * table_step, block_step,
-          kv_head.to(tl.int64) * head_step)  # fmt: skip
+          key_step, kv_head.to(tl.int64) * head_step)  # fmt: skip
     root = root_of(begin, n, length, tree, SPEC)
     d = tl.arange(0, BD)
     blocks = tl.cdiv(n, TOKENS)

@@ -86,6 +86,7 @@ def latent_rope_and_cache(
 ) -> Tensor:
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
     rows, width = activations(q, "latent_rope_and_cache q")
+    check_cache(cache)
     activations(kv, "latent_rope_and_cache kv", rows, rank + r)
     tensor(positions, "latent_rope_and_cache positions", I32, rows)
     tensor(slots, "latent_rope_and_cache slots", I64, rows)
@@ -96,9 +97,9 @@ def latent_rope_and_cache(
     if rows:
         together = _together(gpu, heads.count)
         kernels.latent_rope_kernel[(rows, cdiv(heads.count, together) + 1)](
-            q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, EPS, heads.count,
-            width // heads.count, R=r, RANK=rank, BRANK=next_power_of_2(rank), HB=next_power_of_2(r // 2), SIZE=size,
-            BH=together,
+            q, kv, positions, table, slots, cache.keys, cache.values, heads.norm, EPS, cache.keys.stride(0),
+            cache.values.stride(0), heads.count, width // heads.count, R=r, RANK=rank, BRANK=next_power_of_2(rank),
+            HB=next_power_of_2(r // 2), SIZE=size, BH=together,
         )  # fmt: skip
     return q
 
@@ -153,14 +154,14 @@ def _together(gpu: Gpu, heads: int) -> int:
 
 def _by_size(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
     """(32-bit words of a block, int64 addresses on the device) of the caches' tensors, by the size of their blocks."""
-    if not all(t.is_contiguous() for cache in caches for t in (cache.keys, cache.values)):
+    if not all(t.is_contiguous() for cache in caches for t in cache.arrays):
         raise ValueError("caches whose blocks are copied or wiped must be contiguous")
     return _by_step(gpu, caches)
 
 
 def _by_step(gpu: Gpu, caches: list[KVCache]) -> list[tuple[int, Tensor]]:
     """Copy blocks by the 32-bit words from one block to the next, between which other layers may have theirs."""
-    tensors = [t for cache in caches for t in (cache.keys, cache.values)]
+    tensors = [t for cache in caches for t in cache.arrays]
     if any(t.stride(0) * t.element_size() % 4 for t in tensors):
         raise ValueError("blocks of caches must be whole words of 32 bits")
     return _addresses(gpu, tuple((t.stride(0) * t.element_size() // 4, t.data_ptr()) for t in tensors))

@@ -146,8 +146,8 @@ def queries_kernel(out, q, positions, table, norm, eps, pad, HEADS: tl.constexpr
 
 
 @triton.jit
-def latent_rope_kernel(q, kv, positions, table, slots, keys, values, norm, eps, heads, width, R: tl.constexpr,
-                       RANK: tl.constexpr, BRANK: tl.constexpr, HB: tl.constexpr, SIZE: tl.constexpr,
+def latent_rope_kernel(q, kv, positions, table, slots, keys, values, norm, eps, key_step, value_step, heads, width,
+                       R: tl.constexpr, RANK: tl.constexpr, BRANK: tl.constexpr, HB: tl.constexpr, SIZE: tl.constexpr,
                        BH: tl.constexpr):  # fmt: skip
     """Ends of queries turned, latents normed and keys turned, both stored. Grid: (rows, tiles of BH heads and one)."""
     t = tl.program_id(0).to(tl.int64)
@@ -171,11 +171,13 @@ def latent_rope_kernel(q, kv, positions, table, slots, keys, values, norm, eps, 
         first, second = turn(first, second, table, position, R // 2, HB)
         store_heads(key, first, second, rest, pairs, none, R // 2, HB, 1)
         pairs = pairs & (slot >= 0)
-        store_heads(keys + slot * R + tl.zeros([1], tl.int64), first, second, rest, pairs, none, R // 2, HB, 1)
+        at = keys + slot // SIZE * key_step + slot % SIZE * R + tl.zeros([1], tl.int64)
+        store_heads(at, first, second, rest, pairs, none, R // 2, HB, 1)
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) / RANK + eps)
         latent = latent * tl.load(norm + column, mask=inside, other=0.0)
         tl.store(kv + t * (RANK + R) + column, latent, mask=inside)
-        tl.store(values + slot * RANK + column, latent, mask=inside & (slot >= 0))
+        at_latent = values + slot // SIZE * value_step + slot % SIZE * RANK
+        tl.store(at_latent + column, latent, mask=inside & (slot >= 0))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -71,10 +71,10 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
 
 @triton.jit(do_not_specialize=["sequences"])
 def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q, context, tables, slopes, bias, sinks,
-                 tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, head_step,
-                 heads, sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
-                 TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr,
-                 SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
+                 tree, factor, cap, window, row_step, rotated_step, rotated_width, table_step, block_step, key_step,
+                 head_step, heads, sequences, D: tl.constexpr, BD: tl.constexpr, SIZE: tl.constexpr,
+                 GROUP: tl.constexpr, TILE_HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+                 SPLIT: tl.constexpr, SPEC: tl.constexpr, DOT: tl.constexpr, KIND: tl.constexpr):  # fmt: skip
     """Attention of sequences of more than one row. Grid: (tiles of rows, tiles of heads).
 
     There are at most T / tokens of a tile + S tiles of rows; late ones have the most keys and are started first.
@@ -88,7 +88,7 @@ def chunk_kernel(out, qkv, rotated, keys, values, key_scales, value_scales, cu_q
     kv_head = tl.program_id(1) // tiles
     head = kv_head * GROUP + tl.program_id(1) % tiles * TILE_HEADS
     kv = (keys, values, key_scales, value_scales, tables + s.to(tl.int64) * table_step, block_step,
-          kv_head.to(tl.int64) * head_step)  # fmt: skip
+          key_step, kv_head.to(tl.int64) * head_step)  # fmt: skip
     root = root_of(begin, n, length, tree, SPEC)
     d = tl.arange(0, BD)
     start, stop, step = number * TOKENS, tl.minimum((number + 1) * TOKENS, n), TOKENS
