@@ -248,6 +248,8 @@ SCAN_FIELDS = {
     "mamba_d_ssm": INNER,
 }
 """Fields of a scan of heads."""
+CONV_BIAS = ".ssm_conv1d.bias"
+"""In the name of a tensor where convolutions have biases."""
 GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     defaults={"num_local_experts": 0},
@@ -263,7 +265,7 @@ GRANITE_HYBRID = Architecture(
     },
     orders={"q": interleaved_heads(lambda s: s.heads), "k": interleaved_heads(lambda s: s.kv_heads)},
     rates=("scan_decay",),
-    told={"mamba_conv_bias": ".ssm_conv1d.bias"},
+    told={"mamba_conv_bias": CONV_BIAS},
     turns=False,
     read_only=True,
 )
@@ -272,7 +274,7 @@ FALCON_H1 = Architecture(
     facts={"mamba_norm_before_gate": False},
     fields=SCAN_FIELDS,
     rates=("scan_decay",),
-    told={"mamba_conv_bias": ".ssm_conv1d.bias", "mamba_rms_norm": ".ssm_norm."},
+    told={"mamba_conv_bias": CONV_BIAS, "mamba_rms_norm": ".ssm_norm."},
     rewrites=(Rewrite(r"(blk\.\d+\.ffn_norm)", r"\1.weight"),),
     required=("head",),
     read_only=True,
@@ -284,8 +286,18 @@ ALONE_FIELDS = {
     "mamba_d_ssm": INNER,
 }
 """Fields of a scan of heads, as families call them whose layers are scans alone."""
-NEMOTRON_H = Architecture(
-    "nemotron_h",
+MAMBA2 = Architecture(
+    "mamba2",
+    spelling=(("rms_norm_eps", "layer_norm_epsilon"),),
+    fields=ALONE_FIELDS | {"num_heads": "ssm.time_step_rank", "state_size": "ssm.state_size", WIDTH: INNER},
+    quotient=("num_heads", "head_dim"),
+    rates=("scan_decay",),
+    told={"use_conv_bias": CONV_BIAS},
+    read_only=True,
+)
+NEMOTRON_H = replace(
+    MAMBA2,
+    model_type="nemotron_h",
     extra=(NEXTN,),
     kinds=one_part,
     spelling=(
@@ -302,41 +314,31 @@ NEMOTRON_H = Architecture(
         "topk_group": "expert_group_used_count",
     },
     quotient=("mamba_num_heads", "mamba_head_dim"),
-    rates=("scan_decay",),
-    told={"use_conv_bias": ".ssm_conv1d.bias"},
     turns=False,
-    read_only=True,
-)
-MAMBA2 = Architecture(
-    "mamba2",
-    spelling=(("rms_norm_eps", "layer_norm_epsilon"),),
-    fields=ALONE_FIELDS | {"num_heads": "ssm.time_step_rank", "state_size": "ssm.state_size", WIDTH: INNER},
-    quotient=("num_heads", "head_dim"),
-    rates=("scan_decay",),
-    told={"use_conv_bias": ".ssm_conv1d.bias"},
-    read_only=True,
 )
 STEPS = (Rewrite(r"(blk\.\d+\.ssm_dt\.bias)", r"\1"),)
 """Time steps of channels are made by a matrix, whose bias is no role of its own."""
-MAMBA = Architecture(
-    "mamba",
+MAMBA = replace(
+    MAMBA2,
+    model_type="mamba",
     extra=(NORMED,),
-    spelling=(("rms_norm_eps", "layer_norm_epsilon"),),
     fields={
         "time_step_rank": "ssm.time_step_rank",
         "state_size": "ssm.state_size",
         "conv_kernel": "ssm.conv_kernel",
         WIDTH: INNER,
     },
+    quotient=None,
     rates=("channel_decay",),
-    told={"use_conv_bias": ".ssm_conv1d.bias"},
     normed="falcon_mamba",
     rewrites=STEPS,
-    read_only=True,
 )
-JAMBA = Architecture(
-    "jamba",
+JAMBA = replace(
+    MAMBA,
+    model_type="jamba",
     extra=(INNER,),
+    spelling=(),
+    normed="",
     defaults={"num_experts": 1},
     kinds=by_periods,
     fields={
@@ -345,11 +347,8 @@ JAMBA = Architecture(
         "mamba_d_conv": "ssm.conv_kernel",
     },
     quotient=("hidden_size", "mamba_expand"),
-    rates=("channel_decay",),
-    told={"mamba_conv_bias": ".ssm_conv1d.bias"},
-    rewrites=STEPS,
+    told={"mamba_conv_bias": CONV_BIAS},
     turns=False,
-    read_only=True,
 )
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True, extra=WINDOW[:1], windowed="mistral", mixture="mixtral"),
