@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, STEPS, TEXTS, Peer, replay, size
+from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, STEPS, TEXTS, Peer, replay, size, write_released
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
-from oracle import write
 from paged_model import prompt
 from paths import SUPPORT
 from quire.gguf.file import GgufFile
@@ -53,8 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an F32 file of every model, written by the converter from a checkpoint."""
     folder = tmp_path_factory.mktemp("converted")
     commands = []
-    for name, (kind, facts) in MODELS.items():
-        write(folder / name, kind, **WIDE | facts)
+    for name in MODELS:
+        write_released(folder / name, name, **WIDE)
         vocab = {str(i): i for i in range(WIDE["vocab_size"])}  # the converter counts the entries of Gemma 3's
         (folder / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
         commands.append(json.dumps({"folder": str(folder / name), "out": str(folder / f"{name}.F32.gguf")}))
