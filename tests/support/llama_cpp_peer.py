@@ -67,17 +67,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.3}),
     "falcon-h1": ("falcon_h1", FALCON),
-    "nemotron_h": ("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     "nemotron_h_moe": ("nemotron_h", NEMOTRON),
     "mamba2": ("mamba2", {"intermediate_size": 512, "num_heads": 8, "head_dim": 64, "state_size": 16, "n_groups": 2}),
     "mamba": ("mamba", {"intermediate_size": 512, "state_size": 16, "time_step_rank": 32}),
     "falcon-mamba": ("falcon_mamba", {"intermediate_size": 512, "state_size": 16, "time_step_rank": 32}),
     "jamba": ("jamba", JAMBA),
 }
-RELEASED: dict[str, dict[str, Any]] = {
-    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
-    "nemotron_h": {"hybrid_override_pattern": "M-M*-", "layers_block_type": None, "num_experts_per_tok": None},
-}
+RELEASED: dict[str, dict[str, Any]] = {"granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]}}
 """Fields of config.json as releases have them, where transformers writes words that the converter does not know."""
 STEPS = 32
 MOST = 1e-3
@@ -123,8 +119,7 @@ def write_released(folder: Path, name: str, **facts: Any) -> None:
     kind, own = MODELS[name]
     write(folder, kind, **facts | own)
     path = folder / "config.json"
-    fields = json.loads(path.read_text()) | RELEASED.get(name, {})
-    path.write_text(json.dumps({field: value for field, value in fields.items() if value is not None}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | RELEASED.get(name, {})))
 
 
 def replay(path: Path, prompts: list[list[int]], given: list[list[int]], **options: Any) -> np.ndarray[Any, Any]:
