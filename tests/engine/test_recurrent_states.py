@@ -24,7 +24,16 @@ STATE_WAYS = WAYS | {
 }
 
 
-KINDS = ("states", "scans", "layers_of_one_part", "beside", "channel_scans", "scans_alone", "decays of channels")
+KINDS = (
+    "states",
+    "scans",
+    "layers_of_one_part",
+    "beside",
+    "channel_scans",
+    "scans_alone",
+    "decays of channels",
+    "shared_blocks",
+)
 
 
 @pytest.fixture(scope="module", params=KINDS)

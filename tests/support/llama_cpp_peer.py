@@ -62,10 +62,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35moe": ("qwen3_5_moe_text", NARROW | DELTA | SECTIONS | {"shared_expert_intermediate_size": 256}),
     "lfm2": ("lfm2", LFM2 | {"block_multiple_of": 256}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
-    "granitehybrid": ("granitemoehybrid", SCANS | EIGHT | {
-        "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 256,
-        "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
-        "attention_multiplier": 0.3}),
+    "granitehybrid": (
+        "granitemoehybrid",
+        SCANS
+        | EIGHT
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "shared_intermediate_size": 256,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+        },
+    ),
     "falcon-h1": ("falcon_h1", FALCON),
     "nemotron_h_moe": ("nemotron_h", NEMOTRON),
     "mamba2": ("mamba2", {"intermediate_size": 512, "num_heads": 8, "head_dim": 64, "state_size": 16, "n_groups": 2}),

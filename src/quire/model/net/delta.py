@@ -7,24 +7,12 @@ from dataclasses import dataclass
 from quire.model.batch import Batch
 from quire.model.net.convolved import convolved, states_of
 from quire.model.net.decoder import Layer, Wanted, chosen
-from quire.model.net.parts import Linear
+from quire.model.net.parts import Linear, LowRank
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution
 from quire.ops.layout import LayerCache
 from quire.ops.recurrent import DeltaSpec
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """up(down(h)): a matrix by way of a smaller space."""
-
-    down: Linear
-    up: Linear
-
-    def __call__(self, ops: Ops, h: Array) -> Array:
-        """h [T, hidden] -> [T, n]."""
-        return self.up(ops, self.down(ops, h))
 
 
 @dataclass(frozen=True)
