@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -325,7 +325,7 @@ UNBOUNDED = {"max_position_embeddings": 16384, "num_attention_heads": 1, "interm
 
 
 def scans_alone(
-    names: Mapping[str, str],
+    names: dict[str, str],
     defaults: dict[str, Any],
     reads: dict[str, Any],
     required: tuple[str, ...],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from quire.model.load.parts import load_norm
 from quire.model.load.reader import WeightReader
@@ -10,7 +10,8 @@ from quire.model.net.parts import Embed, GatedMlp, Linear, LowRank, Norm, Produc
 from quire.model.net.shared_block import SharedAttention, adapted
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class Block:
     """What all layers that use a block have in common."""
 
     norm: Norm
