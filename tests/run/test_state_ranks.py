@@ -92,8 +92,8 @@ def test_stages_that_use_one_block_give_the_bits_of_the_whole(split: str, tmp_pa
     family, facts = TINY["shared_blocks"]
     write(tmp_path, family, **facts | {"max_position_embeddings": 256}, dtype=torch.float32)
     write_words(tmp_path, 99)
-    stages = {"pipeline_parallel_size": 2, "pipeline_layers": split}
-    assert not differing(found(tmp_path, **stages, **WAYS["few blocks and slots"] | {"num_blocks": 200}), found(tmp_path))
+    stages = WAYS["few blocks and slots"] | {"num_blocks": 200, "pipeline_parallel_size": 2, "pipeline_layers": split}
+    assert not differing(found(tmp_path, **stages), found(tmp_path))
 
 
 @pytest.mark.slow

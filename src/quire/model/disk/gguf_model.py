@@ -22,8 +22,9 @@ from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
-from quire.model.disk.gguf_architectures import (
-    ARCHITECTURES,
+from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
+from quire.model.disk.gguf_layers import Layers
+from quire.model.disk.gguf_names import (
     FIELDS,
     INNER,
     KV_HEADS,
@@ -32,14 +33,11 @@ from quire.model.disk.gguf_architectures import (
     NORMED,
     PARTED,
     RECURRENT,
-    REWRITES,
     ROPE_FIELDS,
     ROPE_TENSORS,
     WIDTH,
     WINDOW,
-    Architecture,
 )
-from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.names import GGUF_NEXTN
@@ -146,7 +144,7 @@ class GgufModel:
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, (*self.architecture.rewrites, *REWRITES))
+        return Rewritten(self.tensors, self.architecture.seen)
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""

@@ -242,6 +242,7 @@ NEMOTRON_DEFAULTS: dict[str, Any] = {
     "mamba_expand": 2,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
     "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
 }
