@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 from engine_answers import Answer, engine_of
 from quire.core.errors import ConfigError
 from quire.ops.native import load_native
-from ways_to_serve import WAYS, answers_alone, check_hits, check_ways_back, compared, written
+from ways_to_serve import STATE_WAYS, answers_alone, check_hits, check_ways_back, compared, written
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
-STATE_WAYS = WAYS | {
-    "method": st.sampled_from(("ngram", "suffix")),
-    "max_num_batched_tokens": st.sampled_from((2, 3, 7, 16, 64, 512)),
-    "num_state_slots": st.sampled_from((0, 3, 9, 40)),
-    "state_interval": st.sampled_from((0, 1, 8, 32)),
-}
-
-
 KINDS = (
     "states",
     "scans",
@@ -54,15 +46,6 @@ def alone(folder: Path) -> dict[str, list[Answer]]:
 @settings(max_examples=6, deadline=None)
 @given(way=st.fixed_dictionaries(STATE_WAYS), seed=st.integers(0, 1000))
 def test_no_way_to_serve_changes_a_bit(
-    folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
-) -> None:
-    compared(folder, alone, way, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(way=st.fixed_dictionaries(STATE_WAYS), seed=st.integers(0, 1000))
-def test_no_way_of_many_changes_a_bit(
     folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int
 ) -> None:
     compared(folder, alone, way, seed)
