@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from quire.model.disk.gguf_layers import Kinds, by_periods, one_part, without_heads
 from quire.model.disk.gguf_names import (
     DELTA_FIELDS,
+    GATING,
     INNER,
+    LATENT_LENGTHS,
+    LOG_MULTIPLIER,
     NAMES,
     NEXTN,
     NORMED,
@@ -43,7 +46,8 @@ class Architecture:
 
     `parted`: fused matrices of folders -> what is in their place, beside those of `PARTED`. `naked`: further roles
     whose one tensor has the name of the role alone. `shapes`: of vectors that files have as matrices. `sparse`: the
-    name is that of models with experts, or of those without; None: of all.
+    name is that of models with experts, or of those without; None: of all. `latent`: attention reads latents. `scored`:
+    rows by the function by which experts are scored.
 
     `defaults`: fields of config.json where there is no key. `quotient`: the second field is `INNER` over the first.
     `told`: flags of config.json, and what the names of tensors have in them where one is true. `normed`: the row for
@@ -78,6 +82,8 @@ class Architecture:
     naked: tuple[str, ...] = ()
     shapes: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = field(default_factory=dict)
     sparse: bool | None = None
+    latent: bool = False
+    scored: Mapping[int, str] = field(default_factory=dict)
 
     def writes(self, spec: ModelSpec) -> bool:
         """Whether a model is written as such a file."""
@@ -93,7 +99,8 @@ class Architecture:
     @property
     def rows(self) -> tuple[str, ...]:
         """Rows of the families table that its files may have."""
-        return tuple(row for row in (self.model_type, self.windowed, self.mixture, self.normed) if row)
+        own = (self.model_type, self.windowed, self.mixture, self.normed, *self.scored.values())
+        return tuple(dict.fromkeys(row for row in own if row))
 
     @property
     def known(self) -> frozenset[str]:
@@ -120,8 +127,48 @@ QWEN3_NEXT = Architecture(
     rates=("delta_decay",),
 )
 QWEN3_5 = replace(QWEN3_NEXT, model_type="qwen3_5_text", facts={}, orders=TILED, written=SECTIONS)
-SIGMOID = 2
+SOFTMAX, SIGMOID = 1, 2
 """Of the format's functions by which experts are scored."""
+DEEPSEEK2 = Architecture(
+    "deepseek_v2",
+    extra=(*LATENT_LENGTHS, LOG_MULTIPLIER, GATING, NEXTN),
+    spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),
+    fields={
+        "q_lora_rank": "attention.q_lora_rank",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    },
+    read_only=True,
+    latent=True,
+    scored={SOFTMAX: "deepseek_v2", SIGMOID: "deepseek_v3"},
+)
+"""Files without the function are those of DeepSeek-V2, which are older."""
+KIMI_LINEAR = Architecture(
+    "kimi_linear",
+    extra=LATENT_LENGTHS,
+    names={"delta_out": "attn_output"},
+    facts={"norm_topk_prob": True},
+    fixed={GATING: SIGMOID},
+    kinds=without_heads("linear_attention"),
+    spelling=(
+        ("num_dense_layers", "first_k_dense_replace"),
+        ("num_attention_heads", "linear_num_heads"),
+        ("max_position_embeddings", "model_max_length"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("norm_topk_prob", "moe_renormalize"),
+    ),
+    fields={
+        "q_lora_rank": "attention.q_lora_rank",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "linear_head_dim": "kda.head_dim",
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+    },
+    rates=("delta_decay",),
+    read_only=True,
+    latent=True,
+)
 
 
 def interleaved_heads(heads: Callable[[ModelSpec], int]) -> Callable[[ModelSpec], NDArray[np.int64]]:
@@ -266,9 +313,11 @@ ARCHITECTURES = {
         "glm4_moe",
         extra=(NEXTN,),
         names={"mlp_norm": "post_attention_norm"},
-        fixed={"expert_gating_func": SIGMOID},
+        fixed={GATING: SIGMOID},
         spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),
     ),
+    "deepseek2": DEEPSEEK2,
+    "kimi-linear": KIMI_LINEAR,
     "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
     "granitehybrid": GRANITE_HYBRID,
     "falcon-h1": FALCON_H1,
@@ -281,7 +330,5 @@ ARCHITECTURES = {
     "qwen35": QWEN3_5,
     "qwen35moe": replace(QWEN3_5, model_type="qwen3_5_moe_text"),
     "lfm2": LFM2,
-    "lfm2moe": replace(
-        LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={"expert_gating_func": SIGMOID}
-    ),
+    "lfm2moe": replace(LFM2, model_type="lfm2_moe", facts={"use_expert_bias": False}, fixed={GATING: SIGMOID}),
 }

@@ -27,6 +27,14 @@ NAMES = {
     "down": "ffn_down",
     "mlp_post_norm": "post_ffw_norm",
     "sinks": "attn_sinks",
+    "q_a": "attn_q_a",
+    "q_a_norm": "attn_q_a_norm",
+    "q_b": "attn_q_b",
+    "kv_a": "attn_kv_a_mqa",
+    "kv_a_norm": "attn_kv_a_norm",
+    "kv_b": "attn_kv_b",
+    "k_b": "attn_k_b",
+    "v_b": "attn_v_b",
     "conv_in": "shortconv.in_proj",
     "conv": "shortconv.conv",
     "conv_out": "shortconv.out_proj",
@@ -37,6 +45,16 @@ NAMES = {
     "delta_b": "ssm_beta",
     "delta_a": "ssm_alpha",
     "delta_ba": "ssm_ba",
+    "delta_q": "attn_q",
+    "delta_k": "attn_k",
+    "delta_v": "attn_v",
+    "delta_a_down": "ssm_f_a",
+    "delta_a_up": "ssm_f_b",
+    "delta_z_down": "ssm_g_a",
+    "delta_z_up": "ssm_g_b",
+    "delta_conv_q": "ssm_conv1d_q",
+    "delta_conv_k": "ssm_conv1d_k",
+    "delta_conv_v": "ssm_conv1d_v",
     "delta_conv": "ssm_conv1d",
     "delta_decay": "ssm_a",
     "delta_bias": "ssm_dt",
@@ -74,7 +92,11 @@ NAMES = {
 """Role -> name, the same for almost every architecture. A fused gate and up is called up."""
 BIASES = ("router_bias", "delta_bias", "scan_bias")
 """Roles whose one tensor the format calls a bias."""
-PARTED = {"delta_qkvz": ("delta_qkv", "delta_z"), "shared_gate_up": ("shared_gate", "shared_up")}
+PARTED = {
+    "delta_qkvz": ("delta_qkv", "delta_z"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "kv_b": ("k_b", "v_b"),
+}
 """Matrices of folders -> what is in their place; older files have them as they are."""
 NAKED = ("delta_decay", "scan_decay", "scan_skip", "channel_decay", "channel_skip")
 """Roles whose one tensor has the name of the role alone."""
@@ -124,6 +146,15 @@ NORMED = "ssm.dt_b_c_rms"
 RECURRENT = "attention.recurrent_layers"
 NEXTN = "nextn_predict_layers"
 """Layers behind the model's own, which predict further tokens."""
+LATENT_LENGTHS = ("attention.key_length_mla", "attention.value_length_mla")
+"""Numbers of a head's key and value where the other keys say those of latents."""
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""A tenth of `mscale_all_dim`."""
+GATING = "expert_gating_func"
+"""The function by which experts are scored."""
+ONE_BELOW_OTHER = tuple(f".{NAMES[role]}.weight" for role in ("k_b", "v_b", "delta_conv_q", "delta_conv_k",
+                                                              "delta_conv_v"))  # fmt: skip
+"""Matrices with further axes, of heads or of one: all rows lie below each other."""
 KV_HEADS = "num_key_value_heads"
 WIDTH = "intermediate_size"
 ROPE_FIELDS = {
