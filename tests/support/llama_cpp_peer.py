@@ -83,8 +83,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-mamba": ("falcon_mamba", {"intermediate_size": 512, "state_size": 16, "time_step_rank": 32}),
     "jamba": ("jamba", JAMBA),
 }
-RELEASED: dict[str, dict[str, Any]] = {"granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]}}
+LATENTS = {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 256,
+           "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "n_shared_experts": 1,
+           "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+MODELS |= {
+    "deepseek2": ("deepseek_v2", LATENTS | {"n_group": 1, "topk_group": 1}),
+    "deepseek2 third": ("deepseek_v3", LATENTS | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}),
+    "deepseek2 yarn": ("deepseek_v3", LATENTS | {"n_group": 4, "topk_group": 2, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}}),
+    "kimi-linear": ("kimi_linear", LATENTS | {
+        "q_lora_rank": None, "num_hidden_layers": 4, "linear_head_dim": 64, "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
+}  # fmt: skip
+RELEASED: dict[str, dict[str, Any]] = {
+    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "deepseek2 third": {"scoring_func": "sigmoid"},
+    "deepseek2 yarn": {"scoring_func": "sigmoid"},
+}  # fmt: skip
 """Fields of config.json as releases have them, where transformers writes words that the converter does not know."""
+MADE = ("kimi-linear",)
+"""Models that transformers writes under names that the converter does not know: the tests' writer makes the file."""
 STEPS = 32
 MOST = 1e-3
 """Largest difference of logits in F32 files, relative to the largest logit.
