@@ -11,7 +11,7 @@ from quire.model.net.shared_block import SharedAttention, adapted
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockParts:
     """What all layers that use a block have in common."""
 
     norm: Norm
@@ -33,14 +33,14 @@ def load_shared_block(reader: WeightReader, index: int, embed: Embed) -> tuple[P
     return qkv, SharedAttention(embed, block.norm, block.o, block.mlp_norm, mlp)
 
 
-def _block(reader: WeightReader, home: int) -> Block:
+def _block(reader: WeightReader, home: int) -> BlockParts:
     norms = (load_norm(reader, role, home) for role in ("block_norm", "block_mlp_norm"))
     before, between = norms
     qkv, o, gate_up, down = (
         reader.linear(roles, home)
         for roles in (("block_q", "block_k", "block_v"), ("block_o",), ("block_gate", "block_up"), ("block_down",))
     )
-    return Block(before, qkv, o, between, gate_up, down)
+    return BlockParts(before, qkv, o, between, gate_up, down)
 
 
 def _low_rank(reader: WeightReader, name: str, index: int) -> LowRank:
