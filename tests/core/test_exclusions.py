@@ -121,6 +121,7 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.CONVOLUTIONS: lambda path: write(path, TINY["convolutions"][0], **TINY["convolutions"][1]),
     f.STATES: lambda path: write(path, TINY["states"][0], **TINY["states"][1]),
     f.CHANNEL_SCANS: lambda path: write(path, TINY["channel_scans"][0], **TINY["channel_scans"][1]),
+    f.SHARED_BLOCKS: lambda path: write(path, TINY["shared_blocks"][0], **TINY["shared_blocks"][1]),
     f.NO_EXPERTS: lambda path: write(path, "llama"),
     f.IMAGES: lambda path: write_made("qwen3_vl", path),
     f.BORROWED: lambda path: write(path, "apertus", **PLAIN_ROPE),

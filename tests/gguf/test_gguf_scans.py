@@ -11,6 +11,7 @@ gguf = pytest.importorskip("gguf", reason="the gguf package writes the test file
 
 from gguf.constants import GGMLQuantizationType as Type  # noqa: E402
 
+import gguf_scans  # noqa: E402
 from gguf_families import FAMILIES  # noqa: E402
 from gguf_models import write_gguf  # noqa: E402
 from gguf_writing import add_tokenizer, byte_level  # noqa: E402
@@ -19,12 +20,14 @@ from paged_model import Paged, prompt  # noqa: E402
 from quire.compress.layouts.gguf import write_gguf as write_folder  # noqa: E402
 from quire.core.config import flat_config  # noqa: E402
 from quire.core.errors import ConfigError, ModelError  # noqa: E402
+from quire.gguf.file import GgufFile  # noqa: E402
 from quire.model.build import load_model  # noqa: E402
 from quire.model.describe import describe  # noqa: E402
 from quire.model.disk.gguf_layers import Layers, by_periods  # noqa: E402
 
 TOKENS = prompt(19, 1)
 PACKED = ("granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2", "mamba", "jamba")
+WRITTEN = [name for name, (kind, _) in FAMILIES.items() if kind in gguf_scans.ARCHITECTURES and kind != "falcon_h1"]
 SIZES = {"intermediate_size": 128, "shared_intermediate_size": 64}
 
 
@@ -64,10 +67,30 @@ def test_layers_without_a_period_are_refused() -> None:
         by_periods(layers)
 
 
-@pytest.mark.parametrize("name", ["granitehybrid", "mamba"])
-def test_such_files_are_not_written(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
     kind, facts = FAMILIES[name]
-    write(tmp_path, kind, **facts | {"vocab_size": 320})
+    model = write(tmp_path, kind, **facts | {"vocab_size": 352})
     add_tokenizer(tmp_path, byte_level())
-    with pytest.raises(ConfigError, match=rf"a model of '{kind}' cannot be written as GGUF; can be: "):
+    path = tmp_path / "model.gguf"
+    write_folder(tmp_path, path, "F32")
+    read = load_model(flat_config(model=str(path), dtype="float32"), backend("reference"))
+    (got,) = Paged(read, [TOKENS]).run([[len(TOKENS)]])
+    assert relative_error(got, logits(model, TOKENS)) <= 1e-5
+    assert describe(str(path)).parameters == describe(str(tmp_path)).parameters
+    converted = tmp_path / "converted.gguf"
+    write_gguf(converted, kind, **facts | {"vocab_size": 352})
+    ours, theirs = (GgufFile(file) for file in (path, converted))
+    assert ours.metadata["general.architecture"] == theirs.metadata["general.architecture"]
+    assert {n: t.shape for n, t in ours.tensors.items()} == {n: t.shape for n, t in theirs.tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "granitehybrid"])
+def test_what_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    kind, facts = FAMILIES[name]
+    turns = {"position_embedding_type": "rope"} if name == "granitehybrid" else {}
+    write(tmp_path, kind, **facts | turns | {"vocab_size": 352})
+    add_tokenizer(tmp_path, byte_level())
+    reason = "GGUF has no key for the model's rope" if turns else f"a model of '{kind}' cannot be written as GGUF"
+    with pytest.raises(ConfigError, match=reason):
         write_folder(tmp_path, tmp_path / "model.gguf", "Q8_0")

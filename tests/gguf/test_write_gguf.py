@@ -239,7 +239,7 @@ def own_words(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
-    "family": ("olmo2", {}, None, "a model of 'olmo2' cannot be written as GGUF; can be: gemma"),
+    "family": ("olmo2", {}, None, "a model of 'olmo2' cannot be written as GGUF; can be: falcon_mamba, gemma"),
     "fact": ("llama", {"hidden_act": "gelu"}, None, "GGUF has no key for the model's activation"),
     "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "rope"),
     "no tokenizer": ("llama", {}, lambda folder: None, "tokenizer.json is missing"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gguf_writing import SHAPE, add_tokenizer, byte_level, decoded, normal, pieces
-from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, TEXTS, Peer, replay, size
+from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, NEMOTRON, TEXTS, Peer, replay, size
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
 from oracle import write
@@ -25,7 +25,8 @@ from quire.text.tokenizer import Tokenizer
 
 __all__ = ["peer", "pytestmark"]
 WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe", "qwen3next", "qwen35",
-           "qwen35moe", "lfm2", "lfm2moe")  # fmt: skip
+           "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe", "mamba2", "mamba", "falcon-mamba",
+           "jamba")  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
@@ -48,13 +49,19 @@ def test_numbers_are_rounded_as_ggml_does(kind: str, numbers: str) -> None:
     assert (got == want).mean() >= (0.9 if kind.endswith("K") else 1.0)
 
 
-CASES = [(name, "F32") for name in WRITTEN]
+OWN = {
+    "nemotron_h": ("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
+    "granitehybrid dense": ("granitemoehybrid", MODELS["granitehybrid"][1] | {"num_local_experts": 0}),
+    "jamba dense": ("jamba", MODELS["jamba"][1] | {"num_experts": 1}),
+}
+"""Models that llama.cpp reads, but does not convert from what transformers writes, and some beside."""
+CASES = [(name, "F32") for name in (*WRITTEN, *OWN)]
 CASES += [("llama", kind) for kind in ("F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q6_K")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_llama_cpp_reads_what_is_written(name: str, kind: str, peer: Peer, tmp_path: Path) -> None:
-    family, facts = MODELS[name]
+    family, facts = (MODELS | OWN)[name]
     write(tmp_path, family, **SHAPE | WIDE | facts)
     add_tokenizer(tmp_path, byte_level())
     path = tmp_path / "model.gguf"

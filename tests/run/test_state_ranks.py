@@ -87,6 +87,15 @@ def test_stages_give_the_bits_of_the_whole_also_those_without_a_state(layers: st
     assert not differing(found(folder, **stages, **WAYS["few blocks and slots"]), found(folder))
 
 
+@pytest.mark.parametrize("split", ["1,4", "3,2"])
+def test_stages_that_use_one_block_give_the_bits_of_the_whole(split: str, tmp_path: Path) -> None:
+    family, facts = TINY["shared_blocks"]
+    write(tmp_path, family, **facts | {"max_position_embeddings": 256}, dtype=torch.float32)
+    write_words(tmp_path, 99)
+    stages = WAYS["few blocks and slots"] | {"num_blocks": 200, "pipeline_parallel_size": 2, "pipeline_layers": split}
+    assert not differing(found(tmp_path, **stages), found(tmp_path))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["tensor_parallel_size", "expert_parallel_size", "pipeline_parallel_size"])
 def test_states_beside_experts(way: str, tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 4, "ssm_stat
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
           "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 2.5}  # fmt: skip
 JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 32}
+LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,
+           "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+           "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+KIMI = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32, "n_shared_experts": 1, "linear_head_dim": 32, "linear_num_heads": 4}  # fmt: skip
 SHARED = {"shared_expert_intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -71,6 +78,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-mamba": ("falcon_mamba", {"state_size": 16, "time_step_rank": 32}),
     "jamba": ("jamba", JAMBA | {"num_experts": 6, "num_experts_per_tok": 3}),
     "jamba dense": ("jamba", JAMBA | {"num_experts": 1, "attn_layer_period": 3, "tie_word_embeddings": True}),
+    "deepseek2": ("deepseek_v2", LATENTS | {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "deepseek2 groups": ("deepseek_v2", LATENTS | {
+        "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}),
+    "deepseek2 third": ("deepseek_v3", LATENTS | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}),
+    "deepseek2 yarn": ("deepseek_v3", LATENTS | {
+        "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+            "mscale": 0.7, "mscale_all_dim": 0.7}}),
+    "kimi-linear": ("kimi_linear", KIMI),
     "lfm2": ("lfm2", LFM2 | {"block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
 }  # fmt: skip

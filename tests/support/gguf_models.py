@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import gguf_delta
+import gguf_latents
 import gguf_scans
 from oracle import random_model
 
@@ -64,7 +65,8 @@ KEYS = {
 }  # fmt: skip
 ARCHITECTURES = {"phi": "phi2", "gemma3_text": "gemma3", "mistral": "llama", "mixtral": "llama",
                  "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "lfm2_moe": "lfm2moe", "glm4_moe": "glm4moe",
-                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES, **gguf_scans.ARCHITECTURES}  # fmt: skip
+                 "gpt_oss": "gpt-oss", **gguf_delta.ARCHITECTURES, **gguf_scans.ARCHITECTURES,
+                 **gguf_latents.ARCHITECTURES}  # fmt: skip
 YARN = {"rope_type": "rope.scaling.type", "factor": "rope.scaling.factor",
         "original_max_position_embeddings": "rope.scaling.original_context_length",
         "beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}  # fmt: skip
@@ -112,6 +114,9 @@ def views(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     config, kind = model.config, model.config.model_type
     if kind in gguf_scans.ARCHITECTURES:
         yield from gguf_scans.views(model)
+        return
+    if kind in gguf_latents.ARCHITECTURES:
+        yield from gguf_latents.views(model)
         return
     gemma = kind in ("gemma2", "gemma3_text")
     after = kind in ("gpt_oss", "glm4_moe") or kind in gguf_delta.ARCHITECTURES
@@ -220,6 +225,9 @@ def add_facts(writer: gguf.GGUFWriter, config: Any) -> dict[str, Any]:
     if kind in gguf_scans.ARCHITECTURES:
         gguf_scans.add_facts(writer, config)
         return {}
+    if kind in gguf_latents.ARCHITECTURES:
+        gguf_latents.add_facts(writer, config)
+        return {}
     arch = writer.arch
     for name, key in KEYS.items():
         value = config.to_dict().get(name)
@@ -263,6 +271,7 @@ def write_gguf(
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(as_gguf(model).items()):
             whole = any(part in name for part in ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm"))
+            whole |= "attn_k_b" in name and tensor.shape[-1] % 32 > 0  # its rows are short
             matrix = tensor.dim() > 1 and name.endswith(".weight") and not whole
             kind = quantize(name) if matrix else None
             if kind is None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from oracle import backend
+from oracle import backend, write
 from paged_model import Paged
 from paths import SUPPORT
 from quire.core.config import flat_config
@@ -33,6 +33,17 @@ DELTA = {"num_hidden_layers": 4, "head_dim": 64, "linear_num_key_heads": 2, "lin
          "layer_types": ["linear_attention"] * 3 + ["full_attention"]}  # fmt: skip
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
                                 "mrope_section": [3, 3, 2], "mrope_interleaved": True}}  # fmt: skip
+SCANS = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 16, "mamba_n_groups": 2}
+FALCON = SCANS | {"mamba_d_ssm": 512, "head_dim": 64, "mamba_norm_before_gate": False, "key_multiplier": 0.6,
+                  "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.25,
+                  "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.36], "ssm_out_multiplier": 0.47,
+                  "mlp_multipliers": [0.8, 0.3], "embedding_multiplier": 3.5, "lm_head_multiplier": 0.4}  # fmt: skip
+NEMOTRON = {"hybrid_override_pattern": "MEM*E", "num_hidden_layers": 5, "mamba_num_heads": 8, "mamba_head_dim": 64,
+            "n_groups": 2, "ssm_state_size": 16, "head_dim": 64, "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 256, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 256,
+            "routed_scaling_factor": 2.5}  # fmt: skip
+JAMBA = {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16,
+         "mamba_dt_rank": 32, "num_experts": 6, "num_experts_per_tok": 3}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -51,7 +62,49 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35moe": ("qwen3_5_moe_text", NARROW | DELTA | SECTIONS | {"shared_expert_intermediate_size": 256}),
     "lfm2": ("lfm2", LFM2 | {"block_multiple_of": 256}),
     "lfm2moe": ("lfm2_moe", LFM2 | NARROW | {"num_dense_layers": 1}),
+    "granitehybrid": (
+        "granitemoehybrid",
+        SCANS
+        | EIGHT
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "shared_intermediate_size": 256,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "falcon-h1": ("falcon_h1", FALCON),
+    "nemotron_h_moe": ("nemotron_h", NEMOTRON),
+    "mamba2": ("mamba2", {"intermediate_size": 512, "num_heads": 8, "head_dim": 64, "state_size": 16, "n_groups": 2}),
+    "mamba": ("mamba", {"intermediate_size": 512, "state_size": 16, "time_step_rank": 32}),
+    "falcon-mamba": ("falcon_mamba", {"intermediate_size": 512, "state_size": 16, "time_step_rank": 32}),
+    "jamba": ("jamba", JAMBA),
 }
+LATENTS = {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64, "q_lora_rank": 256,
+           "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 256, "n_shared_experts": 1,
+           "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+MODELS |= {
+    "deepseek2": ("deepseek_v2", LATENTS | {"n_group": 1, "topk_group": 1}),
+    "deepseek2 third": ("deepseek_v3", LATENTS | {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}),
+    "deepseek2 yarn": ("deepseek_v3", LATENTS | {"n_group": 4, "topk_group": 2, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}}),
+    "kimi-linear": ("kimi_linear", LATENTS | {
+        "q_lora_rank": None, "num_hidden_layers": 4, "linear_head_dim": 64, "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
+}  # fmt: skip
+RELEASED: dict[str, dict[str, Any]] = {
+    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "deepseek2 third": {"scoring_func": "sigmoid"},
+    "deepseek2 yarn": {"scoring_func": "sigmoid"},
+}  # fmt: skip
+"""Fields of config.json as releases have them, where transformers writes words that the converter does not know."""
+MADE = ("kimi-linear",)
+"""Models that transformers writes under names that the converter does not know: the tests' writer makes the file."""
 STEPS = 32
 MOST = 1e-3
 """Largest difference of logits in F32 files, relative to the largest logit.
@@ -89,6 +142,14 @@ def peer() -> Iterator[Peer]:
     with it.process as process:
         assert process.stdin is not None
         process.stdin.close()
+
+
+def write_released(folder: Path, name: str, **facts: Any) -> None:
+    """Write the model `name` of `MODELS`, with `facts`, as its releases are."""
+    kind, own = MODELS[name]
+    write(folder, kind, **facts | own)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | RELEASED.get(name, {})))
 
 
 def replay(path: Path, prompts: list[list[int]], given: list[list[int]], **options: Any) -> np.ndarray[Any, Any]:

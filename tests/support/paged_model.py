@@ -39,6 +39,10 @@ JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2}
 
 
+ZAMBA2 = {"n_mamba_heads": 8, "mamba_ngroups": 2, "mamba_d_state": 8, "adapter_rank": 32, "num_key_value_heads": 4,
+          "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]}  # fmt: skip
+
+
 def nemotron(pattern: str, **facts: Any) -> tuple[str, dict[str, Any]]:
     """A Nemotron-H whose layers are the letters of `pattern`."""
     return "nemotron_h", NEMOTRON | facts | {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
@@ -158,6 +162,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True, "attention_bias": True,
         "mlp_bias": True, "projectors_bias": True, "tie_word_embeddings": True}),
     "falcon_h1_normed": ("falcon_h1", FALCON | {"mamba_rms_norm": True, "mamba_n_groups": 4, "head_dim": 24}),
+    "zamba2": ("zamba2", ZAMBA2),
+    "zamba2_turns": ("zamba2", ZAMBA2 | {
+        "num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 1,
+        "num_hidden_layers": 6, "layers_block_type": ["hybrid", "mamba", "hybrid", "mamba", "hybrid", "hybrid"],
+        "time_step_min": 0.3}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }  # fmt: skip
 

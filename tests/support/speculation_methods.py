@@ -68,6 +68,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
                              "mlp_multipliers": [0.7, 0.4], "ssm_out_multiplier": 0.5}),
     "channel_scans": ("jamba", {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
                                 "mamba_d_state": 8, "num_experts": 4, "num_experts_per_tok": 2}),
+    "shared_blocks": ("zamba2", {
+        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "n_mamba_heads": 8,
+        "mamba_ngroups": 2, "mamba_d_state": 16, "adapter_rank": 32, "num_key_value_heads": 4, "use_mem_rope": True,
+        "use_shared_attention_adapter": True}),
     "scans_alone": ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2}),
     "convolutions": ("lfm2", {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
                               "block_multiple_of": 32}),

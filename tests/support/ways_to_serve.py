@@ -11,7 +11,9 @@ import torch
 from hypothesis import strategies as st
 
 from engine_answers import Answer, engine_of, run
+from model_variants import MIXTURES
 from oracle import write
+from paged_model import VARIANTS
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.local import LocalEngine
@@ -46,6 +48,24 @@ WAYS: dict[str, st.SearchStrategy[Any]] = {
 """How a request may be served: `scarce` cache, drafts of so many tokens."""
 
 
+STATE_WAYS = WAYS | {
+    "method": st.sampled_from(("ngram", "suffix")),
+    "max_num_batched_tokens": st.sampled_from((2, 3, 7, 16, 64, 512)),
+    "num_state_slots": st.sampled_from((0, 3, 9, 40)),
+    "state_interval": st.sampled_from((0, 1, 8, 32)),
+}
+"""How a request may be served where layers have a recurrent state, with few slots and snapshots of it or many."""
+MORE = {
+    "delta rule beside experts": MIXTURES["qwen3_next"],
+    "delta rule beside stacked experts": MIXTURES["qwen3_5_moe"],
+    "scans beside an MLP": VARIANTS["granite4_dense"],
+    "scans with limits": VARIANTS["bamba"],
+    "channels alone": VARIANTS["mamba"],
+    "channels with norms": VARIANTS["falcon_mamba"],
+}
+"""Further models with a recurrent state, beside those of `TINY`."""
+
+
 def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int) -> LocalEngine:
     """Serve some of the requests in `way`; none differs from what it gives alone."""
     options = dict(way)
@@ -63,8 +83,8 @@ def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], 
 
 
 def written(path: Path, kind: str) -> Path:
-    """Write a tiny model of `TINY` in bf16, with a tokenizer of 99 words, to `path`."""
-    family, facts = TINY[kind]
+    """Write a tiny model of `TINY` or `MORE` in bf16, with a tokenizer of 99 words, to `path`."""
+    family, facts = (TINY | MORE)[kind]
     write(path, family, **facts | {"max_position_embeddings": 256}, dtype=torch.bfloat16)
     return write_words(path, 99)
 

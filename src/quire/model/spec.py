@@ -8,6 +8,7 @@ from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
+SHARED = "shared block"
 """Kinds of mixers in models of several."""
 
 
@@ -141,6 +142,20 @@ class ChannelSizes:
 
 
 @dataclass(frozen=True)
+class SharedBlocks:
+    """Blocks of attention and an MLP whose matrices several layers share in turn (Zamba2), `count` of them, 0 = there
+    are none.
+
+    What a layer adds to matrices of the MLP, and of queries, keys and values if `attention`, goes through a space of
+    `rank` numbers.
+    """
+
+    count: int = 0
+    rank: int = 0
+    attention: bool = False
+
+
+@dataclass(frozen=True)
 class EncoderStack:
     """The encoder's stack of an encoder-decoder (Raffel et al. 2020): `layers` of the decoder's widths, 0 = there is
     none.
@@ -237,8 +252,9 @@ class ModelSpec:
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
     head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
-    that is an MLP or experts alone, which the join "single" has. The join "twins": layers are halves of those of the
-    files.
+    that is an MLP or experts alone, which the join "single" has.
+    `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
+    "twins": the first part has a scan, the second attention and an MLP.
     """
 
     family: str
@@ -272,12 +288,14 @@ class ModelSpec:
     unit_head: bool = False
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
+    file_layers: tuple[int, ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = DeltaSizes()
     scan: ScanSizes = ScanSizes()
     channels: ChannelSizes = ChannelSizes()
+    shared: SharedBlocks = SharedBlocks()
     factors: Factors = Factors()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
@@ -318,18 +336,34 @@ class ModelSpec:
 
     def attends(self, layer: int) -> bool:
         """Whether the layer reads keys and values, or latents."""
-        return not self.mixers or self.mixers[layer] == ATTENTION
+        return not self.mixers or self.mixers[layer] in (ATTENTION, SHARED)
 
-    @property
-    def halves(self) -> int:
-        """How many layers here are one of the files': the first has a scan, the second attention and an MLP."""
-        return 2 if self.join == "twins" else 1
+    def of_block(self, layer: int) -> bool:
+        """Whether the layer is a use of a block that layers share."""
+        return bool(self.mixers) and self.mixers[layer] == SHARED
+
+    def block_home(self, layer: int) -> int:
+        """The first layer that uses the block of `layer`, under whose name the block lies on disk."""
+        uses = [i for i, kind in enumerate(self.mixers) if kind == SHARED]
+        return uses[uses.index(layer) % self.shared.count]
+
+    def file_layer(self, layer: int) -> int:
+        """The layer of the files that `layer` is, or is a part of."""
+        return self.file_layers[layer] if self.file_layers else layer
+
+    def begins(self, layer: int) -> bool:
+        """Whether the layer is the first part of one of the files'."""
+        return layer == 0 or self.file_layer(layer) != self.file_layer(layer - 1)
+
+    def has_norm(self, layer: int) -> bool:
+        """Whether the norm before the mixer is the layer's own: twins have one, and a shared block its own."""
+        return self.begins(layer) if self.join == "twins" else not self.of_block(layer)
 
     def has_mlp(self, layer: int) -> bool:
         """Whether the layer has an MLP, or experts."""
         if self.join == "single":
             return self.mixers[layer] == MLP
-        return layer % self.halves == self.halves - 1
+        return self.join != "twins" or not self.begins(layer)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the layer has experts."""

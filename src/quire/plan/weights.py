@@ -73,7 +73,7 @@ class WeightFormats:
         if kept:
             return self._stored(kept)
         narrow = self.packs(name, role) and self.on_cpu and self.dtype == BF16 and self._config.device.bf16_bits == 12
-        if name == "kv_b" and self.dtype == F16 and not self._gpu:
+        if name in ("kv_b", "k_b", "v_b") and self.dtype == F16 and not self._gpu:
             return "f32", 32.0  # products of latents are of f32 and bf16
         short = {"bfloat16": "bf16", "float32": "f32", "float16": "f16"}[self.dtype.name]
         return ("bf12", 12.0) if narrow else (short, 8.0 * self.dtype.itemsize)

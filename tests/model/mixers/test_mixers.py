@@ -22,7 +22,7 @@ from quire.model.build import Model
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
@@ -32,6 +32,7 @@ from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
+from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.spec import MLA, ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
@@ -53,6 +54,7 @@ SHAPES: list[Mixer] = [
     DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
     SelectiveScan(ScanSizes(4, 16, 2, 8, 4)),
     NoMixer(),
+    SharedBlock(4, 4, 32, wide=128, inner=96),
     ChannelScan(ChannelSizes(64, 16, 4, 4)),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
@@ -88,7 +90,8 @@ def test_formats_of_a_cache() -> None:
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
     assert CONVOLUTIONS in SHAPES[5].features and STATES in SHAPES[7].features & SHAPES[8].features
-    assert all(mixer.own_heads == isinstance(mixer, Attention) for mixer in SHAPES)
+    own = [isinstance(mixer, Attention) and not isinstance(mixer, SharedBlock) for mixer in SHAPES]
+    assert [mixer.own_heads for mixer in SHAPES] == own
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"
 
 
@@ -105,7 +108,8 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    kinds = (attention.ROLES, cross.ROLES, latent.ROLES, short_conv.ROLES, delta.ROLES, scan.ROLES, channel_scan.ROLES)
+    files = (attention, cross, latent, short_conv, delta, scan, channel_scan, shared_block)
+    kinds = [file.ROLES for file in files]
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"
     assert all(ROLES[name] is roles[name] for roles in kinds for name in roles)

@@ -9,36 +9,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.compress.layouts.gguf_facts import facts_of, same, same_turns
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
-from quire.model.disk.gguf_architectures import (
-    ARCHITECTURES,
-    BIASES,
-    FIELDS,
-    INNER,
-    KV_HEADS,
-    NAKED,
-    NAMES,
-    PARTED,
-    RECURRENT,
-    ROPE_FIELDS,
-    ROPE_TENSORS,
-    WINDOW,
-    Architecture,
-)
+from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
 from quire.model.disk.gguf_model import PLAIN, GgufModel
+from quire.model.disk.gguf_names import BIASES, NAKED, NAMES, PARTED, ROPE_TENSORS, WINDOW
 from quire.model.disk.headers import ModelHeaders
-from quire.model.families.rope import LinearScaling, Llama3, LongRope, Plain, Rope, Yarn
+from quire.model.families.rope import Llama3, LongRope, Plain
 from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
 from quire.model.role import COLUMNS
 from quire.model.spec import ModelSpec
@@ -60,9 +48,6 @@ ROWS = 1 << 22
 """Numbers that are widened at once."""
 UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope")
 """Facts that tensors or the vocabulary say, or that are compared in a way of their own."""
-
-SAID = ("attention_factor", "stretch")
-"""What a context extension says beside its frequencies."""
 
 
 def write_gguf(
@@ -105,7 +90,7 @@ def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     """Return GGUF's name of the family, and how its reader takes it."""
     family = opened.spec.family
     for name, found in ARCHITECTURES.items():
-        if family in found.rows and not found.read_only:
+        if found.writes(opened.spec):
             return name, found
     known = sorted({row for a in ARCHITECTURES.values() if not a.read_only for row in a.rows})
     raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
@@ -143,14 +128,15 @@ class _Writer:
         names = {**NAMES, **self.architecture.names}
         found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
         keys: dict[str, tuple[str, str, int | None, str]] = {}
-        claimed = self.opened.claim.parts.items()
-        for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in PARTED.get(h, (h,))):
+        claimed, parted = self.opened.claim.parts.items(), {**PARTED, **self.architecture.parted}
+        naked = (*NAKED, *self.architecture.naked)
+        for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in parted.get(h, (h,))):
             if role not in names:
                 raise ConfigError(f"{self.opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
             base = _base(parts)
             prefix = "" if place.layer is None else names["layer"].format(place.layer)
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
-                called = "" if role in NAKED else ".bias" if role in BIASES else f".{part}"
+                called = "" if role in naked else ".bias" if role in BIASES else f".{part}"
                 name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
                 found.setdefault(name, []).append((base, parts))
                 keys[name] = role, holder, place.layer, part
@@ -168,7 +154,7 @@ class _Writer:
         found: dict[str, Any] = {"general.architecture": self.arch, "general.name": self.opened.name}
         if self.kind not in PLAIN:
             found["general.quantization_version"] = 2
-        found |= {f"{self.arch}.{key}": value for key, value in self._facts().items()}
+        found |= {f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture).items()}
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
         wrong = self._difference(found)
         if wrong == "windows" and WINDOW[1] in self.architecture.extra:
@@ -179,47 +165,20 @@ class _Writer:
                               f"readers take of a {self.arch} file")  # fmt: skip
         return found
 
-    def _facts(self) -> dict[str, Any]:
-        """Return values by keys below the architecture's name."""
-        spec, raw = self.opened.spec, self.opened.config.raw
-        rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
-        attends = [spec.attends(layer) for layer in range(spec.layers)]
-        own = {
-            "head_dim": spec.head_dim,
-            "rope_theta": float(rope.theta),
-            "intermediate_size": spec.intermediate,
-            KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if self.architecture.kinds else spec.kv_heads,
-        }
-        found: dict[str, Any] = {}
-        for name, key in (*FIELDS.items(), *self.architecture.fields.items()):
-            value = own.get(name, raw.get(name))
-            if value is not None:
-                found[key] = value
-        found |= {"attention.value_length": spec.head_dim, "rope.dimension_count": rope.dim}
-        found["vocab_size"] = spec.vocab_size
-        windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
-        if any(windows):
-            found[WINDOW[0]] = max(windows)
-            local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
-            if local.theta != rope.theta:
-                found[WINDOW[2]] = float(local.theta)
-        if spec.delta.value_heads:
-            found |= {INNER: spec.delta.values, RECURRENT: ~np.array(attends)}
-        return {**found, **_scaling(rope), **self.architecture.fixed, **self.architecture.written}
-
     def _difference(self, metadata: dict[str, Any]) -> str:
         """Name the first fact that a reader of these metadata would take for another, "" if there is none."""
         with tempfile.TemporaryDirectory() as folder:
             path, ropes = Path(folder) / "facts.gguf", self._rope_factors()
             infos = [NewTensor(name, "F32", (len(t),)) for name, t in ropes.items()]
-            write_file(path, metadata, infos, ropes.values())
+            infos += [NewTensor(piece.name, "F32", (1,)) for piece in self.pieces]
+            write_file(path, metadata, infos, (*ropes.values(), *(np.zeros(1, "<f4") for _ in self.pieces)))
             read, _, _ = GgufModel.open(path).read_spec()
         spec = self.opened.spec
         if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
             return "end tokens"
         wrong = (f.name for f in fields(ModelSpec) if f.name not in UNTOLD
-                 and not _same(getattr(spec, f.name), getattr(read, f.name)))  # fmt: skip
-        turned = all(_same_turns(a, b, spec.max_position) for a, b in zip(spec.rope, read.rope, strict=True))
+                 and not same(getattr(spec, f.name), getattr(read, f.name)))  # fmt: skip
+        turned = all(same_turns(a, b, spec.max_position) for a, b in zip(spec.rope, read.rope, strict=True))
         return next(wrong, "" if turned else "rope")
 
     def _rope_factors(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -252,7 +211,8 @@ class _Writer:
             self.opened.source.give_back()
 
     def _shape(self, piece: _Piece) -> tuple[int, ...]:
-        shape = DISK_ROLES[piece.role].shape(self.opened.spec)
+        own = self.architecture.shapes.get(piece.role)
+        shape = (own or DISK_ROLES[piece.role].shape)(self.opened.spec)
         shape = shape[:1] if piece.part == "bias" else shape
         return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
 
@@ -341,42 +301,6 @@ def _base(parts: Mapping[str, str]) -> str:
     """Return the name of a layer, from that of one of its tensors."""
     suffix, name = next(iter(parts.items()))
     return name.removesuffix(f".{suffix}")
-
-
-def _scaling(rope: Rope) -> dict[str, Any]:
-    """Return keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
-
-    YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
-    """
-    scaling = rope.scaling
-    if not isinstance(scaling, (LinearScaling, Yarn, LongRope)):
-        return {}
-    values = asdict(scaling)
-    values["original_max_position_embeddings"] = values.pop("original", None)
-    if not isinstance(scaling, LongRope):
-        values.pop("attention_factor")
-    found = {key: values[name] for name, key in ROPE_FIELDS.items() if values.get(name) is not None}
-    return {"rope.scaling.type": type(scaling).__name__.lower()} | found
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Tell whether facts are the same but for the rounding of numbers to 32 bits."""
-    if is_dataclass(a) and is_dataclass(b):
-        return type(a) is type(b) and all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, float) and isinstance(b, (int, float)):
-        return bool(np.isclose(a, b, rtol=1e-6, atol=0))
-    return bool(a == b)
-
-
-def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
-    """Tell whether two ropes turn by the same angles in the model's own context and in that which it extends."""
-    if a.dim != b.dim or not all(_same(getattr(a.scaling, n), getattr(b.scaling, n)) for n in SAID):
-        return False
-    lengths = (longest, getattr(a.scaling, "original", longest))
-    pairs = [[r.scaling.inverse_frequencies(r.theta, r.dim, length) for r in (a, b)] for length in lengths]
-    return all(np.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)
 
 
 def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:

@@ -53,6 +53,7 @@ from quire.core.exclusions.features import (
     SELF_QUANTIZED,
     SEQUENCE_PARALLEL,
     SEVERAL_MODELS,
+    SHARED_BLOCKS,
     SIMULATION,
     STAGES,
     STATES,
@@ -165,6 +166,22 @@ OF_OTHER_MODELS = (
         CHANNEL_SCANS,
         "B, C and the time steps of a row are made of all of its channels, and no rank would have them",
         "leave it out, or use --pipeline-parallel-size",
+    ),
+    Exclusion(
+        TENSOR,
+        SHARED_BLOCKS,
+        "a block that layers share is one rank's, with what each layer adds to its matrices",
+        "leave it out, or use --pipeline-parallel-size",
+    ),
+    *(
+        Exclusion(a, SHARED_BLOCKS, "layers that share a block would each keep it", OUT)
+        for a in (*FROM_FILE, CPU_OFFLOAD, FULLY_SHARD)
+    ),
+    Exclusion(
+        LORA,
+        SHARED_BLOCKS,
+        "a block that layers share has adapters of its own, and looks up tokens without what others change in them",
+        OUT,
     ),
     Exclusion(
         TREES,

@@ -88,7 +88,7 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, RolePlac
             if layer is not None and name in KEY_VALUE and spec.kv_layer(layer) != layer:
                 continue
             stack = "encoder_layer" if role.encoder else "layer"
-            prefix = "" if layer is None else family.names[stack].format(layer // spec.halves)
+            prefix = "" if layer is None else family.names[stack].format(spec.file_layer(layer))
             for expert in range(spec.moe.routing.experts) if role.experts else (None,):
                 yield name, role, RolePlace(layer, expert), prefix + (base if expert is None else base.format(expert))
 
@@ -99,7 +99,7 @@ def unread(spec: ModelSpec, family: Family) -> tuple[str, ...]:
     They belong to parts that are not run, or are keys and values of layers that read another's.
     """
     return family.skipped + tuple(
-        f"{family.of_layer(layer // spec.halves)}{family.names[name]}."
+        f"{family.of_layer(spec.file_layer(layer))}{family.names[name]}."
         for layer in range(spec.layers)
         for name in KEY_VALUE
         if name in family.names and spec.kv_layer(layer) != layer
@@ -202,7 +202,7 @@ def _fail(what: str, names: list[str], likely: str) -> None:
 def drop_layers_beyond(infos: dict[str, TensorInfo], spec: ModelSpec, family: Family) -> list[str]:
     """Take the tensors of layers beyond the config's out of `infos`, as transformers does; a note that says which."""
     notes, kept = list[str](), unread(spec, family)
-    for stack, count in (("layer", spec.layers // spec.halves), ("encoder_layer", spec.encoder.layers)):
+    for stack, count in (("layer", spec.file_layer(spec.layers - 1) + 1), ("encoder_layer", spec.encoder.layers)):
         if stack not in family.names or not count:
             continue
         before, after = map(re.escape, family.names[stack].split("{}", 1))

@@ -22,24 +22,26 @@ from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile, GgufTensor
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
-from quire.model.disk.gguf_architectures import (
-    ARCHITECTURES,
+from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
+from quire.model.disk.gguf_layers import Layers
+from quire.model.disk.gguf_names import (
     FIELDS,
+    GATING,
     INNER,
     KV_HEADS,
+    LATENT_LENGTHS,
+    LOG_MULTIPLIER,
     NAMES,
     NEXTN,
     NORMED,
+    ONE_BELOW_OTHER,
     PARTED,
     RECURRENT,
-    REWRITES,
     ROPE_FIELDS,
     ROPE_TENSORS,
     WIDTH,
     WINDOW,
-    Architecture,
 )
-from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.names import GGUF_NEXTN
@@ -83,12 +85,15 @@ class GgufTensors:
             shape = (1, *tensor.shape) if one_row else tensor.shape
             if tensor.name.endswith(".ssm_norm.weight"):
                 shape = (math.prod(shape),)  # a row for each group
+            if tensor.name.endswith(ONE_BELOW_OTHER):
+                shape = (math.prod(shape[:-1]), shape[-1])
             return tensor.name, TensorInfo(PLAIN[tensor.type.name], shape, self.file.path.name)
         *rows, k = tensor.shape
         width = k // tensor.type.numbers * tensor.type.nbytes
         name = f"{tensor.name.removesuffix('.weight')}.{tensor.type.name}"
         if not tensor.name.endswith(".weight") or not rows:
             raise self.file.fail(tensor.name, f"is quantized ({tensor.type.name}), only matrices can be")
+        rows = [math.prod(rows)] if tensor.name.endswith(ONE_BELOW_OTHER) else rows
         return name, TensorInfo(U8, (*rows, width), self.file.path.name)
 
     def tensor(self, name: str) -> Host:
@@ -146,7 +151,7 @@ class GgufModel:
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, (*self.architecture.rewrites, *REWRITES))
+        return Rewritten(self.tensors, self.architecture.seen)
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
@@ -192,6 +197,7 @@ class GgufModel:
         raw |= {flag: self._has(part) for flag, part in architecture.told.items()}
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
         row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
+        row = architecture.scored.get(self.get(GATING), row)
         raw["model_type"] = architecture.normed if architecture.normed and self.get(NORMED) else row
         raw["num_key_value_heads"] = raw["num_key_value_heads"] or raw["num_attention_heads"]
         size = self.get("vocab_size")
@@ -205,11 +211,14 @@ class GgufModel:
         self._recurrent(raw)
         if raw["num_attention_heads"] == 0:  # no layer attends
             del raw["num_attention_heads"], raw["num_key_value_heads"]
+        elif architecture.latent:
+            self._latents(raw)
         else:
             self._heads(raw)
         self._window(raw)
         self._rope(raw)
-        return {name: value for name, value in raw.items() if value is not None}
+        kept = {"q_lora_rank"} if architecture.latent else set()  # null says that there is no smaller space
+        return {name: value for name, value in raw.items() if value is not None or name in kept}
 
     @property
     def _fields(self) -> dict[str, str]:
@@ -282,6 +291,23 @@ class GgufModel:
             own = raw["num_hidden_layers"] == self.architecture.large
             raw["query_pre_attn_scalar"] = hidden // heads if own else size
 
+    def _latents(self, raw: dict[str, Any]) -> None:
+        """Sizes of the parts of a head, and how groups of experts are chosen from.
+
+        Older files, with one matrix for keys and values, have the numbers of a head under the keys of latents.
+        """
+        older = ("attention.key_length", "attention.value_length")
+        sizes = [self.get(key) or self.get(old) for key, old in zip(LATENT_LENGTHS, older, strict=True)]
+        turned = self.get("rope.dimension_count")
+        if any(type(size) is not int for size in (*sizes, turned)) or not 0 < turned < sizes[0]:
+            raise self.file.fail(
+                self.prefix + LATENT_LENGTHS[0], f"is {sizes[0]!r:.40}, of which {turned!r:.40} turn: needs more"
+            )
+        raw |= {"qk_rope_head_dim": turned, "qk_nope_head_dim": sizes[0] - turned, "v_head_dim": sizes[1]}
+        raw |= {"head_dim": None, KV_HEADS: raw["num_attention_heads"], "norm_topk_prob": bool(raw["norm_topk_prob"])}
+        if (raw.get("n_group") or 1) > 1:
+            raw["topk_method"] = "group_limited_greedy"
+
     def _window(self, raw: dict[str, Any]) -> None:
         size, pattern = self.get(WINDOW[0]), self.file.metadata.get(self.prefix + WINDOW[1])
         if not size:
@@ -311,6 +337,8 @@ class GgufModel:
             raw["rope_scaling"] = {"factor": 1.0, "attention_factor": 1.0} | fields | sets | {"rope_type": "longrope"}
         elif kind not in (None, "none"):
             raw["rope_scaling"] = fields | {"rope_type": kind}
+            if (multiplier := self.get(LOG_MULTIPLIER)) is not None:
+                raw["rope_scaling"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
 
 
 def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
@@ -319,7 +347,7 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
     Those of the gated delta rule and their gate are one in older files.
     """
     roles = {part for name in names for part in _unfused(name)}
-    if roles & {"q", "qkv"}:
+    if roles >= {"q", "k"} or "qkv" in roles:
         roles -= {"q", "k", "v", "qkv"}
         roles |= {"qkv"} if any(name.endswith(".attn_qkv.weight") for name in tensors) else {"q", "k", "v"}
     if "gate_up" in roles and any(".ffn_gate." in name for name in tensors):

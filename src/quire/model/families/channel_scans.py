@@ -10,9 +10,9 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.names import GATE_UP, LLAMA, without
-from quire.model.families.readers import endless, no_rope, read_moe
+from quire.model.families.readers import no_rope, read_moe
 from quire.model.families.row import Family
-from quire.model.families.state_space import BACKBONE, FEED_FORWARD, NAKED, NO_ATTENTION, UNBOUNDED
+from quire.model.families.state_space import FEED_FORWARD, NAKED, scans_alone
 from quire.model.spec import ATTENTION, CHANNEL_SCAN, ChannelSizes, MoE
 from quire.ops.convolution import MOST_TAPS
 
@@ -93,37 +93,17 @@ def all_channels(config: HfConfig, layers: int) -> tuple[str, ...]:
 
 def mamba(config: HfConfig) -> Family:
     """Scans alone."""
-    return Family(
-        BACKBONE | MIXER,
-        UNBOUNDED
-        | {
-            "tie_word_embeddings": True,
-            "intermediate_size": expanded,
-            "state_size": 16,
-            "conv_kernel": 4,
-            "expand": 2,
-            "use_conv_bias": True,
-            "layer_norm_epsilon": 1e-5,
-        },
+    return scans_alone(
+        MIXER,
+        {"tie_word_embeddings": True, "intermediate_size": expanded, "state_size": 16},
         {
             "mixers": all_channels,
             "windows": channel_windows(all_channels),
             "channels": channel_sizes(width="intermediate_size"),
-            "rope": endless,
         },
         ("channel_steps.bias",),
         {"use_conv_bias": ("channel_conv.bias",), "use_bias": ("channel_in.bias", "channel_out.bias")},
-        NO_ATTENTION,
-        (
-            ("rms_norm_eps", "layer_norm_epsilon"),
-            ("mamba_dt_rank", "time_step_rank"),
-            ("mamba_d_state", "state_size"),
-            ("mamba_d_conv", "conv_kernel"),
-            ("mamba_expand", "expand"),
-        ),
-        prefix="backbone.",
-        aliases={"embed": ("backbone.embedding",)},
-        rewrites=NAKED,
+        (("mamba_dt_rank", "time_step_rank"),),
     )
 
 

@@ -1,7 +1,7 @@
 """The row of Falcon-H1 (TII 2025): attention and a selective scan read the same norm of a row, and an MLP follows.
 
-A layer of the files is two here, that of the scan and that of attention and the MLP (`ModelSpec.halves`), since what
-they keep of tokens has unlike windows.
+A layer of the files is two here, that of the scan and that of attention and the MLP (`ModelSpec.file_layers`), since
+what they keep of tokens has unlike windows.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def falcon_h1(config: HfConfig) -> Family:
         {
             "layers": lambda config, layers: 2 * layers,
             "mixers": lambda config, layers: (SCAN, ATTENTION) * layers,
+            "file_layers": lambda config, layers: tuple(i // 2 for i in range(2 * layers)),
             "windows": windows,
             "scan": scan_sizes(**fixed),
             "rope": ropes,

@@ -242,6 +242,7 @@ NEMOTRON_DEFAULTS: dict[str, Any] = {
     "mamba_expand": 2,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
     "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
 }
@@ -324,6 +325,35 @@ UNBOUNDED = {"max_position_embeddings": 16384, "num_attention_heads": 1, "interm
 """What files of such models do not say; positions have no end."""
 
 
+def scans_alone(
+    names: dict[str, str],
+    defaults: dict[str, Any],
+    reads: dict[str, Any],
+    required: tuple[str, ...],
+    flags: dict[str, tuple[str, ...]],
+    spelling: tuple[tuple[str, str], ...],
+) -> Family:
+    """A family whose layers are scans alone; arguments are those of `Family`, without what such families share."""
+    return Family(
+        BACKBONE | names,
+        UNBOUNDED | {"conv_kernel": 4, "expand": 2, "use_conv_bias": True, "layer_norm_epsilon": 1e-5} | defaults,
+        {"rope": endless, **reads},
+        required,
+        flags,
+        NO_ATTENTION,
+        (
+            ("rms_norm_eps", "layer_norm_epsilon"),
+            ("mamba_d_state", "state_size"),
+            ("mamba_d_conv", "conv_kernel"),
+            ("mamba_expand", "expand"),
+            *spelling,
+        ),
+        prefix="backbone.",
+        aliases={"embed": ("backbone.embedding",)},
+        rewrites=NAKED,
+    )
+
+
 STATE_SPACE: dict[str, Family | Callable[[HfConfig], Family]] = {
     "granitemoehybrid": granite_hybrid,
     "bamba": Family(
@@ -342,35 +372,12 @@ STATE_SPACE: dict[str, Family | Callable[[HfConfig], Family]] = {
         rewrites=NAKED,
     ),
     "nemotron_h": nemotron_h,
-    "mamba2": Family(
-        BACKBONE | MIXER,
-        UNBOUNDED
-        | {
-            "num_heads": 128,
-            "head_dim": 64,
-            "n_groups": 8,
-            "state_size": 128,
-            "conv_kernel": 4,
-            "expand": 2,
-            "use_conv_bias": True,
-            "layer_norm_epsilon": 1e-5,
-            "layer_types": all_scan,
-        },
-        {"mixers": scan_mixers, "windows": scan_windows, "scan": scan_sizes(), "rope": endless},
+    "mamba2": scans_alone(
+        MIXER,
+        {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "layer_types": all_scan},
+        {"mixers": scan_mixers, "windows": scan_windows, "scan": scan_sizes()},
         ("scan_scale",),
         {"use_conv_bias": ("scan_conv.bias",), "use_bias": ("scan_in.bias", "scan_out.bias")},
-        NO_ATTENTION,
-        (
-            ("rms_norm_eps", "layer_norm_epsilon"),
-            ("mamba_n_heads", "num_heads"),
-            ("mamba_d_head", "head_dim"),
-            ("mamba_n_groups", "n_groups"),
-            ("mamba_d_state", "state_size"),
-            ("mamba_d_conv", "conv_kernel"),
-            ("mamba_expand", "expand"),
-        ),
-        prefix="backbone.",
-        aliases={"embed": ("backbone.embedding",)},
-        rewrites=NAKED,
+        (("mamba_n_heads", "num_heads"), ("mamba_d_head", "head_dim"), ("mamba_n_groups", "n_groups")),
     ),
 }

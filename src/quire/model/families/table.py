@@ -52,6 +52,7 @@ from quire.model.families.readers import (
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
+from quire.model.families.zamba2 import zamba2
 from quire.model.spec import ModelSpec
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -311,6 +312,7 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "zamba2": zamba2,
 }
 ENCODER_DECODERS = ("t5", "mt5")
 

@@ -18,6 +18,7 @@ from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import disk_rows
 from quire.model.load.scan import load_scan
+from quire.model.load.shared_block import load_shared_block
 from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
@@ -27,6 +28,7 @@ from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
+from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.net.decoder import (
     Attend,
@@ -96,7 +98,7 @@ def load_decoder(reader: WeightReader, ropes: Mapping[Rope, Unplaced]) -> Decode
         first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         bias = reader.place(backward_bias(reader))
         if span.start == 0:
-            embed, changes = reader.place((load_table(reader), embed_changes(reader)))
+            embed, changes = reader.once("table", lambda: load_table(reader)), reader.place(embed_changes(reader))
     for i in span:
         with reader.part(i):
             layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
@@ -214,6 +216,12 @@ def load_scan_of_channels(reader: WeightReader, index: int, rope: Unplaced) -> M
     return *load_channel_scan(reader, index), None
 
 
+def load_use_of_block(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """What layer `index` has of a block that layers share, which looks tokens up itself."""
+    table = reader.once("table", lambda: load_table(reader))
+    return *load_shared_block(reader, index, Embedding(table)), None
+
+
 def load_no_mixer(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The MLP of layer `index`, which is all that it has."""
     return absent, MlpAlone(), None
@@ -229,6 +237,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     DeltaRule: load_delta,
     SelectiveScan: load_selective_scan,
     ChannelScan: load_scan_of_channels,
+    SharedBlock: load_use_of_block,
     NoMixer: load_no_mixer,
 }
 """Kind of mixer -> what reads a layer's."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.model.load.reader import WeightReader
-from quire.model.net.delta import GatedDeltaRule, LowRank
-from quire.model.net.parts import Linear
+from quire.model.net.delta import GatedDeltaRule
+from quire.model.net.parts import Linear, LowRank
 from quire.ops.arrays import AnyArray, concat, contiguous, exponential
 from quire.ops.convolution import Convolution
 from quire.ops.recurrent import DeltaSpec

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.load.reader import WeightReader
+from quire.model.load.roles import DISK_ROLES
 from quire.model.net.latent import LatentAttention, LowRankQuery, Project
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array, cast_to
@@ -28,12 +29,18 @@ def load_latent(reader: WeightReader, index: int) -> tuple[Linear, LatentAttenti
     norm = reader.vector("kv_a_norm", index)
     assert norm is not None
 
-    @cache
-    def kv_b() -> Array:
-        return reader.matrix(("kv_b",), index)[0].dequantize().reshape(spec.heads, mla.nope + mla.value, mla.rank)
+    def matrices(role: str) -> Array:
+        return reader.matrix((role,), index)[0].dequantize().reshape(spec.heads, -1, DISK_ROLES[role].shape(spec)[1])
 
-    into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: kv_b()[:, : mla.nope].swapaxes(1, 2))
-    out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: kv_b()[:, mla.nope :])
+    @cache
+    def parts() -> tuple[Array, Array]:
+        if not reader.opened.claim.get("kv_b", index):
+            return matrices("k_b"), matrices("v_b")
+        both = matrices("kv_b")
+        return both[:, : mla.nope].swapaxes(1, 2), both[:, mla.nope :]
+
+    into = _per_head(reader, f"{index}.kv_b.into", mla.rank, mla.nope, lambda: parts()[0])
+    out = _per_head(reader, f"{index}.kv_b.out", mla.value, mla.rank, lambda: parts()[1])
     reader.count("kv_b", into.kind, into.nbytes + out.nbytes)
     return down, LatentAttention(
         _query(reader, index, rows), LatentHeads(spec.heads, norm), into, out, mla.rank, mla.value

@@ -23,6 +23,7 @@ from quire.model.net.parts import (
     NoNorm,
     Norm,
     NormBeside,
+    NormOfSum,
     PlainMlp,
     Product,
     ProjectedNorm,
@@ -31,6 +32,7 @@ from quire.model.net.parts import (
     scaled,
 )
 from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
+from quire.model.spec import ModelSpec
 from quire.ops.arrays import as_f32
 from quire.ops.experts import ACTIVATIONS
 
@@ -38,8 +40,8 @@ from quire.ops.experts import ACTIVATIONS
 def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: float = 1.0) -> Norm:
     """The norm `role`, its output multiplied by `scale`; x itself where the family has none."""
     spec, again = reader.opened.spec, False
-    if layer is not None and role == "attn_norm" and spec.halves > 1:
-        layer, again = layer - layer % spec.halves, layer % spec.halves > 0
+    if layer is not None and role == "attn_norm" and spec.join == "twins" and not spec.begins(layer):
+        layer, again = layer - 1, True
     if spec.norm == "plain" and DISK_ROLES[role].optional is False:
         same: Unplaced = np.full(spec.hidden, scale, F32)
         return LayerNorm(same, None, spec.norm_eps)
@@ -57,7 +59,7 @@ def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: 
 def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm, Norm]:
     """The norms before and after attention, and before and after the MLP, of layer `index`.
 
-    Of two layers that are halves of one the second reads the norm of what the first read. In a post-LN model the norm
+    In a post-LN model the norm
     after an addition is read as the one before what follows, and takes the stream's place there.
     """
     spec = reader.opened.spec
@@ -67,9 +69,17 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
             load_norm(reader, role, index, scales.get(role, 1.0))
             for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
         )
-        return (NormBeside(before) if index % spec.halves else before), after, mlp, after_mlp
+        return _of_parts(spec, index, before), after, mlp, after_mlp
     before = ReplacingNorm(load_norm(reader, "mlp_post_norm", index - 1)) if index else NoNorm()
     return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
+
+
+def _of_parts(spec: ModelSpec, index: int, norm: Norm) -> Norm:
+    """What the second part of a layer of the files reads: of twins the norm of what the first read; what a shared block
+    makes is added for the norm alone."""
+    if spec.begins(index):
+        return norm
+    return NormBeside(norm) if spec.join == "twins" else NormOfSum(norm)
 
 
 def load_final_norm(reader: WeightReader) -> Norm:

@@ -58,7 +58,7 @@ def _asked(counts: tuple[int, ...], spec: ModelSpec) -> tuple[range, ...]:
 def cuts(spec: ModelSpec) -> set[int]:
     """Layers that a stage may begin with: neither they nor later ones read keys and values of earlier ones, and no
     layer of the files is cut."""
-    firsts = range(spec.halves, spec.layers, spec.halves)
+    firsts = filter(spec.begins, range(1, spec.layers))
     return {i for i in firsts if all(spec.kv_layer(j) >= i for j in range(i, spec.layers))}
 
 

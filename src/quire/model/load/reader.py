@@ -3,13 +3,13 @@ See docs/design/loading.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,7 @@ class WeightReader:
         self.local = local_spec(opened.spec, share)
         self.adapters, self.cache = adapters, cache
         self.report: dict[str, tuple[str, int]] = {}
+        self._made: dict[str, Any] = {}
         self._progress = progress or (lambda done, total, what: None)
         self._names: dict[int | None, list[str]] = {}
         span = share.span(opened.spec)
@@ -125,6 +126,13 @@ class WeightReader:
         """`value` with all of its arrays where ops read them."""
         moved: T = self.ops.place(value)
         return moved
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What several layers have in common, made and placed when it is asked for first."""
+        if name not in self._made:
+            self._made[name] = self.place(make())
+        found: T = self._made[name]
+        return found
 
     def count(self, role: str, kind: str, nbytes: int) -> None:
         """Add `nbytes` of `kind` to the account of `role`."""

@@ -78,7 +78,7 @@ ROLES: dict[str, Role] = {
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
-    "attn_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: layer % s.halves == 0),
+    "attn_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_norm(layer)),
     **MIXED,
     "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "mlp_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_mlp(layer)),
@@ -158,6 +158,7 @@ FUSED = {
     "scan_in": ("scan_z", "scan_x", "scan_b", "scan_c", "scan_dt"),
     "channel_in": ("channel_x", "channel_z"),
     "channel_read": ("channel_dt", "channel_b", "channel_c"),
+    "block_gate_up": ("block_gate", "block_up"),
     "shared_gate_up": ("shared_gate", "shared_up"),
     **{name: tuple(parts) for name, (_, parts) in GROUPED.items()},
 }

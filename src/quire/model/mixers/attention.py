@@ -71,7 +71,13 @@ _ALL = {
     "attn_gate": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
 }
-ROLES = {name: replace(role, where=lambda s, layer: s.attends(layer)) for name, role in _ALL.items()}
+
+
+def _has(spec: ModelSpec, layer: int) -> bool:
+    return spec.attends(layer) and not spec.of_block(layer)
+
+
+ROLES = {name: replace(role, where=_has) for name, role in _ALL.items()}
 """Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {

@@ -73,7 +73,9 @@ ROLES = {
         "kv_a": Role("linear", lambda s: (s.mla.rank + s.mla.rope, s.hidden)),
         "kv_a_norm": Role("vector", lambda s: (s.mla.rank,)),
         "kv_b": _KV,
+        "k_b": replace(_KV, shape=lambda s: (s.heads * s.mla.rank, s.mla.nope)),
+        "v_b": replace(_KV, shape=lambda s: (s.heads * s.mla.value, s.mla.rank)),
     }.items()
 }
 """Its matrices and vectors on disk, beside those of queries and of the result; ranks share heads, each has all of the
-latent."""
+latent. In the place of `kv_b` may be its two parts, that of keys turned in each head."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
@@ -15,6 +15,7 @@ from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
+from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
 from quire.model.spec import CHANNEL_SCAN, CONVOLUTION, DELTA, MLP, SCAN, ModelSpec
 from quire.ops.convolution import RowLayout
@@ -22,7 +23,7 @@ from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 ROLES = {
     name: role
-    for kind in (attention, latent, cross, short_conv, delta, scan, channel_scan)
+    for kind in (attention, latent, cross, short_conv, delta, scan, channel_scan, shared_block)
     for name, role in kind.ROLES.items()
 }
 """What mixers have on disk, of all kinds."""
@@ -42,6 +43,8 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     """What stands between the norm and the MLP of `layer`."""
     if not spec.attends(layer):
         return WITHOUT_KEYS[spec.mixers[layer]](spec)
+    if spec.of_block(layer):
+        return SharedBlock(spec.heads, spec.kv_heads, spec.head_dim, wide=2 * spec.hidden, inner=spec.intermediate)
     mla = spec.mla
     if mla.rank:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
+from quire.model.net.convolved import convolved, states_of
 from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.parts import Linear, Norm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution
-from quire.ops.layout import LayerCache, StatefulCache
+from quire.ops.layout import LayerCache
 from quire.ops.recurrent import ScanSpec
 
 
@@ -35,14 +36,12 @@ class ChannelScanRule:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
-        assert isinstance(cache, StatefulCache) and batch.states is not None, "caches and steps have states"
-        rows, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
-        x = ops.causal_conv(rows, cache[0], batch.slots, paged, self.conv, batch.tree)
+        x = convolved(ops, layer, h, batch, cache, self.conv)
         steps = self.steps(ops, self.norm(ops, self.low(ops, x)))
         pairs = self.pairs(ops, x)
         if self.scales is not None:
             pairs = ops.norm_spans(pairs, self.scales, 0, self.scan.state, False, self.eps)
-        _, found = ops.ssm_scan(x, pairs, steps, cache.states, batch.states, self.scan)
+        _, found = ops.ssm_scan(x, pairs, steps, *states_of(batch, cache), self.scan)
         gate = self.gate(ops, h)
         found = ops.gated_rmsnorm(found, gate, None, gate.shape[1], "silu", True, self.eps)
         return layer.o(ops, chosen(ops, found, wanted))

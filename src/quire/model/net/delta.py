@@ -5,25 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
+from quire.model.net.convolved import convolved, states_of
 from quire.model.net.decoder import Layer, Wanted, chosen
-from quire.model.net.parts import Linear
+from quire.model.net.parts import Linear, LowRank
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution
-from quire.ops.layout import LayerCache, StatefulCache
+from quire.ops.layout import LayerCache
 from quire.ops.recurrent import DeltaSpec
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """up(down(h)): a matrix by way of a smaller space."""
-
-    down: Linear
-    up: Linear
-
-    def __call__(self, ops: Ops, h: Array) -> Array:
-        """h [T, hidden] -> [T, n]."""
-        return self.up(ops, self.down(ops, h))
 
 
 @dataclass(frozen=True)
@@ -46,11 +35,9 @@ class GatedDeltaRule:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
-        assert isinstance(cache, StatefulCache) and batch.states is not None, "caches and steps have states"
-        qkv, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
-        mixed = ops.causal_conv(qkv, cache[0], batch.slots, paged, self.conv, batch.tree)
+        mixed = convolved(ops, layer, h, batch, cache, self.conv)
         decays = None if self.decays is None else self.decays(ops, h)
-        _, found = ops.delta_rule(mixed, self.gates(ops, h), decays, cache.states, batch.states, self.rule)
+        _, found = ops.delta_rule(mixed, self.gates(ops, h), decays, *states_of(batch, cache), self.rule)
         gate = self.z(ops, h)
         found = ops.gated_rmsnorm(found, gate, self.scale, self.rule.value_dim, self.gate, False, self.eps)
         return layer.o(ops, chosen(ops, found, wanted))

@@ -49,6 +49,18 @@ Product = Callable[[Ops, Array], Array]
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """up(down(h)): a matrix by way of a smaller space."""
+
+    down: Linear
+    up: Linear
+
+    def __call__(self, ops: Ops, h: Array) -> Array:
+        """h [T, hidden] -> [T, n]."""
+        return self.up(ops, self.down(ops, h))
+
+
+@dataclass(frozen=True)
 class Scaled:
     """What `own` makes, times `factor`."""
 
@@ -181,6 +193,21 @@ class NormBeside:
 
 
 @dataclass(frozen=True)
+class NormOfSum:
+    """The norm of a sum that the stream does not become: what a block adds is for the norm alone (Zamba2)."""
+
+    norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """The norm of x."""
+        return self.norm(ops, x)
+
+    def add(self, ops: Ops, x: Array, delta: Array) -> tuple[Array, Array]:
+        """(x, the norm of x + delta); delta is given up."""
+        return x, self.norm(ops, ops.add(delta, x))
+
+
+@dataclass(frozen=True)
 class ProjectedNorm:
     """A norm followed by a projection: the way from the stream to a head of another width."""
 
@@ -201,7 +228,7 @@ class ProjectedNorm:
 class GatedMlp:
     """down(act(gate) * up) (Shazeer 2020)."""
 
-    gate_up: Linear
+    gate_up: Product
     down: Linear
     activation: str
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
+from quire.model.net.convolved import convolved, states_of
 from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.parts import Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution
-from quire.ops.layout import LayerCache, StatefulCache
+from quire.ops.layout import LayerCache
 from quire.ops.recurrent import ScanSpec
 
 
@@ -50,8 +51,6 @@ class Scan:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; rows are written to `cache`, states to its states."""
-        assert isinstance(cache, StatefulCache) and batch.states is not None, "caches and steps have states"
-        rows, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
-        mixed = ops.causal_conv(rows, cache[0], batch.slots, paged, self.conv, batch.tree)
-        _, found = ops.ssm_scan(mixed, None, self.steps(ops, h), cache.states, batch.states, self.scan)
+        mixed = convolved(ops, layer, h, batch, cache, self.conv)
+        _, found = ops.ssm_scan(mixed, None, self.steps(ops, h), *states_of(batch, cache), self.scan)
         return layer.o(ops, chosen(ops, self.norm(ops, found, self.gate(ops, h)), wanted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
+from quire.model.net.convolved import convolved
 from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -20,6 +21,5 @@ class ShortConv:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; what is convolved of the rows is written to `cache`."""
-        rows, paged = layer.qkv(ops, h), (batch.cu_q, batch.context, batch.block_tables)
-        mixed = ops.causal_conv(rows, cache[0], batch.slots, paged, self.conv, batch.tree)
+        mixed = convolved(ops, layer, h, batch, cache, self.conv)
         return layer.o(ops, chosen(ops, mixed, wanted))

@@ -1,0 +1,105 @@
+"""What GGUF's keys say of a model: the inverse of how `quire.model.disk.gguf_model` reads them, by the same tables."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.model.disk.gguf_architectures import Architecture
+from quire.model.disk.gguf_names import FIELDS, INNER, KV_HEADS, NORMED, RECURRENT, ROPE_FIELDS, WIDTH, WINDOW
+from quire.model.disk.headers import ModelHeaders
+from quire.model.families.rope import LinearScaling, LongRope, Rope, Yarn
+from quire.model.spec import ModelSpec
+
+SHARED_WIDTH = "expert_shared_feed_forward_length"
+"""The key of experts that files of models without experts may have, for the MLP in their place."""
+SAID = ("attention_factor", "stretch")
+"""What a context extension says beside its frequencies."""
+
+
+def facts_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:
+    """Return values by keys below the architecture's name."""
+    spec, raw = opened.spec, opened.config.raw
+    rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
+    attends = [spec.attends(layer) for layer in range(spec.layers)]
+    own = {
+        "head_dim": spec.head_dim if any(attends) else None,
+        "rope_theta": float(rope.theta) if any(attends) else None,
+        "num_attention_heads": spec.heads,
+        WIDTH: _widths(spec, architecture),
+        KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
+    }
+    found: dict[str, Any] = {}
+    spelled = dict(architecture.spelling)
+    for name, key in (*FIELDS.items(), *architecture.fields.items()):
+        value = own[name] if name in own else raw.get(name, raw.get(spelled.get(name, "")))
+        if value is not None and (any(spec.moe.sparse) or key == SHARED_WIDTH or not key.startswith("expert_")):
+            found[key] = value
+    if any(attends):
+        turned = rope.dim if architecture.turns else spec.head_dim
+        found |= {"attention.value_length": spec.head_dim, "rope.dimension_count": turned}
+    found["vocab_size"] = spec.vocab_size
+    windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
+    if any(windows):
+        found[WINDOW[0]] = max(windows)
+        local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
+        if local.theta != rope.theta:
+            found[WINDOW[2]] = float(local.theta)
+    if spec.delta.value_heads:
+        found[RECURRENT] = ~np.array(attends)
+    found |= _recurrent_sizes(spec)
+    if architecture.normed:
+        found[NORMED] = spec.family == architecture.normed
+    return {**found, **_scaling(rope), **architecture.fixed, **architecture.written}
+
+
+def _widths(spec: ModelSpec, architecture: Architecture) -> Any:
+    """Return the width of MLPs; of each layer where some have none and nothing else says which."""
+    if spec.join != "single" or architecture.kinds is None:
+        return spec.intermediate
+    return spec.intermediate * np.array([spec.has_mlp(layer) for layer in range(spec.layers)], np.int32)
+
+
+def _recurrent_sizes(spec: ModelSpec) -> dict[str, int]:
+    """Return the numbers of all heads or channels that recur, and of the space of their time steps."""
+    inner = spec.delta.values or spec.scan.inner or spec.channels.inner
+    rank = {"ssm.time_step_rank": spec.channels.rank} if spec.channels.rank else {}
+    return {INNER: inner, **rank} if inner else {}
+
+
+def _scaling(rope: Rope) -> dict[str, Any]:
+    """Return keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
+
+    YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
+    """
+    scaling = rope.scaling
+    if not isinstance(scaling, (LinearScaling, Yarn, LongRope)):
+        return {}
+    values = asdict(scaling)
+    values["original_max_position_embeddings"] = values.pop("original", None)
+    if not isinstance(scaling, LongRope):
+        values.pop("attention_factor")
+    found = {key: values[name] for name, key in ROPE_FIELDS.items() if values.get(name) is not None}
+    return {"rope.scaling.type": type(scaling).__name__.lower()} | found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Tell whether facts are the same but for the rounding of numbers to 32 bits."""
+    if is_dataclass(a) and is_dataclass(b):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, (int, float)):
+        return bool(np.isclose(a, b, rtol=1e-6, atol=0))
+    return bool(a == b)
+
+
+def same_turns(a: Rope, b: Rope, longest: int) -> bool:
+    """Tell whether two ropes turn by the same angles in the model's own context and in that which it extends."""
+    if a.dim != b.dim or not all(same(getattr(a.scaling, n), getattr(b.scaling, n)) for n in SAID):
+        return False
+    lengths = (longest, getattr(a.scaling, "original", longest))
+    pairs = [[r.scaling.inverse_frequencies(r.theta, r.dim, length) for r in (a, b)] for length in lengths]
+    return all(np.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)

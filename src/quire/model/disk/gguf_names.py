@@ -1,0 +1,173 @@
+"""What GGUF calls roles and fields of config.json. See docs/design/weight-formats.md."""
+
+from __future__ import annotations
+
+from quire.model.disk.renamed_tensors import Rewrite
+
+NAMES = {
+    "embed": "token_embd",
+    "positions": "position_embd",
+    "embed_norm": "token_embd_norm",
+    "final_norm": "output_norm",
+    "head": "output",
+    "layer": "blk.{}.",
+    "attn_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "qkv": "attn_qkv",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "attn_post_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "gate_up": "ffn_up",
+    "down": "ffn_down",
+    "mlp_post_norm": "post_ffw_norm",
+    "sinks": "attn_sinks",
+    "q_a": "attn_q_a",
+    "q_a_norm": "attn_q_a_norm",
+    "q_b": "attn_q_b",
+    "kv_a": "attn_kv_a_mqa",
+    "kv_a_norm": "attn_kv_a_norm",
+    "kv_b": "attn_kv_b",
+    "k_b": "attn_k_b",
+    "v_b": "attn_v_b",
+    "conv_in": "shortconv.in_proj",
+    "conv": "shortconv.conv",
+    "conv_out": "shortconv.out_proj",
+    "q_gate": "attn_q",
+    "delta_qkv": "attn_qkv",
+    "delta_z": "attn_gate",
+    "delta_qkvz": "ssm_in",
+    "delta_b": "ssm_beta",
+    "delta_a": "ssm_alpha",
+    "delta_ba": "ssm_ba",
+    "delta_q": "attn_q",
+    "delta_k": "attn_k",
+    "delta_v": "attn_v",
+    "delta_a_down": "ssm_f_a",
+    "delta_a_up": "ssm_f_b",
+    "delta_z_down": "ssm_g_a",
+    "delta_z_up": "ssm_g_b",
+    "delta_conv_q": "ssm_conv1d_q",
+    "delta_conv_k": "ssm_conv1d_k",
+    "delta_conv_v": "ssm_conv1d_v",
+    "delta_conv": "ssm_conv1d",
+    "delta_decay": "ssm_a",
+    "delta_bias": "ssm_dt",
+    "delta_scale": "ssm_norm",
+    "delta_out": "ssm_out",
+    "scan_in": "ssm_in",
+    "scan_conv": "ssm_conv1d",
+    "scan_decay": "ssm_a",
+    "scan_skip": "ssm_d",
+    "scan_bias": "ssm_dt",
+    "scan_scale": "ssm_norm",
+    "scan_out": "ssm_out",
+    "channel_in": "ssm_in",
+    "channel_conv": "ssm_conv1d",
+    "channel_read": "ssm_x",
+    "channel_steps": "ssm_dt",
+    "channel_decay": "ssm_a",
+    "channel_skip": "ssm_d",
+    "channel_dt_scale": "ssm_dt_norm",
+    "channel_b_scale": "ssm_b_norm",
+    "channel_c_scale": "ssm_c_norm",
+    "channel_out": "ssm_out",
+    "router": "ffn_gate_inp",
+    "router_bias": "exp_probs_b",
+    "expert_gate": "ffn_gate_exps.{}",
+    "expert_up": "ffn_up_exps.{}",
+    "expert_down": "ffn_down_exps.{}",
+    "expert_enter": "ffn_latent_down",
+    "expert_leave": "ffn_latent_up",
+    "shared_switch": "ffn_gate_inp_shexp",
+    "shared_gate": "ffn_gate_shexp",
+    "shared_up": "ffn_up_shexp",
+    "shared_down": "ffn_down_shexp",
+}
+"""Role -> name, the same for almost every architecture. A fused gate and up is called up."""
+BIASES = ("router_bias", "delta_bias", "scan_bias")
+"""Roles whose one tensor the format calls a bias."""
+PARTED = {
+    "delta_qkvz": ("delta_qkv", "delta_z"),
+    "shared_gate_up": ("shared_gate", "shared_up"),
+    "kv_b": ("k_b", "v_b"),
+}
+"""Matrices of folders -> what is in their place; older files have them as they are."""
+NAKED = ("delta_decay", "scan_decay", "scan_skip", "channel_decay", "channel_skip")
+"""Roles whose one tensor has the name of the role alone."""
+REWRITES = (
+    Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
+    *(Rewrite(rf"(blk\.\d+\.{name})\.bias", r"\1.weight") for name in sorted({NAMES[role] for role in BIASES})),
+    *(Rewrite(rf"(blk\.\d+\.{name})", r"\1.weight") for name in sorted({NAMES[role] for role in NAKED})),
+)
+"""A layer's experts lie in one tensor for each matrix."""
+FIELDS = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "rope_theta": "rope.freq_base",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "num_dense_layers": "leading_dense_block_count",
+    "conv_L_cache": "shortconv.l_cache",
+}
+"""Field of config.json -> key under the architecture's name. Families spell the number of experts in two ways."""
+DELTA_FIELDS = {
+    "full_attention_interval": "full_attention_interval",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+}
+"""Fields of the gated delta rule."""
+INNER = "ssm.inner_size"
+"""Numbers of all heads that scan, or of all value heads of the gated delta rule."""
+NORMED = "ssm.dt_b_c_rms"
+"""Whether B, C and time steps are normed."""
+RECURRENT = "attention.recurrent_layers"
+NEXTN = "nextn_predict_layers"
+"""Layers behind the model's own, which predict further tokens."""
+LATENT_LENGTHS = ("attention.key_length_mla", "attention.value_length_mla")
+"""Numbers of a head's key and value where the other keys say those of latents."""
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""A tenth of `mscale_all_dim`."""
+GATING = "expert_gating_func"
+"""The function by which experts are scored."""
+ONE_BELOW_OTHER = tuple(f".{NAMES[role]}.weight" for role in ("k_b", "v_b", "delta_conv_q", "delta_conv_k",
+                                                              "delta_conv_v"))  # fmt: skip
+"""Matrices with further axes, of heads or of one: all rows lie below each other."""
+KV_HEADS = "num_key_value_heads"
+WIDTH = "intermediate_size"
+ROPE_FIELDS = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "attention_factor": "rope.scaling.attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+WINDOW = ("attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa")
+READ_BELOW = frozenset({
+    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.type", "attention.causal",
+    "rope.scaling.finetuned", "tensor_data_layout", *FIELDS.values(), *ROPE_FIELDS.values(),
+})  # fmt: skip
+"""Keys that are read for every architecture, or change nothing; any other may be a feature that is not here."""
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
