@@ -114,6 +114,7 @@ def test_run_answers_once(run: Run, folder: str) -> None:
 
 
 def test_a_model_without_defaults_is_sampled_as_llama_cpp_does(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.cli.chat.answer import Answer
     from quire.cli.chat.conversation import Conversation
     from quire.cli.chat.local import LocalChat
     from quire.engine.llm import LLM
@@ -121,18 +122,18 @@ def test_a_model_without_defaults_is_sampled_as_llama_cpp_does(folder: str, monk
     seen = []
     with LLM(folder, **OPTIONS) as llm:
         stream = llm.stream
-        monkeypatch.setattr(llm, "stream", lambda prompt, params: seen.append(params) or stream(prompt, params))
+        monkeypatch.setattr(llm, "stream", lambda prompt, params, **more: seen.append(params) or stream(prompt, params))
         for settings in ({}, {"temperature": 0.2}):
             conversation = Conversation(settings={"max_tokens": 1, **settings})
             conversation.ask("a")
-            list(LocalChat(llm).answer(conversation, lambda: False))
+            list(LocalChat(llm).answer(conversation, lambda: False, Answer()))
         assert llm.get_default_sampling_params().temperature == 1.0
     assert [(p.temperature, p.top_k, p.top_p, p.min_p) for p in seen] == [(0.8, 40, 0.95, 0.05), (0.2, 40, 0.95, 0.05)]
 
 
 def test_a_conversation_with_a_server(run: Run) -> None:
     with live() as server:
-        code, out, err = run("chat", "--server", server.url, "-n", "4", stdin=b"ab\ncd\n")
+        code, out, err = run("chat", "--server", server.url, "-n", "4", "--seed", "1", stdin=b"ab\ncd\n")
         assert (code, err) == (0, "") and out.count("\n") == 2
         code, _, err = run("chat", "--server", server.url, "--threads", "2")
         assert code == 2 and "--threads" in err
