@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from command_line import Run, run
-from live_server import live
+from live_server import live, wait_until
 from quire.cli.flags import to_arguments
+from stub_engine import StubEngine, stub_info
 from terminal import Terminal
 from tiny_model import OPTIONS, write_tiny
 
@@ -93,6 +94,29 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(folder: str) -> None:
         terminal.interrupt()
         terminal.wait("Ctrl-C again")
         terminal.wait("> ")
+        terminal.interrupt()
+        assert terminal.process.wait(10) == 130
+
+
+def test_ctrl_c_stops_the_answer_of_a_server(tmp_path: Path) -> None:
+    stub = StubEngine(stub_info(max_model_len=100_000), step_seconds=0.01)
+    with (
+        live(stub) as server,
+        Terminal(["-m", "quire", "chat", "--server", server.url, "-n", "50000"]) as terminal,
+    ):
+        assert f"served by {server.url}" in terminal.wait("\n> ")
+        terminal.type("go")
+        wait_until(lambda: stub.running == 1, 20.0)
+        terminal.wait("go")
+        terminal.wait_for(20)
+        terminal.interrupt()
+        terminal.wait("> ")
+        wait_until(lambda: stub.running == 0, 20.0)
+        assert len(stub.aborted) == 1, "the server gave the request up"
+        terminal.type(f"/save {tmp_path}/chat.json")
+        assert "[2 messages are in" in terminal.wait("are in"), "what came of the answer is kept"
+        terminal.interrupt()
+        terminal.wait("Ctrl-C again")
         terminal.interrupt()
         assert terminal.process.wait(10) == 130
 
