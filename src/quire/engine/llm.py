@@ -330,7 +330,7 @@ class LLM(PoolingCalls):
         return [self._builder(*row, special) for row in zip(items, each, ranks, names, strict=True)]
 
     def _builder(
-        self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str, special: frozenset[int]
+        self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str, special: frozenset[int] = frozenset()
     ) -> RequestBuilder:
         text, encoded = self._reader.read(prompt)
         reads = params.detokenize or params.bad_words or params.structured_outputs is not None
