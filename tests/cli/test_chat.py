@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from command_line import Run, run
-from live_server import live
+from live_server import live, wait_until
 from quire.cli.flags import to_arguments
+from stub_engine import StubEngine, stub_info
 from terminal import Terminal
 from tiny_model import OPTIONS, write_tiny
 
@@ -97,6 +98,29 @@ def test_ctrl_c_stops_an_answer_and_twice_leaves(folder: str) -> None:
         assert terminal.process.wait(10) == 130
 
 
+def test_ctrl_c_stops_the_answer_of_a_server(tmp_path: Path) -> None:
+    stub = StubEngine(stub_info(max_model_len=100_000), step_seconds=0.01)
+    with (
+        live(stub) as server,
+        Terminal(["-m", "quire", "chat", "--server", server.url, "-n", "50000"]) as terminal,
+    ):
+        assert f"served by {server.url}" in terminal.wait("\n> ")
+        terminal.type("go")
+        wait_until(lambda: stub.running == 1, 20.0)
+        terminal.wait("go")
+        terminal.wait_for(20)
+        terminal.interrupt()
+        terminal.wait("> ")
+        wait_until(lambda: stub.running == 0, 20.0)
+        assert len(stub.aborted) == 1, "the server gave the request up"
+        terminal.type(f"/save {tmp_path}/chat.json")
+        assert "[2 messages are in" in terminal.wait("are in"), "what came of the answer is kept"
+        terminal.interrupt()
+        terminal.wait("Ctrl-C again")
+        terminal.interrupt()
+        assert terminal.process.wait(10) == 130
+
+
 def test_piped_lines_are_messages_and_commands(run: Run, folder: str) -> None:
     code, out, err = run(
         "chat", folder, *FLAGS, "-n", "3", stdin=b'/foo bar\n"""a\nb"""\n/etc/hosts is what\n/exit\nno'
@@ -114,6 +138,7 @@ def test_run_answers_once(run: Run, folder: str) -> None:
 
 
 def test_a_model_without_defaults_is_sampled_as_llama_cpp_does(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.cli.chat.answer import Answer
     from quire.cli.chat.conversation import Conversation
     from quire.cli.chat.local import LocalChat
     from quire.engine.llm import LLM
@@ -121,18 +146,18 @@ def test_a_model_without_defaults_is_sampled_as_llama_cpp_does(folder: str, monk
     seen = []
     with LLM(folder, **OPTIONS) as llm:
         stream = llm.stream
-        monkeypatch.setattr(llm, "stream", lambda prompt, params: seen.append(params) or stream(prompt, params))
+        monkeypatch.setattr(llm, "stream", lambda prompt, params, **more: seen.append(params) or stream(prompt, params))
         for settings in ({}, {"temperature": 0.2}):
             conversation = Conversation(settings={"max_tokens": 1, **settings})
             conversation.ask("a")
-            list(LocalChat(llm).answer(conversation, lambda: False))
+            list(LocalChat(llm).answer(conversation, lambda: False, Answer()))
         assert llm.get_default_sampling_params().temperature == 1.0
     assert [(p.temperature, p.top_k, p.top_p, p.min_p) for p in seen] == [(0.8, 40, 0.95, 0.05), (0.2, 40, 0.95, 0.05)]
 
 
 def test_a_conversation_with_a_server(run: Run) -> None:
     with live() as server:
-        code, out, err = run("chat", "--server", server.url, "-n", "4", stdin=b"ab\ncd\n")
+        code, out, err = run("chat", "--server", server.url, "-n", "4", "--seed", "1", stdin=b"ab\ncd\n")
         assert (code, err) == (0, "") and out.count("\n") == 2
         code, _, err = run("chat", "--server", server.url, "--threads", "2")
         assert code == 2 and "--threads" in err

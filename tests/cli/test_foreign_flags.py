@@ -137,6 +137,17 @@ def test_python_takes_the_names_of_vllm() -> None:
     assert refused.value.param == "hf_overrides"
 
 
+def test_python_takes_the_names_of_llama_cpp() -> None:
+    """Those of llama-cpp-python, and flags of llama.cpp with underscores."""
+    found = engine_config({"n_ctx": 512, "n_threads": 3, "n_batch": 64, "n_gpu_layers": -1})
+    assert (found.model.max_model_len, found.device.threads, found.scheduler.max_num_batched_tokens) == (512, 3, 64)
+    assert engine_config({"ctx_size": 512, "threads": 3, "ubatch_size": 64}) == found
+    assert engine_config({"n_ctx": 0, "n_gpu_layers": 0}) == engine_config({"device": "cpu"})
+    assert engine_config({"parallel": 4}).scheduler.max_num_seqs == 4
+    with pytest.raises(ConfigError, match=r"n_gpu_layers 3: llama.cpp's flag is refused: .*--device"):
+        engine_config({"n_gpu_layers": 3})
+
+
 def test_the_page_says_what_the_table_says() -> None:
     """Flags in the tables of llama-server and vLLM, and what stands beside them."""
     page = (ROOT / "docs" / "coming-from.md").read_text()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -63,37 +61,6 @@ def test_help_of_what_is_no_command(run: Run) -> None:
     assert code == 2 and "Did you mean 'serve'?" in err
     assert run("help", "serve", "--all")[1] == run("serve", "--help-all")[1]
     assert run("help", "ps", "stop")[0] == 2
-
-
-def test_commands_and_flags_are_completed_in_bash(run: Run, tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    assert bash is not None
-    tool = tmp_path / "quire"
-    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m quire "$@"\n')
-    tool.chmod(0o755)
-    script = run("completion", "bash")[1]
-    asked = [(["quire", "ser"], "serve"), (["quire", "serve", "--max-num-s"], "--max-num-seqs"),
-             (["quire", "chat", "--device", "ref"], "reference")]  # fmt: skip
-    for words, found in asked:
-        typed = " ".join(f"'{word}'" for word in words)
-        ask = (
-            f'\nCOMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _quire_completion quire; echo "${{COMPREPLY[@]}}"\n'
-        )
-        ended = subprocess.run(
-            [bash, "-c", script + ask],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
-        )
-        assert found in ended.stdout.split(), ended.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_a_script(run: Run, shell: str) -> None:
-    code, out, _ = run("completion", shell)
-    assert code == 0 and "_QUIRE_COMPLETE" in out
-    assert run("completion", "tcsh")[0] == 2
 
 
 def test_servers_that_run_are_listed_and_stopped(run: Run) -> None:

@@ -100,6 +100,21 @@ def test_a_terminal_gets_bars_and_lines_that_stay() -> None:
     assert "a line that stays [not markup]" in told
 
 
+def test_no_time_is_left_where_nobody_knows_how_much_there_is() -> None:
+    shown, now = io.StringIO(), 0.0
+    display = Display(shown, terminal=True, clock=lambda: now)
+    loading = display.open("loading model")
+    now = 3.0
+    loading.update(1)
+    assert display._bars is not None
+    display._bars.refresh()
+    assert "loading model" in shown.getvalue() and "left" not in shown.getvalue()
+    loading.update(1, 4)
+    display._bars.refresh()
+    assert "about 0:00:09 left" in shown.getvalue()
+    display.close(loading)
+
+
 def test_silenced_work_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with silenced(), stage("suite", 2) as at:
         at.say("a row")

@@ -85,6 +85,15 @@ def test_the_loader_is_imported_without_torch(folder: str) -> None:
     assert paths and not found, found
 
 
+ACROSS = {"clients", "interop", "project", "system"}
+"""Folders of tests that are of no one folder of the source."""
+
+
+def test_folders_of_tests_are_those_of_the_source() -> None:
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    assert not [str(each) for each in folders if str(each) not in ACROSS and not (SOURCE / each).is_dir()]
+
+
 def modules() -> dict[str, Path]:
     """Every module of ours by the name it is imported as; tests and scripts are imported from their own folders."""
     homes = {home: home.rglob("*.py") for home in (SOURCE.parent, SUPPORT, ROOT / "training")}

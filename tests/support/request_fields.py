@@ -115,8 +115,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 
 
 ELSEWHERE = {(COMPLETIONS, "add_special_tokens"), (COMPLETIONS, "length_penalty")}
-"""Seen by tests/server/api/test_request_fields.py, as the embedded model's texts have no special tokens around
-them, and by tests/server/api/test_more_completions.py, as the engine here gives the same beams at any penalty."""
+"""Seen by tests/server/apis/test_request_fields.py, as the embedded model's texts have no special tokens around
+them, and by tests/server/apis/test_more_completions.py, as the engine here gives the same beams at any penalty."""
 
 
 class Outcome(NamedTuple):

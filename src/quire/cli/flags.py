@@ -11,7 +11,7 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from quire.cli.model_names import known_models
+from quire.cli.complete import complete_model
 from quire.cli.params import INTEGER, Argument, Command, Option, without_suffix
 from quire.core.config import KV_ALIASES, SECTIONS, EngineConfig
 from quire.core.errors import BadRequest, ConfigError
@@ -128,12 +128,6 @@ def _flag(field: OptionField, group: str, several: bool, large: bool) -> Option:
         metavar="|".join(field.choices) or None,
         shell_complete=complete_model if name == "model" else partial(_complete_choice, field.choices),
     )
-
-
-def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of models that are here, and files."""
-    names = [CompletionItem(name) for name in known_models() if name.startswith(incomplete)]
-    return [*names, CompletionItem(incomplete, type="file")]
 
 
 def _complete_choice(

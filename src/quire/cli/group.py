@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         """Find the command of `args`; where it is none, the error names what is quire's for another tool's
         command, or those that are spelled nearly so."""
         name = args[0]
-        if name not in self.table and name[:1].isalnum():
+        if name not in self.table and name[:1].isalnum() and not ctx.resilient_parsing:
             from quire.cli.foreign_commands import command_here
             from quire.core.options.values import near_names
 

@@ -21,13 +21,6 @@ def ensure(name: str) -> str:
         return pulled(name, progress)
 
 
-def known_models() -> list[str]:
-    """Names of models that are here and need no path, for completion."""
-    from quire.store.manifest import all_pulled
-
-    return [each.name for each in all_pulled()]
-
-
 def is_stored(name: str) -> bool:
     """Whether a model of this name was pulled."""
     from quire.store.names import find

@@ -14,6 +14,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.cli.complete import complete_server
 from quire.cli.params import argument, command, option
 from quire.core.errors import ConfigError, EngineFailure
 from quire.core.running import RunningServer, ended, memory_of, servers, uptime
@@ -60,7 +61,13 @@ def ps(as_json: bool) -> None:
 
 @command(
     "stop",
-    argument("which", metavar="MODEL|ADDRESS|PID", required=False, help="The server; not needed where there is one."),
+    argument(
+        "which",
+        metavar="MODEL|ADDRESS|PID",
+        required=False,
+        shell_complete=complete_server,
+        help="The server; not needed where there is one.",
+    ),
     option("--all", "everything", is_flag=True, help="Stop all of them."),
 )
 def stop(which: str | None, everything: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from quire.cli.complete import complete_known, complete_model, complete_pulled
 from quire.cli.params import argument, command, option
 from quire.cli.show import Rows, show
 from quire.core.errors import ConfigError
@@ -18,7 +19,7 @@ AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @command(
     "pull",
-    argument("names", metavar="NAME...", nargs=-1, required=True, help="A name of `quire list --known`, or owner/model[:quantization] on the Hugging Face Hub."),  # noqa: E501
+    argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_known, help="A name of `quire list --known`, or owner/model[:quantization] on the Hugging Face Hub."),  # noqa: E501
     option("--revision", help="Branch, tag or commit of a model on the Hub."),
     option("--default", "as_default", is_flag=True, help="Have commands without a model take this one from now on."),
     AS_JSON,
@@ -76,7 +77,12 @@ def _print_table(rows: list[list[str]], headings: list[str]) -> None:
 
 @command(
     "show",
-    argument("name", metavar="NAME", help="A model of `quire list`, or the path of a folder or GGUF file."),
+    argument(
+        "name",
+        metavar="NAME",
+        shell_complete=complete_model,
+        help="A model of `quire list`, or the path of a folder or GGUF file.",
+    ),
     option("--template", is_flag=True, help="Print the chat template alone."),
     AS_JSON,
 )
@@ -118,7 +124,14 @@ def _facts(name: str) -> dict[str, Any]:
 
 @command(
     "rm",
-    argument("names", metavar="NAME...", nargs=-1, required=True, help="Models of `quire list`."),
+    argument(
+        "names",
+        metavar="NAME...",
+        nargs=-1,
+        required=True,
+        shell_complete=complete_pulled,
+        help="Models of `quire list`.",
+    ),
     option("--yes", "-y", is_flag=True, help="Do not ask."),
 )
 def remove(names: tuple[str, ...], yes: bool) -> None:

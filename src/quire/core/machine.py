@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISVTX
@@ -166,12 +166,14 @@ def foreign(path: Path) -> str:
 
 
 def cpu_wait(pid: int) -> float:
-    """Seconds for which the main thread of a process was ready to run while others had the processors (Linux's
-    schedstat); 0 where the kernel does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    """Seconds for which threads of a process were ready to run while others had the processors, all together (Linux's
+    schedstat); 0 where the kernel does not say. A thread that waits holds up those that wait for its share of a step.
+    """
+    waited = 0
+    with suppress(OSError, ValueError, IndexError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waited += int((task / "schedstat").read_text().split()[1])
+    return waited / 1e9
 
 
 @contextmanager

@@ -119,7 +119,7 @@ class Display:
         with self._lock:
             if self._bars is not None:
                 name = "  " * len(self.stages) + what
-                made.task = self._bars.add_task(name, total=total, count="", note="")
+                made.task = self._bars.add_task(name, total=total, count="", note="", left="")
                 self._bars.update(made.task, completed=before)
             self.stages.append(made)
         return made
@@ -141,9 +141,10 @@ class Display:
     def changed(self, stage: Stage) -> None:
         """Show a stage anew."""
         if self._bars is not None and stage.task is not None:
-            note = f" {stage.note}" if stage.note else ""
+            note, seconds = f" {stage.note}" if stage.note else "", stage.left()
+            left = "" if seconds is None else f"about {_time(seconds)} left"
             self._bars.update(
-                stage.task, completed=stage.done, total=stage.total, count=stage.count(), note=note, refresh=False
+                stage.task, completed=stage.done, total=stage.total, count=stage.count(), note=note, left=left
             )
         elif self.clock() - self._told >= PERIOD:
             self.tell()
@@ -270,13 +271,12 @@ def _bars(file: IO[str]) -> Progress:
         TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TaskProgressColumn(),
-        TextColumn("{task.fields[count]}{task.fields[note]}", markup=False), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[count]}{task.fields[note]}", markup=False), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
     )  # fmt: skip
     return Progress(*columns, console=Console(file=file, force_terminal=True), transient=True)
 

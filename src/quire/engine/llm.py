@@ -211,9 +211,14 @@ class LLM(PoolingCalls):
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        special: frozenset[int] = frozenset(),
     ) -> Generator[GenerateDelta, None, None]:
-        """Generate, with texts that come as they grow. Closing the iterator ends what still runs."""
-        return self._run(self._builders(prompts, sampling_params))
+        """Generate, with texts that come as they grow. Closing the iterator ends what still runs.
+
+        `special`: special tokens that stay in the texts although others are left out, as marks of tool calls may.
+        """
+        return self._run(self._builders(prompts, sampling_params, special=special))
 
     def chat(
         self,
@@ -305,6 +310,7 @@ class LLM(PoolingCalls):
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None = None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        special: frozenset[int] = frozenset(),
     ) -> list[RequestBuilder]:
         """Check everything and make the requests."""
         items = listed(prompts)
@@ -321,9 +327,11 @@ class LLM(PoolingCalls):
         if any(ranks) and self.config.scheduler.scheduling_policy != "priority":
             raise BadRequest('priority: has no effect without scheduling_policy="priority"', param="priority")
         names = ["" if a is None else self.engine.with_adapter(a.lora_name, a.lora_path) for a in adapters]
-        return [self._builder(*row) for row in zip(items, each, ranks, names, strict=True)]
+        return [self._builder(*row, special) for row in zip(items, each, ranks, names, strict=True)]
 
-    def _builder(self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str) -> RequestBuilder:
+    def _builder(
+        self, prompt: Prompt, params: SamplingParams, priority: int, adapter: str, special: frozenset[int] = frozenset()
+    ) -> RequestBuilder:
         text, encoded = self._reader.read(prompt)
         reads = params.detokenize or params.bad_words or params.structured_outputs is not None
         tokenizer = self.get_tokenizer() if reads else None
@@ -342,7 +350,7 @@ class LLM(PoolingCalls):
         shown = self._reader.preparer.shown(*encoded) if encoded.images else None
         structured, before = params.structured_outputs, continued(self.info, request.prompt)
         checks = None if structured is None else checks_of(structured)
-        return RequestBuilder(request, text, tokenizer, before, shown, checks)
+        return RequestBuilder(request, text, tokenizer, before, shown, checks, special)
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         """(text or None, token ids) of one prompt without images."""

@@ -114,7 +114,7 @@ class RequestBuilder:
     """Collects the outputs of one request. `text` is the prompt's text where there was one.
 
     `prompt`: the tokens that the output continues; `shown`: the ids of a prompt with images, as the vocabulary knows
-    them. `checks`: by which texts are checked.
+    them. `checks`: by which texts are checked. `special`: special tokens that are text although others are skipped.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class RequestBuilder:
         prompt: Sequence[int],
         shown: list[int] | None = None,
         checks: AnswerChecks | None = None,
+        special: frozenset[int] = frozenset(),
     ) -> None:
         self.request, self._checks = request, checks
         self._text, self._shown = text, shown
@@ -134,7 +135,7 @@ class RequestBuilder:
             CompletionOutput(index=i, cumulative_logprob=0.0 if want else None, logprobs=[] if want else None)
             for i in range(request.params.n)
         ]
-        begin = partial(OutputText, self._tokenizer, request.params, prompt=prompt)
+        begin = partial(OutputText, self._tokenizer, request.params, special, prompt)
         self._parts = [Continuation(begin) for _ in self.outputs]
         self._live = len(self._parts)
         self._prompt_logprobs: list[TokenLogprob] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Protocol
 
+from quire.cli.chat.answer import Answer
 from quire.cli.chat.conversation import Conversation
 
 Stopped = Callable[[], bool]
@@ -27,5 +28,11 @@ class ChatBackend(Protocol):
     def check_image(self) -> None:
         """Raise `BadRequest` where the model is known to take no images."""
 
-    def answer(self, conversation: Conversation, stopped: Stopped) -> Generator[str, None, None]:
-        """Pieces of the answer to the last message, as they come. Raises `BadRequest` for what the model cannot do."""
+    def tools_note(self) -> str:
+        """Why tools that are offered may have no effect; "" where nothing is known against them."""
+
+    def answer(self, conversation: Conversation, stopped: Stopped, answer: Answer) -> Generator[str, None, None]:
+        """Yield what is shown of the answer to the last message, as it comes, and collect it in `answer`.
+
+        Raises `BadRequest` for what the model cannot do.
+        """

@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from itertools import chain
 
+from quire.cli.chat.answer import Answer
 from quire.cli.chat.backend import ChatBackend
 from quire.cli.chat.commands import Leave, run_command
 from quire.cli.chat.conversation import Conversation
@@ -37,7 +38,8 @@ class Chat:
                 if run_command(self, line):
                     continue
                 self.conversation.ask(line)
-                self.answer()
+                if not self._waits():
+                    self.answer()
             except Leave:
                 return
             except (BadRequest, ConfigError, ModelError, Unavailable) as error:
@@ -47,18 +49,27 @@ class Chat:
 
     def answer(self) -> None:
         """Answer the last message; it is taken away where it cannot be answered."""
+        answer = Answer()
         try:
             with (
                 self.screen.interrupts() as stopped,
-                closing(self.backend.answer(self.conversation, stopped)) as pieces,
+                closing(self.backend.answer(self.conversation, stopped, answer)) as pieces,
             ):
-                text = self.screen.show(pieces)
+                self.screen.show(pieces)
         except BaseException:
             self.conversation.unask()
             raise
-        self.conversation.messages.append({"role": "assistant", "content": text})
+        self.conversation.messages.append(answer.message)
         if self.backend.timings and (sys.stderr.isatty() if self.verbose is None else self.verbose):
             self.screen.say(self.backend.timings)
+        self._waits()
+
+    def _waits(self) -> bool:
+        """Whether the next message is the result of a call of a tool; the user is told so."""
+        call = self.conversation.open_call
+        if call is not None:
+            self.screen.say(f"[the next message is what {call['function']['name']} returned; /retry asks again]")
+        return call is not None
 
     def _banner(self) -> None:
         """Which model it is, what it takes, and how to leave."""

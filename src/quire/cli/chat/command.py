@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.chat.conversation import SETTINGS, Conversation, check_settings
-from quire.cli.flags import ENGINE, complete_model, option_command, text_of, to_engine
+from quire.cli.complete import complete_model
+from quire.cli.flags import ENGINE, option_command, text_of, to_engine
 from quire.cli.foreign_commands import environment, unread_variables, warn
 from quire.cli.generate import open_llm, prompt_option, sampling_options, standard_input, typed
 from quire.cli.model_names import ensure, with_default

@@ -135,6 +135,8 @@ def _tools(chat: Chat, rest: str) -> None:
         conversation.use_tools(_path("tools", rest))
     names = ", ".join(str(tool["function"]["name"]) for tool in conversation.tools)
     chat.screen.say(f"[tools: {names}]" if names else "[no tools]")
+    if names and (note := chat.backend.tools_note()):
+        chat.screen.say(f"[{note}]")
 
 
 def _clear(chat: Chat, rest: str) -> None:

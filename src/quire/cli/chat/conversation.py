@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 from quire.core.errors import BadRequest, ConfigError
 from quire.core.files import read_bounded, write_whole
 
+ASKING = ("user", "tool")
+"""Roles of messages that the model answers."""
 MAX_FILE = 64 << 20
 """Bytes of a conversation, an image or a file of tools that are read at most."""
 FORMAT = "quire chat"
@@ -80,16 +83,30 @@ class Conversation:
         """Number of messages that no limit and no command but /system takes away: the system message."""
         return int(bool(self.messages) and self.messages[0].get("role") == "system")
 
+    @property
+    def open_call(self) -> dict[str, Any] | None:
+        """The first call of a tool in the last answer that has no result yet."""
+        for results, message in enumerate(reversed(self.messages)):
+            if message["role"] != "tool":
+                calls: list[dict[str, Any]] = message.get("tool_calls") or []
+                return calls[results] if results < len(calls) else None
+        return None
+
     def ask(self, text: str) -> None:
-        """Add a message of the user's, with the images that wait for it."""
+        """Add the result of a call that has none, else a message of the user's with the images that wait for it."""
+        call = self.open_call
+        if call is not None:
+            name = call["function"]["name"]
+            self.messages.append({"role": "tool", "tool_call_id": call.get("id"), "name": name, "content": text})
+            return
         images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         self.images = []
         content: Any = [*images, {"type": "text", "text": text}] if images else text
         self.messages.append({"role": "user", "content": content})
 
     def unask(self) -> None:
-        """Take the last question away, which had no answer."""
-        if self.messages and self.messages[-1]["role"] == "user":
+        """Take the last question, or the last result of a call, away, which had no answer."""
+        if self.messages and self.messages[-1]["role"] in ASKING:
             self.messages.pop()
 
     def clear(self) -> None:
@@ -99,19 +116,29 @@ class Conversation:
 
     def drop_oldest(self) -> bool:
         """Forget the oldest question and its answer; False where there is but one question."""
-        if len(self.messages) <= self._kept + 1:
+        later = range(self._kept + 1, len(self.messages))
+        second = next((i for i in later if self.messages[i]["role"] == "user"), None)
+        if second is None:
             return False
-        del self.messages[self._kept : self._kept + 2]
+        del self.messages[self._kept : second]
         return True
 
     def retry(self) -> None:
-        """Take the last answer away; `BadRequest` where nothing was asked."""
-        while self.messages and self.messages[-1]["role"] != "user":
-            if self.messages[-1]["role"] == "system":
-                break
+        """Take the last answer away, with results of its calls; `BadRequest` where nothing was asked."""
+        while self.open_call is not None and self.messages[-1]["role"] == "tool":
             self.messages.pop()
-        if not self.messages or self.messages[-1]["role"] != "user":
+        while self.messages and self.messages[-1]["role"] not in (*ASKING, "system"):
+            self.messages.pop()
+        if not self.messages or self.messages[-1]["role"] == "system":
             raise BadRequest("there is nothing to ask again")
+
+    def for_server(self) -> list[dict[str, Any]]:
+        """The messages as a server takes them: without thoughts, which some refuse."""
+        return [{name: value for name, value in each.items() if name != "reasoning_content"} for each in self.messages]
+
+    def for_template(self, as_text: bool) -> list[dict[str, Any]]:
+        """The messages as a chat template takes them: arguments of calls as objects, unless `as_text`."""
+        return self.messages if as_text else [_with_objects(each) for each in self.messages]
 
     def set(self, name: str, text: str) -> None:
         """Change a setting to what `text` says; `default` gives it back to the model. `BadRequest` names the fault."""
@@ -170,9 +197,28 @@ class Conversation:
         found = _saved(path)
         if not all(isinstance(each.get("role"), str) and "content" in each for each in found.messages):
             raise ConfigError(f"{path}: each message needs a role and a content")
+        if not all(map(_is_call, chain.from_iterable(each.get("tool_calls") or () for each in found.messages))):
+            raise ConfigError(f"{path}: each tool call needs a function with a name and arguments in JSON")
         settings = {name: value for name, value in found.settings.items() if name in SETTINGS}
         check_settings(settings)
         self.messages, self.settings, self.tools, self.images = found.messages, settings, found.tools, []
+
+
+def _is_call(call: Any) -> bool:
+    """Whether a call of a message is as `Answer.message` writes it."""
+    try:
+        return isinstance(call["function"]["name"], str) and isinstance(json.loads(call["function"]["arguments"]), dict)
+    except (TypeError, KeyError, ValueError):
+        return False
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [each["function"] | {"arguments": json.loads(each["function"]["arguments"])} for each in calls]
+    return message | {"tool_calls": [call | {"function": f} for call, f in zip(calls, functions, strict=True)]}
 
 
 def check_settings(settings: dict[str, Any]) -> None:

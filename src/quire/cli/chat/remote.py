@@ -11,6 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 from quire.bench.http import Client, HttpFailure
+from quire.cli.chat.answer import Answer
 from quire.cli.chat.backend import Stopped
 from quire.cli.chat.conversation import Conversation
 from quire.core.errors import BadRequest, ConfigError
@@ -52,69 +53,59 @@ class RemoteChat:
     def check_image(self) -> None:
         """Refuse nothing: the server knows, and says so."""
 
-    def answer(self, conversation: Conversation, stopped: Stopped) -> Generator[str, None, None]:
+    def tools_note(self) -> str:
+        """Say nothing: the server knows."""
+        return ""
+
+    def answer(self, conversation: Conversation, stopped: Stopped, answer: Answer) -> Generator[str, None, None]:
         """Stream the answer; what the server refuses is a `BadRequest` with its words."""
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": conversation.messages,
+            "messages": conversation.for_server(),
             "stream": True,
             "stream_options": {"include_usage": True},
             **conversation.settings,
         }
         if conversation.tools:
             body["tools"] = conversation.tools
-        self.timings, told = "", _Told()
+        self.timings, events = "", _Events(answer)
         stream = _Stream(self._client, body)
         try:
             while (event := stream.next(stopped)) is not None:
-                if piece := told.piece(event):
-                    yield piece
-            if end := told.end():
-                yield end
-            self.timings = told.timings()
+                yield events.shown(event)
+            yield answer.end()
+            self.timings = events.timings()
         except HttpFailure as error:
             raise BadRequest(error.message) from None
         finally:
             stream.close()
 
 
-class _Told:
-    """What the events of an answer say: text, thoughts between <think> marks, calls of tools, and usage."""
+class _Events:
+    """Reads the events of an answer into `answer`, with the usage and the times of tokens."""
 
-    def __init__(self) -> None:
-        self.thinking = False
-        self.calls: dict[int, tuple[str, str]] = {}
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self.usage: dict[str, Any] = {}
         self.sent, self.first, self.last = time.perf_counter(), 0.0, 0.0
 
-    def piece(self, event: dict[str, Any]) -> str:
-        """The text that an event adds."""
+    def shown(self, event: dict[str, Any]) -> str:
+        """What is shown of an event."""
         self.usage = event.get("usage") or self.usage
         if not event.get("choices"):
             return ""
         delta = event["choices"][0].get("delta") or {}
         for call in delta.get("tool_calls") or ():
-            name, arguments = self.calls.get(call.get("index", 0), ("", ""))
-            told = call.get("function") or {}
-            self.calls[call.get("index", 0)] = (
-                name + (told.get("name") or ""),
-                arguments + (told.get("arguments") or ""),
+            function = call.get("function") or {}
+            self._answer.add_call(
+                call.get("index", 0), call.get("id") or "", function.get("name") or "", function.get("arguments") or ""
             )
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         text = delta.get("content") or ""
         if thought or text:
             self.last = time.perf_counter()
             self.first = self.first or self.last
-        if thought and not self.thinking:
-            thought, self.thinking = f"<think>\n{thought}", True
-        if text and self.thinking:
-            text, self.thinking = f"\n</think>\n{text}", False
-        return thought + text
-
-    def end(self) -> str:
-        """What is left to show: the end of thoughts, and the calls of tools."""
-        text = "\n</think>\n" if self.thinking else ""
-        return text + "".join(f"\n`{name}({arguments})`\n" for name, arguments in self.calls.values())
+        return self._answer.add_thought(thought) + self._answer.add_content(text)
 
     def timings(self) -> str:
         """One line, as that of a local model."""

@@ -67,7 +67,7 @@ class Watchdog:
         large = LARGE * self._row_seconds * self._rows
         limit = max(self._hang, slow, large, CHANGE_SECONDS if changing else 0.0)
         if time.monotonic() - self._heard > limit:
-            limit += IMAGE_ROW_SECONDS * image_rows() + engine.cpu_wait() - self._waited
+            limit += IMAGE_ROW_SECONDS * image_rows() + max(0.0, engine.cpu_wait() - self._waited)
         if time.monotonic() - self._heard > limit:
             engine.kill()
             raise EngineFailure(f"the engine hangs: no step ended for {limit:.0f} s")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +88,33 @@ def test_the_wait_for_processors_is_told_by_the_kernel() -> None:
     before = cpu_wait(os.getpid())
     assert cpu_wait(os.getpid()) >= before >= 0.0
     assert cpu_wait(1 << 30) == 0.0, "there is no such process"
+
+
+def test_the_wait_of_every_thread_counts() -> None:
+    """Threads that share one processor wait for each other: together as long as all but one of them."""
+    code = (
+        "import os, sys, threading, zlib\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "def work():\n"
+        "    while True:\n"
+        "        zlib.compress(bytes(1 << 22))\n"
+        "for _ in range(3):\n"
+        "    threading.Thread(target=work, daemon=True).start()\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def main_thread() -> float:
+            return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e9
+
+        assert process.stdout is not None and process.stdout.readline()
+        time.sleep(0.5)
+        main, all_threads = main_thread(), cpu_wait(process.pid)
+        for _ in turns(lambda: cpu_wait(process.pid) < all_threads + 0.5):
+            time.sleep(0.05)
+        assert main_thread() < main + 0.1, "it reads, and waits for nobody"
+        process.kill()
 
 
 def test_what_is_paused_costs_no_step_and_is_not_to_blame() -> None:
