@@ -80,13 +80,28 @@ class SnapshotValues:
 
     def pop_least(self, free: Callable[[int], bool]) -> int:
         """Forget the snapshot that is worth least of those whose slots are `free`, and return its slot."""
-        while True:
-            worth, _, key, version = heappop(self._heap)
+        found = self._least(free)
+        assert found is not None, "somebody has each of the snapshots"
+        worth, _, key, _ = found
+        snapshot, self._level = self._snapshots[key], max(self._level, worth)
+        self._remove(key, snapshot)
+        return snapshot.slot
+
+    def exceeds_least(self, saved: float, free: Callable[[int], bool]) -> bool:
+        """Whether a snapshot that saves so many tokens would be worth more than another whose slot is `free`."""
+        found = self._least(free)
+        return found is not None and self._level + saved > found[0]
+
+    def _least(self, free: Callable[[int], bool]) -> Entry | None:
+        """The entry of the snapshot that is worth least of those whose slots are `free`; others are queued again when
+        their slots are given back."""
+        while self._heap:
+            _, _, key, version = entry = self._heap[0]
             snapshot = self._snapshots.get(key)
             if snapshot is not None and snapshot.version == version and free(snapshot.slot):
-                self._level = max(self._level, worth)
-                self._remove(key, snapshot)
-                return snapshot.slot
+                return entry
+            heappop(self._heap)
+        return None
 
     def worth(self, snapshot: ValuedSnapshot) -> float:
         """What is lost with it."""

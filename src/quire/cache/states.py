@@ -45,6 +45,7 @@ class StateSlots:
         self.pool, self.block_size, self.interval = BlockPool(slots, watcher=watcher), block_size, interval
         self._sequences, self._values = sequences, SnapshotValues() if values is None else values
         self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
+        self._trails: dict[Sequence, None] = {}  # sequences with a trail
         self._due = 0  # slots that sequences of the plan under way are still to be given
 
     def begin(self, running: Iterable[Sequence] = ()) -> None:
@@ -56,23 +57,64 @@ class StateSlots:
 
     def missing(self, seq: Sequence) -> int:
         """How many slots must be allocated so that the next state of `seq` can be stored."""
-        return int(not self._writable(state_of(seq)))
+        state = state_of(seq)
+        return int(not self._writable(state) and not self._trails_alone(state))
 
     def _writable(self, state: StateSlot) -> bool:
         return state.next >= 0 or (state.slot >= 0 and self.pool.writable(state.slot))
 
+    def _trails_alone(self, state: StateSlot) -> bool:
+        """Whether the state could be overwritten if it were not to trail the sequence."""
+        trailing = sum(each.slot == state.slot for each in _trails_of(state))
+        return trailing > 0 and self.pool.refs[state.slot] == 1 + trailing
+
     def fit(self, sequences: Iterable[Sequence]) -> bool:
         """Whether there are slots for the next state of each."""
-        return sum(map(self.missing, sequences)) <= self.pool.num_free
+        need = sum(map(self.missing, sequences))
+        return need <= self.pool.num_free or need <= self.pool.num_free + len(self._droppable())
 
     def reserve(self, seq: Sequence) -> bool:
-        """Make room for the next state; False where no slot is left."""
+        """Make room for the next state, for which trails give way; False where no slot is left."""
         state = state_of(seq)
-        if not self._writable(state):
-            if not self.pool.num_free:
+        if self._writable(state):
+            return True
+        if self._trails_alone(state):
+            if self._spare:
+                state.next = self._allocate()
+            else:
+                self._drop_trails(seq, state.slot)
+            return True
+        if not self.pool.num_free:
+            if not (others := self._droppable()):
                 return False
-            state.next, self._due = self._allocate(), max(0, self._due - 1)
+            least = min(others, key=lambda each: state_of(each).tokens - state_of(each).nearest)
+            self._drop_trails(least, others[least])
+        state.next, self._due = self._allocate(), max(0, self._due - 1)
         return True
+
+    def _droppable(self) -> dict[Sequence, int]:
+        """Sequences whose trail has a slot of its own, and that slot."""
+        held = {seq: state_of(seq).trail for seq in self._trails}
+        return {seq: each.slot for seq, each in held.items() if each is not None and self.pool.refs[each.slot] == 1}
+
+    def _drop_trails(self, seq: Sequence, slot: int) -> None:
+        """Forget what trails `seq` in `slot`."""
+        state = state_of(seq)
+        for each in [each for each in state.snapshots if each.trails and each.slot == slot]:
+            state.snapshots.remove(each)
+            self._give_back(slot)
+        if state.trail is not None and state.trail.slot == slot:
+            self._hold(seq, None)
+
+    def _hold(self, seq: Sequence, trail: Snapshot | None) -> None:
+        """Have this trail in place of the last."""
+        state = state_of(seq)
+        if state.trail is not None:
+            self._give_back(state.trail.slot)
+            del self._trails[seq]
+        state.trail = trail
+        if trail is not None:
+            self._trails[seq] = None
 
     def _allocate(self) -> int:
         """A slot that nobody has, for which the snapshot that is worth least makes room if need be."""
@@ -99,24 +141,47 @@ class StateSlots:
             if source >= 0:
                 self._leaving.append(source)
             state.slot, state.next = state.next, -1
-        for tokens in self.snapshots(seq, certain)[:STORES]:
-            if not self._spare:
-                break
+        for tokens, trails in self._kept(seq, certain):
+            if not (self._worth_a_slot(state, tokens) if trails else self._spare):
+                continue
             if tokens == certain:  # shared: the next step stores to another slot
                 self.pool.acquire(slot := state.slot)
             elif len(stores) < STORES - 1:
                 stores.append((tokens - first, slot := self._allocate()))
             else:
                 continue
-            state.snapshots.append(Snapshot(tokens, slot, sure))
+            state.snapshots.append(Snapshot(tokens, slot, sure, trails))
+            state.nearest = state.nearest if trails else tokens
         state.tokens = certain
         return StateStep(source, (*stores, (certain - first, state.slot)), again)
 
+    def _kept(self, seq: Sequence, end: int) -> list[tuple[int, bool]]:
+        """Tokens up to `end` behind which the state of `seq` is kept, and whether it is to trail the sequence."""
+        tokens, last = self.snapshots(seq, end)[:STORES], end // self.block_size * self.block_size
+        kept = [(each, False) for each in tokens]
+        if self.interval and last > state_of(seq).tokens and last >= seq.prompt_len and last not in tokens:
+            kept.append((last, True))
+        return kept
+
+    def _worth_a_slot(self, state: StateSlot, tokens: int) -> bool:
+        """Whether a trail after `tokens` tokens is to be kept: it takes the slot of an earlier one, or one that nobody
+        needs, whose content is worth less; one more is left to snapshots."""
+        if _trails_of(state):
+            return self._spare
+        if not self._has_spare(1):
+            return False
+        saved = tokens - state.nearest
+        return not self.pool.would_evict() or self._values.exceeds_least(saved, lambda slot: not self.pool.refs[slot])
+
     @property
     def _spare(self) -> bool:
-        """Whether a slot may be had for a snapshot, with one left for each sequence of the plan and each that may
+        """Whether a slot may be had for a snapshot."""
+        return self._has_spare()
+
+    def _has_spare(self, more: int = 0) -> bool:
+        """Whether a slot may be had and `more` are left, with one for each sequence of the plan and each that may
         come."""
-        return self.pool.num_free > max(self._due, self._sequences - self.pool.num_used)
+        return self.pool.num_free > more + max(self._due, self._sequences - self.pool.num_used)
 
     def snapshots(self, seq: Sequence, end: int) -> list[int]:
         """Tokens up to `end` behind which the state of `seq` is to be published, beyond the state that it has.
@@ -145,6 +210,7 @@ class StateSlots:
         state = state_of(seq)
         self.pool.acquire(slot)
         state.slot, state.tokens = slot, tokens
+        state.nearest = tokens
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` begin with the state of `parent`, which has not passed the prompt's last token."""
@@ -152,15 +218,22 @@ class StateSlots:
         assert state.tokens < child.prompt_len, "a state that others begin with waits for them"
         if state.slot >= 0:
             self.take(child, state.slot, state.tokens)
+            state_of(child).nearest = state.nearest
 
     def publish(self, seq: Sequence, upto: int, keys: list[bytes]) -> None:
         """Let others find the snapshots that steps stored which computed at most `upto` tokens, whose values are known
         to be finite. `keys`: the hash chain of its blocks."""
-        state, size = state_of(seq), self.block_size
+        state = state_of(seq)
         while state.snapshots and state.snapshots[0].known <= upto:
-            tokens, slot, _ = state.snapshots.pop(0)
-            own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
-            self._publish(slot, own, keys[: tokens // size], tokens == state.shared)
+            known = state.snapshots.pop(0)
+            self._hold(seq, known if known.trails else None)
+            if not known.trails:
+                self._publish_of(seq, known, keys)
+
+    def _publish_of(self, seq: Sequence, known: Snapshot, keys: list[bytes]) -> None:
+        tokens, size = known.tokens, self.block_size
+        own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
+        self._publish(known.slot, own, keys[: tokens // size], tokens == state_of(seq).shared)
 
     def place(self, want: StoreKey, keys: list[bytes]) -> int:
         """A slot that others find under `want` from now on, to be filled by the next plan; -1 where none is free, or
@@ -186,10 +259,19 @@ class StateSlots:
         self.pool.check()
         assert len(self._values) == self.pool.num_cached, "snapshots are worth something that cannot be found"
 
-    def release(self, seq: Sequence) -> None:
-        """Give back all slots of `seq`."""
+    def release(self, seq: Sequence, keys: list[bytes]) -> None:
+        """Give back all slots of `seq`, and publish its trail. `keys`: the hash chain of its blocks."""
         state = state_of(seq)
+        if state.trail is not None:
+            self._publish_of(seq, state.trail, keys)
+            del self._trails[seq]
         for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
             if slot >= 0:
                 self._give_back(slot)
         state.clear()
+
+
+def _trails_of(state: StateSlot) -> list[Snapshot]:
+    """States that trail the sequence: those whose numbers are not known yet, and the one that is held."""
+    held = [] if state.trail is None else [state.trail]
+    return [*(each for each in state.snapshots if each.trails), *held]
