@@ -44,7 +44,7 @@ class TestStatesLong(StateMachine.TestCase):  # type: ignore[name-defined,misc]
 
 
 def engine_of(**options: Any) -> FakeEngine:
-    return FakeEngine(64, 4, 48, **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options))
+    return FakeEngine(64 * len(options.get("windows", (0,))), 4, 48, **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options))
 
 
 def run(engine: FakeEngine, *requests: Any) -> None:
@@ -74,8 +74,9 @@ def test_a_conversation_goes_on_behind_the_last_whole_block_of_the_answer(answer
     assert hit(engine, "b") == (22 + answer - 1) // 4 * 4
 
 
-def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice() -> None:
-    engine = engine_of(interval=40)
+@pytest.mark.parametrize("windows", [(0,), (3,), (0, 3), (3, 9)])
+def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice(windows: tuple[int, ...]) -> None:
+    engine = engine_of(interval=40, windows=windows)
     shared = [*range(17)]
     run(engine, request("a", [*shared, *range(20, 30)], 2))
     run(engine, request("b", [*shared, *range(30, 40)], 2))
