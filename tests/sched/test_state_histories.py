@@ -15,7 +15,11 @@ from fake_states import FakeStates
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
 from turns import working
 
-STATES: dict[str, st.SearchStrategy[Any]] = {"slots": st.integers(2, 12), "interval": st.sampled_from([1, 2, 3])}
+STATES: dict[str, st.SearchStrategy[Any]] = {
+    "slots": st.integers(2, 12) | st.just(40),
+    "interval": st.sampled_from([1, 2, 3, 9]),
+    "close": st.sampled_from([1, 5, 192]),
+}
 
 
 class StateMachine(Machine):
@@ -26,7 +30,11 @@ class StateMachine(Machine):
         """Build an engine with states; `interval` in blocks."""
 
         def made(*args: Any, **options: Any) -> FakeEngine:
-            return FakeEngine(*args, slots=form["slots"], interval=form["interval"] * form["block_size"], **options)
+            interval = form["interval"] * form["block_size"]
+            engine = FakeEngine(*args, slots=form["slots"], interval=interval, **options)
+            assert engine.states.slots is not None
+            engine.states.slots.close = form["close"]
+            return engine
 
         self.made = made
         super().start(form)
@@ -44,7 +52,12 @@ class TestStatesLong(StateMachine.TestCase):  # type: ignore[name-defined,misc]
 
 
 def engine_of(**options: Any) -> FakeEngine:
-    return FakeEngine(64 * len(options.get("windows", (0,))), 4, 48, **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options))
+    return FakeEngine(
+        64 * len(options.get("windows", (0,))),
+        4,
+        48,
+        **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options),
+    )
 
 
 def run(engine: FakeEngine, *requests: Any) -> None:
@@ -83,6 +96,27 @@ def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice(window
     assert hit(engine, "b") == 0
     run(engine, request("c", [*shared, *range(40, 48)], 2))
     assert hit(engine, "c") == 16
+
+
+def long_engine(slots: int) -> FakeEngine:
+    options = {"slots": slots, "interval": 800, "max_num_batched_tokens": 512}
+    return FakeEngine(2048, 4, 1024, **options)  # type: ignore[arg-type]
+
+
+def test_while_slots_are_empty_snapshots_lie_close() -> None:
+    engine, shared = long_engine(40), [i % 50 for i in range(500)]
+    for name, tail in (("a", [1] * 90), ("b", [2] * 90), ("c", [3] * 90)):
+        run(engine, request(name, [*shared, *tail], 2))
+    assert [hit(engine, name) for name in "abc"] == [0, 384, 500]
+
+
+def test_snapshots_lie_close_only_where_none_makes_room() -> None:
+    engine = long_engine(6)
+    for head in range(12):
+        run(engine, request(f"r{head}", [head, *(i % 50 for i in range(600))], 2))
+    assert engine.states.slots is not None
+    values = engine.states.slots._values._snapshots.values()
+    assert [each.tokens for each in values] == [600] * 5, "the ends of the last prompts; one slot is that of a state"
 
 
 def test_an_answer_that_ends_by_its_end_token_leaves_its_last_state() -> None:

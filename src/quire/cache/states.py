@@ -16,6 +16,9 @@ from quire.cache.tiers import StoreKey
 from quire.core.plan import STORES, StateStep
 from quire.core.sequence import Sequence, Snapshot, StateSlot
 
+CLOSE = 192
+"""Tokens between snapshots of a prompt while there are slots without content."""
+
 
 def state_of(seq: Sequence) -> StateSlot:
     """Where the state of a sequence lies."""
@@ -43,6 +46,7 @@ class StateSlots:
         """`interval`: tokens between snapshots, whole blocks; 0: there are none. `sequences`: that run at most.
         `watcher` is told what becomes of snapshots; `values` says which makes room."""
         self.pool, self.block_size, self.interval = BlockPool(slots, watcher=watcher), block_size, interval
+        self.close = CLOSE
         self._sequences, self._values = sequences, SnapshotValues() if values is None else values
         self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
         self._trails: dict[Sequence, None] = {}  # sequences with a trail
@@ -141,42 +145,51 @@ class StateSlots:
             if source >= 0:
                 self._leaving.append(source)
             state.slot, state.next = state.next, -1
-        for tokens, trails in self._kept(seq, certain):
-            if not (self._worth_a_slot(state, tokens) if trails else self._spare):
-                continue
+        kept = list[Snapshot]()
+
+        def keep(tokens: int, trails: bool = False) -> None:
             if tokens == certain:  # shared: the next step stores to another slot
                 self.pool.acquire(slot := state.slot)
             elif len(stores) < STORES - 1:
                 stores.append((tokens - first, slot := self._allocate()))
             else:
-                continue
-            state.snapshots.append(Snapshot(tokens, slot, sure, trails))
-            state.nearest = state.nearest if trails else tokens
+                return
+            kept.append(Snapshot(tokens, slot, sure, trails))
+            state.nearest = state.nearest if trails else max(state.nearest, tokens)
+
+        needed = self.snapshots(seq, certain)[:STORES]
+        for tokens in needed:
+            if self._spare:
+                keep(tokens)
+        for tokens in self._close(seq, certain):
+            if tokens not in needed and self._free:
+                keep(tokens)
+        last = certain // self.block_size * self.block_size
+        if last > first and last >= seq.prompt_len and last not in needed and self._may_trail(state, last):
+            keep(last, trails=True)
+        state.snapshots += sorted(kept)
         state.tokens = certain
         return StateStep(source, (*stores, (certain - first, state.slot)), again)
 
-    def _kept(self, seq: Sequence, end: int) -> list[tuple[int, bool]]:
-        """Tokens up to `end` behind which the state of `seq` is kept, and whether it is to trail the sequence."""
-        tokens, last = self.snapshots(seq, end)[:STORES], end // self.block_size * self.block_size
-        kept = [(each, False) for each in tokens]
-        if self.interval and last > state_of(seq).tokens and last >= seq.prompt_len and last not in tokens:
-            kept.append((last, True))
-        return kept
-
-    def _worth_a_slot(self, state: StateSlot, tokens: int) -> bool:
-        """Whether a trail after `tokens` tokens is to be kept: it takes the slot of an earlier one, or one that nobody
-        needs, whose content is worth less; one more is left to snapshots."""
-        if _trails_of(state):
-            return self._spare
+    def _may_trail(self, state: StateSlot, tokens: int) -> bool:
+        """Whether the state after `tokens` tokens is to trail its sequence: it takes the slot of an earlier one, or one
+        whose content is worth less, with one left for a snapshot."""
+        if not self.interval or _trails_of(state):
+            return self.interval > 0 and self._spare
         if not self._has_spare(1):
             return False
         saved = tokens - state.nearest
-        return not self.pool.would_evict() or self._values.exceeds_least(saved, lambda slot: not self.pool.refs[slot])
+        return self._free or self._values.exceeds_least(saved, lambda slot: not self.pool.refs[slot])
 
     @property
     def _spare(self) -> bool:
         """Whether a slot may be had for a snapshot."""
         return self._has_spare()
+
+    @property
+    def _free(self) -> bool:
+        """Whether a slot without content may be had, with one left for a snapshot."""
+        return not self.pool.would_evict() and self._has_spare(1)
 
     def _has_spare(self, more: int = 0) -> bool:
         """Whether a slot may be had and `more` are left, with one for each sequence of the plan and each that may
@@ -195,9 +208,18 @@ class StateSlots:
         ends.update(range((first // self.interval + 1) * self.interval, end + 1, self.interval))
         return sorted(tokens for tokens in ends if first < tokens <= end)
 
+    def _close(self, seq: Sequence, end: int) -> list[int]:
+        """Tokens of the prompt up to `end` behind which its state is published while there are slots without content:
+        every `CLOSE`, for prompts that will share some of it."""
+        first, every = state_of(seq).tokens, -(-self.close // self.block_size) * self.block_size
+        if every >= self.interval or self.pool.watcher is not None or not self._free:
+            return []
+        return list(range((first // every + 1) * every, min(end + 1, seq.prompt_len), every))
+
     def reach(self, seq: Sequence, count: int) -> int:
         """How many of `count` tokens a step may compute so that all snapshots behind them can be stored."""
-        ends = [tokens for tokens in self.snapshots(seq, seq.computed + count) if tokens > seq.computed]
+        end = seq.computed + count
+        ends = sorted({n for n in (*self.snapshots(seq, end), *self._close(seq, end)) if n > seq.computed})
         return min(count, ends[STORES - 1] - seq.computed) if len(ends) >= STORES else count
 
     @property
