@@ -255,7 +255,9 @@ class StateSlots:
     def _publish_of(self, seq: Sequence, known: Snapshot, keys: list[bytes]) -> None:
         tokens, size = known.tokens, self.block_size
         own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
-        self._publish(known.slot, own, keys[: tokens // size], tokens == state_of(seq).shared)
+        # Whoever comes back to a snapshot that made room goes on there: this is not where two prompts parted.
+        parted = tokens == state_of(seq).shared and not self.pool.was_evicted(own.key)
+        self._publish(known.slot, own, keys[: tokens // size], parted)
 
     def place(self, want: StoreKey, keys: list[bytes]) -> int:
         """A slot that others find under `want` from now on, to be filled by the next plan; -1 where none is free, or
