@@ -23,7 +23,8 @@ Entry = tuple[float, int, bytes, int]
 class ValuedSnapshot:
     """One snapshot after `tokens` tokens, in `slot`; `before`, `behind`: the next ones of its chain, by key.
 
-    `shared`: it is where two prompts parted, the first of which went on before it was stored.
+    `shared`: it is where two prompts parted, the first of which went on before it was stored. `answer`: it lies behind
+    an answer, and nobody went on there yet. `passed`: of those behind it, all but such answers.
     """
 
     slot: int
@@ -31,6 +32,8 @@ class ValuedSnapshot:
     saved: int
     before: bytes | None
     shared: bool
+    answer: bool
+    passed: int = 0
     behind: set[bytes] = field(default_factory=set)
     base: float = 0.0
     used: int = 0
@@ -39,7 +42,7 @@ class ValuedSnapshot:
     @property
     def comebacks(self) -> float:
         """How many sequences are expected to begin with it."""
-        return max(PASSED, len(self.behind) - 1 + self.shared) if self.behind else 1.0
+        return max(PASSED, self.passed - 1 + self.shared) if self.passed else 1.0
 
 
 class SnapshotValues:
@@ -57,15 +60,21 @@ class SnapshotValues:
     def __contains__(self, key: bytes) -> bool:
         return key in self._snapshots
 
-    def add(self, slot: int, tokens: int, keys: Iterable[bytes], shared: bool = False) -> None:
+    def add(self, slot: int, tokens: int, keys: Iterable[bytes], shared: bool = False, answer: bool = False) -> None:
         """A snapshot can be found. `keys`: its own, then those of all places before it on its chain, the last first."""
         key, *rest = keys
         before = next((each for each in rest if each in self._snapshots), None)
         saved = tokens - (self._snapshots[before].tokens if before is not None else 0)
-        self._snapshots[key] = ValuedSnapshot(slot, tokens, saved, before, shared)
+        self._snapshots[key] = ValuedSnapshot(slot, tokens, saved, before, shared, answer)
         self._key_of[slot] = key
         if before is not None:
-            self._snapshots[before].behind.add(key)
+            last = self._snapshots[before]
+            last.behind.add(key)
+            last.passed += not answer
+            if last.answer and last.before is not None:
+                self._snapshots[last.before].passed += 1
+                self._queue(last.before)
+            last.answer = False
             self._queue(before)
         self.use(slot)
 
@@ -121,9 +130,10 @@ class SnapshotValues:
             later.before, later.saved = snapshot.before, later.saved + snapshot.saved
             self._queue(each)
         if snapshot.before is not None:
-            behind = self._snapshots[snapshot.before].behind
-            behind.remove(key)
-            behind |= snapshot.behind
+            last = self._snapshots[snapshot.before]
+            last.behind.remove(key)
+            last.behind |= snapshot.behind
+            last.passed += sum(not self._snapshots[each].answer for each in snapshot.behind) - (not snapshot.answer)
             self._queue(snapshot.before)
 
     def _queue(self, key: bytes) -> None:

@@ -257,7 +257,7 @@ class StateSlots:
         own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
         # Whoever comes back to a snapshot that made room goes on there: this is not where two prompts parted.
         parted = tokens == state_of(seq).shared and not self.pool.was_evicted(own.key)
-        self._publish(known.slot, own, keys[: tokens // size], parted)
+        self._publish(known.slot, own, keys[: tokens // size], parted, known.trails)
 
     def place(self, want: StoreKey, keys: list[bytes]) -> int:
         """A slot that others find under `want` from now on, to be filled by the next plan; -1 where none is free, or
@@ -268,9 +268,11 @@ class StateSlots:
         self._publish(slot, want, keys)
         return slot
 
-    def _publish(self, slot: int, want: StoreKey, keys: list[bytes], shared: bool = False) -> None:
+    def _publish(
+        self, slot: int, want: StoreKey, keys: list[bytes], shared: bool = False, answer: bool = False
+    ) -> None:
         if self.pool.publish(slot, *want):
-            self._values.add(slot, len(keys) * self.block_size, map(state_key, reversed(keys)), shared)
+            self._values.add(slot, len(keys) * self.block_size, map(state_key, reversed(keys)), shared, answer)
         self._give_back(slot)
 
     def forget_all(self) -> None:
