@@ -257,7 +257,7 @@ class StateSlots:
         own = StoreKey(state_key(keys[tokens // size - 1]), tuple(seq.tokens[tokens - size : tokens]))
         # Whoever comes back to a snapshot that made room goes on there: this is not where two prompts parted.
         parted = tokens == state_of(seq).shared and not self.pool.was_evicted(own.key)
-        self._publish(known.slot, own, keys[: tokens // size], parted, known.trails)
+        self._publish(known.slot, own, keys[: tokens // size], parted, tokens >= seq.prompt_len)
 
     def place(self, want: StoreKey, keys: list[bytes]) -> int:
         """A slot that others find under `want` from now on, to be filled by the next plan; -1 where none is free, or
