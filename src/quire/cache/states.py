@@ -13,17 +13,12 @@ from collections.abc import Iterable
 from quire.cache.blocks import BlockListener, BlockPool, state_key
 from quire.cache.snapshots import SnapshotValues
 from quire.cache.tiers import StoreKey
+from quire.cache.trails import Trails, state_of, trails_of
 from quire.core.plan import STORES, StateStep
 from quire.core.sequence import Sequence, Snapshot, StateSlot
 
 CLOSE = 192
 """Tokens between snapshots of a prompt while there are slots without content."""
-
-
-def state_of(seq: Sequence) -> StateSlot:
-    """Where the state of a sequence lies."""
-    assert seq.state is not None, "sequences of models with recurrent states have one"
-    return seq.state
 
 
 class StateSlots:
@@ -49,7 +44,7 @@ class StateSlots:
         self.close = CLOSE
         self._sequences, self._values = sequences, SnapshotValues() if values is None else values
         self._leaving: list[int] = []  # read by the step that was planned last; it may not be written by that one
-        self._trails: dict[Sequence, None] = {}  # sequences with a trail
+        self._trails = Trails(self.pool, self._give_back)
         self._due = 0  # slots that sequences of the plan under way are still to be given
 
     def begin(self, running: Iterable[Sequence] = ()) -> None:
@@ -62,63 +57,31 @@ class StateSlots:
     def missing(self, seq: Sequence) -> int:
         """How many slots must be allocated so that the next state of `seq` can be stored."""
         state = state_of(seq)
-        return int(not self._writable(state) and not self._trails_alone(state))
+        return int(not self._writable(state) and not self._trails.alone(state))
 
     def _writable(self, state: StateSlot) -> bool:
         return state.next >= 0 or (state.slot >= 0 and self.pool.writable(state.slot))
 
-    def _trails_alone(self, state: StateSlot) -> bool:
-        """Whether the state could be overwritten if it were not to trail the sequence."""
-        trailing = sum(each.slot == state.slot for each in _trails_of(state))
-        return trailing > 0 and self.pool.refs[state.slot] == 1 + trailing
-
     def fit(self, sequences: Iterable[Sequence]) -> bool:
         """Whether there are slots for the next state of each."""
         need = sum(map(self.missing, sequences))
-        return need <= self.pool.num_free or need <= self.pool.num_free + len(self._droppable())
+        return need <= self.pool.num_free or need <= self.pool.num_free + len(self._trails.droppable())
 
     def reserve(self, seq: Sequence) -> bool:
         """Make room for the next state, for which trails give way; False where no slot is left."""
         state = state_of(seq)
         if self._writable(state):
             return True
-        if self._trails_alone(state):
+        if self._trails.alone(state):
             if self._spare:
                 state.next = self._allocate()
             else:
-                self._drop_trails(seq, state.slot)
+                self._trails.drop(seq, state.slot)
             return True
-        if not self.pool.num_free:
-            if not (others := self._droppable()):
-                return False
-            least = min(others, key=lambda each: state_of(each).tokens - state_of(each).nearest)
-            self._drop_trails(least, others[least])
+        if not self.pool.num_free and not self._trails.drop_least():
+            return False
         state.next, self._due = self._allocate(), max(0, self._due - 1)
         return True
-
-    def _droppable(self) -> dict[Sequence, int]:
-        """Sequences whose trail has a slot of its own, and that slot."""
-        held = {seq: state_of(seq).trail for seq in self._trails}
-        return {seq: each.slot for seq, each in held.items() if each is not None and self.pool.refs[each.slot] == 1}
-
-    def _drop_trails(self, seq: Sequence, slot: int) -> None:
-        """Forget what trails `seq` in `slot`."""
-        state = state_of(seq)
-        for each in [each for each in state.snapshots if each.trails and each.slot == slot]:
-            state.snapshots.remove(each)
-            self._give_back(slot)
-        if state.trail is not None and state.trail.slot == slot:
-            self._hold(seq, None)
-
-    def _hold(self, seq: Sequence, trail: Snapshot | None) -> None:
-        """Have this trail in place of the last."""
-        state = state_of(seq)
-        if state.trail is not None:
-            self._give_back(state.trail.slot)
-            del self._trails[seq]
-        state.trail = trail
-        if trail is not None:
-            self._trails[seq] = None
 
     def _allocate(self) -> int:
         """A slot that nobody has, for which the snapshot that is worth least makes room if need be."""
@@ -174,7 +137,7 @@ class StateSlots:
     def _may_trail(self, state: StateSlot, tokens: int) -> bool:
         """Whether the state after `tokens` tokens is to trail its sequence: it takes the slot of an earlier one, or one
         whose content is worth less, with one left for a snapshot."""
-        if not self.interval or _trails_of(state):
+        if not self.interval or trails_of(state):
             return self.interval > 0 and self._spare
         if not self._has_spare(1):
             return False
@@ -248,7 +211,7 @@ class StateSlots:
         state = state_of(seq)
         while state.snapshots and state.snapshots[0].known <= upto:
             known = state.snapshots.pop(0)
-            self._hold(seq, known if known.trails else None)
+            self._trails.hold(seq, known if known.trails else None)
             if not known.trails:
                 self._publish_of(seq, known, keys)
 
@@ -288,16 +251,9 @@ class StateSlots:
     def release(self, seq: Sequence, keys: list[bytes]) -> None:
         """Give back all slots of `seq`, and publish its trail. `keys`: the hash chain of its blocks."""
         state = state_of(seq)
-        if state.trail is not None:
-            self._publish_of(seq, state.trail, keys)
-            del self._trails[seq]
+        if trail := self._trails.take(seq):
+            self._publish_of(seq, trail, keys)
         for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
             if slot >= 0:
                 self._give_back(slot)
         state.clear()
-
-
-def _trails_of(state: StateSlot) -> list[Snapshot]:
-    """States that trail the sequence: those whose numbers are not known yet, and the one that is held."""
-    held = [] if state.trail is None else [state.trail]
-    return [*(each for each in state.snapshots if each.trails), *held]
