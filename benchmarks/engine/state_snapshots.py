@@ -9,13 +9,15 @@ earlier answers only the second half is kept, as templates drop what a model tho
 slots are real, the model is not: it draws random tokens. There is room for all blocks, so that slots alone are scarce.
 
 Printed are shares of the prompt tokens that a cache with room for all snapshots saves: by what each saves (`quire`) and
-for the least recently used one making room first (`lru`). Beside it, what a model without states would save.
+for the least recently used one making room first (`lru`). `limit`: the most that any choice could save, of one that
+knows who comes when, the ends of system prompts not counted. Beside it, what a model without states would save.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -84,6 +86,47 @@ class Load:
             yield Conversation(name, list(rng.choice(systems)), rng.randint(2, 12), own)
 
 
+@dataclass
+class Flow:
+    """The largest weight of intervals of which no more than `slots` lie over any moment: a flow of least cost."""
+
+    moments: int
+    slots: int
+    edges: list[list[list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.edges = [[] for _ in range(self.moments)]
+        for moment in range(self.moments - 1):
+            self.add(moment, moment + 1, 0, self.slots)
+
+    def add(self, start: int, end: int, weight: int, most: int = 1) -> None:
+        """An interval that weighs so much."""
+        self.edges[start].append([end, most, -weight, len(self.edges[end])])
+        self.edges[end].append([start, 0, weight, len(self.edges[start]) - 1])
+
+    def largest(self) -> int:
+        """Weight of the best choice: one way from the first moment to the last for each slot."""
+        return sum(self._way() for _ in range(self.slots))
+
+    def _way(self) -> int:
+        far, back, todo = [1] * self.moments, [(0, 0)] * self.moments, deque([0])
+        far[0] = 0
+        while todo:
+            at = todo.popleft()
+            for i, (to, most, cost, _) in enumerate(self.edges[at]):
+                if most and (far[to] > 0 or far[at] + cost < far[to]):
+                    far[to], back[to] = far[at] + cost, (at, i)
+                    todo.append(to)
+        to = self.moments - 1
+        while to:
+            at, i = back[to]
+            edge = self.edges[at][i]
+            edge[1] -= 1
+            self.edges[to][edge[3]][1] += 1
+            to = at
+        return -far[-1]
+
+
 class Cache:
     """The real scheduler with so many slots (0: a model without states), and what it found."""
 
@@ -94,10 +137,14 @@ class Cache:
         config = SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=4096)
         tables = BlockTables(pool, prefix, TableSizes(BLOCK, 4096), None, states)
         self.scheduler = Scheduler(config, tables, LENGTH)
-        self.prompts = self.found = 0
+        self.prompts = self.found = self.rounds = 0
+        self.turns: list[tuple[str, int, int]] = []
 
     def run(self, load: Load) -> int:
-        """Serve all conversations, a turn of as many as a batch has at one time; prompt tokens that were found."""
+        """Serve all conversations, a turn of as many as a batch has at one time; prompt tokens that were found.
+
+        `turns`: of each, whose it is, in which round, and the tokens of its prompt that were found.
+        """
         rng, waiting = random.Random(load.seed), load.begun()
         idle = list(islice(waiting, load.live))
         while idle:
@@ -113,6 +160,7 @@ class Cache:
             by_name = {str(each.name): each for each in turn}
             while self.scheduler.has_work:
                 self._step(by_name)
+            self.rounds += 1
             idle += [each for each in turn if each.left]
             idle += islice(waiting, load.live - len(idle))
         return self.found
@@ -127,6 +175,17 @@ class Cache:
             turn[output.request_id].answer += output.tokens
             if output.finish_reason:
                 self.found += output.cached_tokens
+                self.turns.append((output.request_id, self.rounds, output.cached_tokens))
+
+    def limit(self, slots: int) -> int:
+        """The most that so many slots could save of what was found: each holds one conversation from turn to turn."""
+        flow, first, last, found = Flow(self.rounds, slots), dict[str, int](), dict[str, int](), 0
+        for name, at, tokens in self.turns:
+            found += min(tokens, first.setdefault(name, tokens))
+            if name in last:
+                flow.add(last[name], at, max(0, tokens - first[name]))
+            last[name] = at
+        return found + flow.largest()
 
 
 def main() -> None:
@@ -145,7 +204,8 @@ def main() -> None:
     interval = -(-int(args.state_mib * 1024 / args.token_kib) // BLOCK) * BLOCK
     slots = args.batch + 1 + int(args.gib * 1024 / args.state_mib)
     print(f"{slots - args.batch - 1} snapshots in {args.gib:g} GiB, one every {interval} tokens")
-    print(f"{'history':10}{'live':>6}{'prompt tokens':>15}{'no states':>11}{'all':>8}{'quire/all':>11}{'lru/all':>9}")
+    heads = f"{'history':10}{'live':>6}{'prompt tokens':>15}{'no states':>11}{'all':>8}"
+    print(f"{heads}{'quire/all':>11}{'lru/all':>9}{'limit/all':>11}")
     for history in args.history:
         for live in args.live:
             load = Load(args.conversations, live, args.systems, history == "stripped", args.seed)
@@ -160,8 +220,9 @@ def main() -> None:
             )
             found = [cache.run(load) for cache in (plain, every, quire, lru)]
             shares = [found[0] / plain.prompts, found[1] / every.prompts, found[2] / found[1], found[3] / found[1]]
+            limit = every.limit(slots - args.batch) / found[1]
             print(f"{history:10}{live:6}{plain.prompts:15,}{shares[0]:11.3f}{shares[1]:8.3f}"
-                  f"{shares[2]:11.3f}{shares[3]:9.3f}", flush=True)  # fmt: skip
+                  f"{shares[2]:11.3f}{shares[3]:9.3f}{limit:11.3f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

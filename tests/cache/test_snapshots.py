@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cache.snapshots import PASSED, SnapshotValues
+from quire.cache.snapshots import HALF_LIFE, PASSED, SnapshotValues
 
 
 def keys(*chain: str) -> list[bytes]:
@@ -49,15 +51,45 @@ def test_where_two_prompts_parted_counts_the_first_that_went_on_before() -> None
     assert values.pop_least(everybody) == 1
 
 
+def test_a_prompt_is_not_passed_by_its_own_answer_but_by_whoever_goes_on_there() -> None:
+    def parts(*more: str) -> SnapshotValues:
+        values = SnapshotValues()
+        values.add(0, 1000, keys("prompt"))
+        values.add(1, 1200, keys("prompt", "answer"), answer=True)
+        for slot, name in enumerate(more, 2):
+            values.add(slot, 1300 + 100 * slot, keys("prompt", *name.split()))
+        return values
+
+    comebacks = {more: parts(*more)._snapshots[b"prompt"].comebacks for more in [(), ("answer b",), ("b",), ("b", "c")]}
+    assert comebacks == {(): 0.5, ("answer b",): PASSED, ("b",): PASSED, ("b", "c"): 1.0}
+    assert [parts().pop_least(everybody), parts("answer b").pop_least(everybody)] == [1, 1]
+    values = parts("answer b")
+    assert [values.pop_least(everybody) for _ in range(3)] == [1, 0, 2]
+
+
 def test_what_nobody_comes_back_to_makes_room_in_the_end() -> None:
     values = SnapshotValues()
     values.add(0, 5000, keys("long ago"))
     gone = []
-    for i in range(1, 40):
+    for i in range(1, 120):
         values.add(i, 1000, keys(f"turn {i}"))
         if i > 3:
             gone.append(values.pop_least(everybody))
-    assert gone.index(0) == 16, "it is worth five turns, and four of them have slots at one time"
+    uses = HALF_LIFE * 4 * math.log2(5)
+    assert uses < gone.index(0) < 1.3 * uses, "it is worth five turns, of the last of four that have slots"
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_whether_conversations_keep_their_answers_is_learned(keeps: bool) -> None:
+    values = SnapshotValues()
+    for i in range(20):
+        prompt, answer = f"prompt {i}", f"answer {i}"
+        values.add(3 * i, 1000, keys(prompt))
+        values.add(3 * i + 1, 1500, keys(prompt, answer), answer=True)
+        if i < 19:
+            values.add(3 * i + 2, 2000, keys(prompt, answer, "next") if keeps else keys(prompt, "next"))
+    prompt, answer = (values._snapshots[f"{name} 19".encode()] for name in ("prompt", "answer"))
+    assert (answer.comebacks > 0.9) == keeps and (prompt.comebacks > 0.9) != keeps
 
 
 def test_who_is_used_again_stays() -> None:
@@ -91,7 +123,7 @@ def test_the_least_is_the_least_of_all(seed: int) -> None:
             number += 1
             chain = [*rng.choice(chains)[: rng.randint(1, 4)], f"n{number}"]
             chains.append(chain)
-            values.add(free.pop(), 100 * len(chain), keys(*chain), rng.random() < 0.2)
+            values.add(free.pop(), 100 * len(chain), keys(*chain), rng.random() < 0.2, rng.random() < 0.4)
         elif len(values):
             worths = {each.slot: values.worth(each) for each in values._snapshots.values()}
             slot = values.pop_least(everybody)
@@ -102,6 +134,8 @@ def test_the_least_is_the_least_of_all(seed: int) -> None:
         for key, each in values._snapshots.items():
             before = values._snapshots[each.before].tokens if each.before else 0
             assert each.saved == each.tokens - before
-            assert all(values._snapshots[behind].before == key for behind in each.behind)
+            behind = [values._snapshots[behind] for behind in each.behind]
+            assert all(later.before == key for later in behind)
+            assert each.passed == sum(not later.answer for later in behind) and not (each.answer and each.passed)
             assert each.before is None or key in values._snapshots[each.before].behind
     assert len(values._heap) <= 64 + 4 * 13

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_answers import Answer, engine_of
+from engine_answers import Answer, engine_of, run
 from quire.core.errors import ConfigError
 from quire.ops.native import load_native
-from ways_to_serve import STATE_WAYS, answers_alone, check_hits, check_ways_back, compared, written
+from turns import reports
+from ways_to_serve import STATE_WAYS, answers_alone, asked, check_hits, check_ways_back, compared, written
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason="quire._native is not built")
 KINDS = (
@@ -57,6 +58,28 @@ def test_a_hit_at_every_snapshot_changes_no_bit(folder: Path) -> None:
 
 def test_a_way_back_after_every_step_changes_no_bit(folder: Path, alone: dict[str, list[Answer]]) -> None:
     check_ways_back(folder, alone)
+
+
+@pytest.mark.parametrize("drafts", ["", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'])
+def test_a_conversation_goes_on_behind_each_answer_with_the_same_bits(folder: Path, drafts: str) -> None:
+    plain = engine_of(model=str(folder), enable_prefix_caching=False)
+    options = {"speculative_config": drafts} if drafts else {}
+    warm = engine_of(model=str(folder), block_size=4, num_blocks=4096, num_state_slots=200, **options)
+    said = [*range(10, 31)]
+    for turn in range(5):
+        request = asked(f"turn {turn}", said)
+        want = run(plain, [request])[request.id]
+        warm.submit(request)
+        got, cached = Answer([], []), 0
+        for report in reports(warm):
+            for out in report.outputs:
+                got.tokens += out.tokens
+                got.logprobs += out.logprobs
+                cached = max(cached, out.cached_tokens)
+        assert got.bits() == want.bits(), turn
+        whole = (len(said) - 4) // 4 * 4
+        assert cached == 0 if not turn else whole - 4 * bool(drafts) <= cached <= whole, turn
+        said = [*said, *got.tokens, 90 + turn, 40, 41]
 
 
 def test_drafts_that_branch_and_steps_of_one_row_are_refused(kind: str, folder: Path) -> None:

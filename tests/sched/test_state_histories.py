@@ -15,7 +15,11 @@ from fake_states import FakeStates
 from scheduler_histories import COMMON, ENGINES, Machine, assert_golden
 from turns import working
 
-STATES: dict[str, st.SearchStrategy[Any]] = {"slots": st.integers(2, 12), "interval": st.sampled_from([1, 2, 3])}
+STATES: dict[str, st.SearchStrategy[Any]] = {
+    "slots": st.integers(2, 12) | st.just(40),
+    "interval": st.sampled_from([1, 2, 3, 9]),
+    "close": st.sampled_from([1, 5, 192]),
+}
 
 
 class StateMachine(Machine):
@@ -26,7 +30,11 @@ class StateMachine(Machine):
         """Build an engine with states; `interval` in blocks."""
 
         def made(*args: Any, **options: Any) -> FakeEngine:
-            return FakeEngine(*args, slots=form["slots"], interval=form["interval"] * form["block_size"], **options)
+            interval = form["interval"] * form["block_size"]
+            engine = FakeEngine(*args, slots=form["slots"], interval=interval, **options)
+            assert engine.states.slots is not None
+            engine.states.slots.close = form["close"]
+            return engine
 
         self.made = made
         super().start(form)
@@ -44,7 +52,12 @@ class TestStatesLong(StateMachine.TestCase):  # type: ignore[name-defined,misc]
 
 
 def engine_of(**options: Any) -> FakeEngine:
-    return FakeEngine(64, 4, 48, **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options))
+    return FakeEngine(
+        64 * len(options.get("windows", (0,))),
+        4,
+        48,
+        **({"slots": 16, "interval": 8, "max_num_batched_tokens": 64} | options),
+    )
 
 
 def run(engine: FakeEngine, *requests: Any) -> None:
@@ -65,22 +78,124 @@ def test_a_prompt_begins_with_the_state_of_its_last_whole_block() -> None:
     assert hit(engine, "b") == 28
 
 
-def test_a_conversation_goes_on_behind_its_last_snapshot() -> None:
-    engine = engine_of()
-    first = request("a", [*range(22)], 9, eos=())
-    run(engine, first)
-    run(engine, request("b", [*range(22), *engine.outputs["a", 0], 1, 2, 3], 2, eos=()))
-    assert hit(engine, "b") == 24, "the answer's last snapshot, of every eight tokens"
+@pytest.mark.parametrize("device", [{}, {"ahead": True}, {"ahead": True, "late": True}])
+@pytest.mark.parametrize("answer", range(1, 12))
+def test_a_conversation_goes_on_behind_the_last_whole_block_of_the_answer(answer: int, device: dict[str, Any]) -> None:
+    engine = engine_of(interval=40, **device)
+    run(engine, request("a", [*range(22)], answer, eos=()))
+    run(engine, request("b", [*range(22), *engine.outputs["a", 0], 1, 2, 3, 4], 2, eos=()))
+    assert hit(engine, "b") == (22 + answer - 1) // 4 * 4
 
 
-def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice() -> None:
-    engine = engine_of(interval=40)
+@pytest.mark.parametrize("windows", [(0,), (3,), (0, 3), (3, 9)])
+def test_the_end_of_a_shared_prefix_has_a_snapshot_once_it_was_seen_twice(windows: tuple[int, ...]) -> None:
+    engine = engine_of(interval=40, windows=windows)
     shared = [*range(17)]
     run(engine, request("a", [*shared, *range(20, 30)], 2))
     run(engine, request("b", [*shared, *range(30, 40)], 2))
     assert hit(engine, "b") == 0
     run(engine, request("c", [*shared, *range(40, 48)], 2))
     assert hit(engine, "c") == 16
+
+
+def long_engine(slots: int) -> FakeEngine:
+    options = {"slots": slots, "interval": 800, "max_num_batched_tokens": 512}
+    return FakeEngine(2048, 4, 1024, **options)  # type: ignore[arg-type]
+
+
+def test_while_slots_are_empty_snapshots_lie_close() -> None:
+    engine, shared = long_engine(40), [i % 50 for i in range(500)]
+    for name, tail in (("a", [1] * 90), ("b", [2] * 90), ("c", [3] * 90)):
+        run(engine, request(name, [*shared, *tail], 2))
+    assert [hit(engine, name) for name in "abc"] == [0, 384, 500]
+
+
+def test_snapshots_lie_close_only_where_none_makes_room() -> None:
+    engine = long_engine(6)
+    for head in range(12):
+        run(engine, request(f"r{head}", [head, *(i % 50 for i in range(600))], 2))
+    assert engine.states.slots is not None
+    values = engine.states.slots._values._snapshots.values()
+    assert [each.tokens for each in values] == [600] * 5, "the ends of the last prompts; one slot is that of a state"
+
+
+def test_an_answer_that_ends_by_its_end_token_leaves_its_last_state() -> None:
+    engine = engine_of(interval=40, ahead=True, late=True)
+    for head in range(12):
+        first = request(f"a{head}", [head, *range(20)], 24, eos=(7, 8, 9, 10, 11, 12))
+        run(engine, first)
+        said = [*first.prompt, *engine.outputs[first.id, 0]]
+        run(engine, request(f"b{head}", [*said, 1, 2, 3, 4], 2, eos=()))
+        assert hit(engine, f"b{head}") == (len(said) - 1) // 4 * 4
+
+
+def test_an_answer_that_is_not_wanted_any_more_leaves_its_last_state() -> None:
+    engine = engine_of(interval=40)
+    engine.submit(request("a", [*range(22)], 20, eos=()))
+    while len(engine.outputs.get(("a", 0), [])) < 9:
+        engine.step()
+    engine.scheduler.abort("a")
+    run(engine, request("b", [*range(22), *engine.outputs["a", 0], 1, 2, 3, 4], 2, eos=()))
+    assert hit(engine, "b") == 28
+
+
+def test_a_sequence_that_was_preempted_goes_on_behind_its_answer() -> None:
+    engine = engine_of(interval=40)
+    engine.submit(request("a", [*range(10)], 24, eos=()))
+    while len(engine.outputs.get(("a", 0), [])) < 15:
+        engine.step()
+    (seq,) = engine.scheduler.running
+    engine.scheduler._preempt(seq)
+    engine.step()
+    assert seq.computed == 25, "one token behind the last whole block"
+    engine.drain()
+    assert_golden(engine, [request("a", [*range(10)], 24, eos=())])
+
+
+def test_siblings_each_leave_a_state() -> None:
+    engine = engine_of(interval=40)
+    run(engine, request("a", [*range(13)], 9, n=3, eos=()))
+    for index in range(3):
+        said = [*range(13), *engine.outputs["a", index]]
+        run(engine, request(f"b{index}", [*said, 1, 2, 3, 4], 2, eos=()))
+        assert hit(engine, f"b{index}") == 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_leave_the_last_state_of_an_answer(seed: int) -> None:
+    engine = engine_of(interval=40, drafts=random.Random(seed))
+    run(engine, request("a", [*range(11)], 24, eos=()))
+    run(engine, request("b", [*range(11), *engine.outputs["a", 0], 1, 2, 3, 4], 2, eos=()))
+    assert engine.accepted and hit(engine, "b") >= 28, "the state may stand before the last drafted tokens"
+
+
+def test_where_no_slot_is_spare_no_state_is_held_back() -> None:
+    engine = engine_of(slots=5, interval=40)
+    requests = [request(f"r{i}", [i, *range(9)], 20, eos=()) for i in range(4)]
+    for each in requests:
+        engine.submit(each)
+    while engine.scheduler.has_work:
+        engine.step()
+        assert engine.states.slots is not None and len(engine.states.slots._trails) <= 1
+    assert_golden(engine, requests)
+    assert not engine.scheduler.preemptions
+
+
+def test_a_state_that_is_held_back_gives_way_to_who_comes() -> None:
+    engine = engine_of(slots=6, interval=40)
+    first = request("a", [*range(9)], 30, eos=())
+    engine.submit(first)
+    while len(engine.outputs.get(("a", 0), [])) < 9:
+        engine.step()
+    assert engine.states.slots is not None and engine.states.slots._trails
+    later = [request(f"r{i}", [i, *range(9)], 20, eos=()) for i in range(3)]
+    for each in later:
+        engine.submit(each)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    engine.drain()
+    assert not engine.scheduler.preemptions
+    assert_golden(engine, [first, *later])
 
 
 def test_drafts_run_tokens_again_and_change_nothing() -> None:

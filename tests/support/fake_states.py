@@ -94,6 +94,11 @@ class FakeStates(NoStates):
             for slot in (state.slot, state.next, *(each.slot for each in state.snapshots)):
                 if slot >= 0:
                     owners[slot] += 1
+            assert (state.trail is not None) == (seq in self.slots._trails)
+            if state.trail is not None:
+                tokens, slot, known, _ = state.trail
+                owners[slot] += 1
+                assert known < len(seq.tokens) and self.held[slot][1:] == seq.tokens[:tokens], "a trail of other tokens"
         for slot in self.slots._leaving:
             owners[slot] += 1
         assert owners == list(pool.refs), "reference counts of states differ from the owners that exist"

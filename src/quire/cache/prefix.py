@@ -74,7 +74,7 @@ class PrefixCache:
         if self.states is not None:
             assert seq.state is not None
             count = min(count, (len(seq.tokens) - 1) // self.block_size)
-            seq.state.shared = count * self.block_size
+            seq.state.shared = max(_end(table[:count]) for table in tables.values()) * self.block_size
         while count and (lacks(count) or (self.states is not None and not self._has_state(seq, count, stored))):
             count -= 1
         firsts = [self._first(seq, count, window) for window in windows]
@@ -226,3 +226,8 @@ def _run_starts(table: list[int]) -> list[int]:
         start = i + 1 if block == SLID_OUT else start
         starts.append(start)
     return starts
+
+
+def _end(table: list[int]) -> int:
+    """Find where the last block of `table` ends: so far somebody came, whose earlier blocks may have made room."""
+    return next((i for i in range(len(table), 0, -1) if table[i - 1] != SLID_OUT), 0)

@@ -119,7 +119,7 @@ class BlockTables:
         seq.kv.blocks, seq.kv.slid = [], []
         seq.computed = seq.kv.published = 0
         if self.states is not None:
-            self.states.release(seq)
+            self.states.release(seq, seq.kv.keys)
 
     def trim(self, seq: Sequence) -> None:
         """Give back the blocks behind the target of `seq`: they were for drafted tokens that were not kept."""

@@ -53,11 +53,12 @@ class KVBlocks:
 
 class Snapshot(NamedTuple):
     """A recurrent state after `tokens` tokens, in a slot of its own; it may be published once the first `known` tokens
-    are known to be computed."""
+    are known to be computed. `trails`: it is held back until the sequence ends, or has one after more tokens."""
 
     tokens: int
     slot: int
     known: int
+    trails: bool = False
 
 
 class StateSlot:
@@ -65,10 +66,11 @@ class StateSlot:
 
     `slot` holds the state after the first `tokens` tokens (-1: there is none, which is zeros after no token); the next
     state is stored to `next` where that is not -1. `snapshots`: states that are to be published. `shared`: tokens of
-    its prompt that another sequence had, with no state there.
+    its prompt that another sequence had, with no state there. `trail`: the state at the end of its last whole block,
+    known to be finite, to be published when it ends. `nearest`: tokens before its last snapshot.
     """
 
-    __slots__ = ("next", "shared", "slot", "snapshots", "tokens")
+    __slots__ = ("nearest", "next", "shared", "slot", "snapshots", "tokens", "trail")
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
@@ -78,7 +80,8 @@ class StateSlot:
     def clear(self) -> None:
         """Have no slot."""
         self.slot = self.next = -1
-        self.tokens = 0
+        self.tokens = self.nearest = 0
+        self.trail: Snapshot | None = None
         self.snapshots.clear()
 
 
