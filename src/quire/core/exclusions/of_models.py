@@ -343,12 +343,6 @@ OF_VECTORS = (
     Exclusion(VECTORS, ENCODER, "the model is an encoder and a decoder", "use an embedding model"),
     *each(VECTORS, (*OTHER_RANKS, TENSOR), f"{{b}}: {_LOGITS_ONLY}", "use one rank"),
     Exclusion(VECTORS, LORA, "{b}: rows of adapters are not kept", OUT),
-    Exclusion(
-        VECTORS,
-        DRAFTS,
-        "{b}: rows are kept for drafts, which the method none turns off",
-        "set the method none",
-    ),
 )
 """Their reasons are said to requests; a model that gives vectors alone is refused at the start."""
 
