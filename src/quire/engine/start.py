@@ -163,7 +163,7 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
 
 
 def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:
-    proposer = drafting.proposer(allocated.drafts, allocated.step)
+    proposer = drafting.proposer(allocated.drafts, allocated.step, runner.features)
     return Speculator(drafting.asked, proposer, scheduler, runner.move_blocks, allocated.step.model.spec.vocab_size)
 
 

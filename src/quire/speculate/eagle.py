@@ -29,6 +29,7 @@ from quire.ops.arrays import Array, dtype_of
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
 from quire.ops.weights import PackedTable
+from quire.run.image_features import ImageFeatures
 from quire.run.step import ModelStep
 from quire.speculate.eagle_decoder import Eagle1Input, Eagle3Input, EagleDecoder, EagleInput
 from quire.speculate.eagle_drafter import EagleDrafter
@@ -58,10 +59,12 @@ class Eagle:
         """Memory of the weights."""
         return self.model.weight_bytes
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> EagleDrafter:
-        """The proposer that drafts with it for `target`; `step` runs `model`."""
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> EagleDrafter:
+        """The proposer that drafts with it for `target`; `step` runs `model`. `features`: of images."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
-        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
+        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form, features)
 
 
 def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:

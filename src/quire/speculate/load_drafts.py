@@ -24,6 +24,7 @@ from quire.ops.backend import Ops
 from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.run.caches import Caches
+from quire.run.image_features import ImageFeatures
 from quire.run.step import ModelStep
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
@@ -51,9 +52,11 @@ class DraftHeads(Protocol):
         """Memory of the weights."""
         ...
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> Proposer:
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> Proposer:
         """The proposer that drafts with them; `step` runs them where they have layers of their own, `form` is of
-        trees."""
+        trees, `features` of images."""
         ...
 
 
@@ -89,10 +92,12 @@ class Drafting:
         """The model's caches among all there are."""
         return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
 
-    def proposer(self, step: ModelStep | None, target: ModelStep) -> Proposer:
-        """`step` runs the model, `target` the target."""
+    def proposer(
+        self, step: ModelStep | None, target: ModelStep, features: ImageFeatures | None = None
+    ) -> Proposer:
+        """`step` runs the model, `target` the target. `features`: of images, where the target takes any."""
         if self.heads is not None:
-            return self.heads.proposer(target, step, self.asked.tree)
+            return self.heads.proposer(target, step, self.asked.tree, features)
         if step is None or self.model is None:
             if self.asked.method == "suffix":
                 return SuffixDecoding(self.asked)

@@ -29,6 +29,7 @@ from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, concat
 from quire.ops.backend import Ops
 from quire.run.builder import wanted_rows
+from quire.run.image_features import ImageFeatures
 from quire.run.step import ModelStep
 from quire.sample.sampler import Sampler
 from quire.speculate.head_file import HeadFile, spread
@@ -62,7 +63,9 @@ class Medusa:
         """What the target's own head reads, of rows that want logits."""
         return Taps()
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> MedusaDrafter:
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> MedusaDrafter:
         """The proposer that drafts with them for `target`."""
         return MedusaDrafter(self, target, form)
 

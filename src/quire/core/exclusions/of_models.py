@@ -197,9 +197,9 @@ OF_OTHER_MODELS = (
     *(
         _of_images(
             a,
-            "this way to draft reads prompts, and knows no rows of images; ngram, suffix and self do without",
+            "this way to draft reads prompts, and knows no rows of images; ngram, suffix, self and mtp do without",
         )
-        for a in (DRAFT_MODEL, *HEADS)
+        for a in (DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3)
     ),
     Exclusion(QUANTIZATION, QUANTIZED, "{folder} is quantized already ({scheme})", OUT),
     *(
