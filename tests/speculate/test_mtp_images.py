@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from engine_answers import Answer, run
 from head_layers import relative
@@ -19,11 +23,14 @@ from made_up_tower import HIDDEN, Shown, features, image_request, sighted
 from mtp_drafts import logits_seen
 from mtp_models import MtpLayer, main_rows, write_mtp
 from oracle import BACKENDS
+from quire.core.config import flat_config
 from quire.core.images import grid_positions
 from quire.core.request import Request
 from quire.core.sequence import Sequence
+from quire.engine.local import LocalEngine
 from quire.model.spec import Sight
 from turns import working
+from vision_prompts import write_made
 
 pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 SIGHT = Sight(sections=(1, 1, 0), interleaved=True)
@@ -124,8 +131,6 @@ def by_formula(layer: MtpLayer, seq: Sequence, count: int) -> Tensor:
         )
         return out
 
-    from mtp_models import main_rows
-
     main_rows(layer.model, [5, 6])  # the sequential definition takes the place of chunks
     x = embedded(row[:-1])[None]
     for each in layer.model.model.layers:
@@ -163,3 +168,22 @@ def test_the_logits_are_those_of_the_formula(name: str, budget: int, made: tuple
                 assert relative(torch.cat(seen), want) < 1e-4
                 tried += len(seen)
         assert tried > 9
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_folders_with_a_tower_and_the_layer_draft_by_default(kind: str, tmp_path: Path) -> None:
+    made = write_made(kind, tmp_path)
+    assert made.oracle is not None
+    inner = made.oracle.model.language_model
+    layer = MtpLayer.of(cast(PreTrainedModel, SimpleNamespace(config=inner.config, model=inner)), torch.float32)
+    file, config = tmp_path / "model.safetensors", {"model": str(tmp_path), "dtype": "float32", "device": "cpu"}
+    save_file(load_file(file) | {name: t.contiguous().clone() for name, t in layer.tensors().items()}, str(file))
+    requests, answers = made.requests(), list[dict[str, Answer]]()
+    for more in (NONE, {}, ALWAYS):
+        with closing(LocalEngine(flat_config(**config, **more, num_blocks=256, block_size=4))) as engine:
+            assert engine.info.takes_images and engine.info.drafts == ("" if more == NONE else "mtp")
+            answers.append(run(engine, requests, random.Random(1)))
+            drafted = engine.engine.stats().draft_tokens
+    assert drafted > 0
+    bits = [{name: answer.bits() for name, answer in each.items()} for each in answers]
+    assert bits[0] == bits[1] == bits[2]

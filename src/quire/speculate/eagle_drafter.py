@@ -135,7 +135,8 @@ class EagleDrafter(ModelDrafter):
         at, found = 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
             wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
-            if not (wanted and chunk.seq.draft.enabled) or result is None or result.error is not None or result.retry_without_draft:
+            wanted = wanted and chunk.seq.draft.enabled
+            if not wanted or result is None or result.error is not None or result.retry_without_draft:
                 found.append([])
             elif chunk.seq.draft.tokens:
                 found.append([at + chunk.again, *(at + chunk.again + 1 + node for node in result.path)])

@@ -92,9 +92,7 @@ class Drafting:
         """The model's caches among all there are."""
         return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
 
-    def proposer(
-        self, step: ModelStep | None, target: ModelStep, features: ImageFeatures | None = None
-    ) -> Proposer:
+    def proposer(self, step: ModelStep | None, target: ModelStep, features: ImageFeatures | None = None) -> Proposer:
         """`step` runs the model, `target` the target. `features`: of images, where the target takes any."""
         if self.heads is not None:
             return self.heads.proposer(target, step, self.asked.tree, features)

@@ -1,9 +1,9 @@
 """GGUF files of model folders: the inverse of `quire.model.disk.gguf_model`, by that reader's own tables.
 
-A layer that drafts (`families.mtp`) is the block behind the model's last, named `nextn`; where an architecture has none,
-or the folder's cannot be read, a line of the log says that it is left out. What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
+What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
 so, and Gemma's norms get the one that is stored less. Before a weight is touched the metadata are read back: a model
-whose facts do not come back as they are has something that GGUF's keys cannot say, and is refused.
+whose facts do not come back as they are has something that GGUF's keys cannot say, and is refused. A layer that drafts
+(`families.mtp`) is the block behind the model's last; where the format or the folder lacks it, the log says so.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.compress.layouts.gguf_facts import same, same_turns, scaling_keys
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
@@ -34,7 +35,6 @@ from quire.model.disk.gguf_architectures import (
     NEXTN,
     PARTED,
     RECURRENT,
-    ROPE_FIELDS,
     ROPE_TENSORS,
     WINDOW,
     Architecture,
@@ -43,7 +43,7 @@ from quire.model.disk.gguf_model import PLAIN, GgufModel
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.mtp import mtp_family
 from quire.model.families.names import GGUF_NEXTN
-from quire.model.families.rope import LinearScaling, Llama3, LongRope, Plain, Rope, Yarn
+from quire.model.families.rope import Llama3, LongRope, Plain
 from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
 from quire.model.role import COLUMNS
 from quire.model.spec import ModelSpec
@@ -66,9 +66,6 @@ ROWS = 1 << 22
 """Numbers that are widened at once."""
 UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope")
 """Facts that tensors or the vocabulary say, or that are compared in a way of their own."""
-
-SAID = ("attention_factor", "stretch")
-"""What a context extension says beside its frequencies."""
 
 
 def write_gguf(
@@ -233,7 +230,7 @@ class _Writer:
             found |= {NEXTN: further, FIELDS["num_hidden_layers"]: spec.layers + further}
         if spec.delta.value_heads:
             found |= {INNER: spec.delta.values, RECURRENT: ~np.array([*attends, *[True] * further])}
-        return {**found, **_scaling(rope), **self.architecture.fixed, **self.architecture.written}
+        return {**found, **scaling_keys(rope), **self.architecture.fixed, **self.architecture.written}
 
     def _difference(self, metadata: dict[str, Any]) -> str:
         """Name the first fact that a reader of these metadata would take for another, "" if there is none."""
@@ -246,8 +243,8 @@ class _Writer:
         if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
             return "end tokens"
         wrong = (f.name for f in fields(ModelSpec) if f.name not in UNTOLD
-                 and not _same(getattr(spec, f.name), getattr(read, f.name)))  # fmt: skip
-        turned = all(_same_turns(a, b, spec.max_position) for a, b in zip(spec.rope, read.rope, strict=True))
+                 and not same(getattr(spec, f.name), getattr(read, f.name)))  # fmt: skip
+        turned = all(same_turns(a, b, spec.max_position) for a, b in zip(spec.rope, read.rope, strict=True))
         return next(wrong, "" if turned else "rope")
 
     def _rope_factors(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -369,42 +366,6 @@ def _base(parts: Mapping[str, str]) -> str:
     """Return the name of a layer, from that of one of its tensors."""
     suffix, name = next(iter(parts.items()))
     return name.removesuffix(f".{suffix}")
-
-
-def _scaling(rope: Rope) -> dict[str, Any]:
-    """Return keys of a context extension; none for one that has no name in GGUF, which the comparison then finds.
-
-    YaRN's factor of cosines is left out: llama.cpp multiplies its own by what the key says, others take it for all.
-    """
-    scaling = rope.scaling
-    if not isinstance(scaling, (LinearScaling, Yarn, LongRope)):
-        return {}
-    values = asdict(scaling)
-    values["original_max_position_embeddings"] = values.pop("original", None)
-    if not isinstance(scaling, LongRope):
-        values.pop("attention_factor")
-    found = {key: values[name] for name, key in ROPE_FIELDS.items() if values.get(name) is not None}
-    return {"rope.scaling.type": type(scaling).__name__.lower()} | found
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Tell whether facts are the same but for the rounding of numbers to 32 bits."""
-    if is_dataclass(a) and is_dataclass(b):
-        return type(a) is type(b) and all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, float) and isinstance(b, (int, float)):
-        return bool(np.isclose(a, b, rtol=1e-6, atol=0))
-    return bool(a == b)
-
-
-def _same_turns(a: Rope, b: Rope, longest: int) -> bool:
-    """Tell whether two ropes turn by the same angles in the model's own context and in that which it extends."""
-    if a.dim != b.dim or not all(_same(getattr(a.scaling, n), getattr(b.scaling, n)) for n in SAID):
-        return False
-    lengths = (longest, getattr(a.scaling, "original", longest))
-    pairs = [[r.scaling.inverse_frequencies(r.theta, r.dim, length) for r in (a, b)] for length in lengths]
-    return all(np.allclose(one, other, rtol=1e-5, atol=0) for one, other in pairs)
 
 
 def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:

@@ -208,7 +208,7 @@ class TakesRows(Protocol):
     """A decoder of another kind that can be given rows."""
 
     def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
-        """It for the one step `batch`, in which rows are `given`."""
+        """Return the decoder for the one step `batch`, in which rows are `given`."""
         ...
 
 
