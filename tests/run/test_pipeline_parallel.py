@@ -205,7 +205,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "trees of look-ups": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64, "speculative_config":
                           '{"method": "suffix", "adaptive": false, "topk": 3, "num_draft_tokens": 9, '
                           '"num_speculative_tokens": 3, "prompt_lookup_min": 1}'},
-    "a draft model": {"pipeline_parallel_size": 2, "speculative_config":
+    "a draft model": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 64, "speculative_config":
                       f'{{"method": "draft_model", "model": "{PYDOC}"}}'},
     "no chunks": {"pipeline_parallel_size": 2, "enable_chunked_prefill": False},
     "one row a step": {"pipeline_parallel_size": 2, "max_num_batched_tokens": 8, "max_num_seqs": 8},

@@ -6,6 +6,7 @@ DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2, describes, comput
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +24,38 @@ from speculation_methods import TINY, write_words
 DELTA = TINY["states"][1] | {"head_dim": 16}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
           "shared_expert_intermediate_size": 64}  # fmt: skip
+NEMOTRON = {"hybrid_override_pattern": "ME*M-", "num_hidden_layers": 5, "mamba_num_heads": 4, "mamba_head_dim": 16,
+            "ssm_state_size": 16, "n_groups": 2, "head_dim": 16, "n_routed_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}  # fmt: skip
 WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", DELTA | NARROW),
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5_moe": ("qwen3_5_moe_text", DELTA | NARROW),
     "glm4_moe": ("glm4_moe", ROUTED | {"use_qk_norm": True, "attention_bias": True, "moe_intermediate_size": 32}),
+    "nemotron_h": ("nemotron_h", NEMOTRON),
+    "nemotron_h_latent": ("nemotron_h", NEMOTRON | {"moe_latent_size": 32}),
     "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
 }
 """Family and facts of each model."""
 OWN = {"join": "fc", "token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "final_norm": "norm"}
+PAIR = {"join": "layers.0.eh_proj", "token_norm": "layers.0.enorm", "hidden_norm": "layers.0.hnorm",
+        "final_norm": "layers.1.final_layernorm"}  # fmt: skip
 NEXTN = {"join": "eh_proj", "token_norm": "enorm", "hidden_norm": "hnorm", "final_norm": "shared_head.norm"}
+
+
+class LayersOfOnePart(nn.Module):
+    """A layer that attends and one of experts (Nemotron 3), by the class of a model's `layer`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        config = copy.deepcopy(layer.config)
+        config.layer_types, config.num_hidden_layers = ["full_attention", "moe"], 2
+        self.layers = nn.ModuleList([type(layer)(config, i) for i in range(2)])
+
+    def forward(self, x: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+        """The stream behind both."""
+        found: Tensor = self.layers[1](self.layers[0](x, attention_mask=attention_mask))
+        return found
 
 
 @dataclass
@@ -50,12 +73,14 @@ class MtpLayer:
     def of(cls, model: PreTrainedModel, dtype: torch.dtype, seed: int = 7) -> MtpLayer:
         """One with random numbers, rounded to `dtype`."""
         torch.manual_seed(seed)
-        config, layers = model.config, model.model.layers
-        like = max(i for i, layer in enumerate(layers) if hasattr(layer, "self_attn"))
-        norms = [type(model.model.norm)(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)]
+        config, layers, parts = model.config, model.model.layers, hasattr(model.model, "norm_f")
+        norm = model.model.norm_f if parts else model.model.norm
+        norms = [type(norm)(config.hidden_size, eps=norm.variance_epsilon if parts else config.rms_norm_eps)
+                 for _ in range(3)]  # fmt: skip
+        like = max((i for i, layer in enumerate(layers) if hasattr(layer, "self_attn")), default=0)
         made = cls(
             model,
-            type(layers[like])(config, like),
+            LayersOfOnePart(layers[0]) if parts else type(layers[like])(config, like),
             nn.Linear(2 * config.hidden_size, config.hidden_size, False),
             *norms,
         )
@@ -77,21 +102,20 @@ class MtpLayer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by the names that releases have, experts one by one."""
-        hybrid = hasattr(self.model.config, "linear_num_key_heads")
+        parts = isinstance(self.block, LayersOfOnePart)
+        hybrid = hasattr(self.model.config, "linear_num_key_heads") or parts
         start = "mtp." if hybrid else f"model.layers.{self.model.config.num_hidden_layers}."
-        block = start + ("layers.0." if hybrid else "")
-        found = {
-            f"{start}{name}.weight": self.modules[part].weight for part, name in (OWN if hybrid else NEXTN).items()
-        }
+        block = start + ("layers.0." if hybrid and not parts else "")
+        names = PAIR if parts else OWN if hybrid else NEXTN
+        found = {f"{start}{name}.weight": self.modules[part].weight for part, name in names.items()}
         for name, tensor in self.block.state_dict().items():
             if name.endswith("experts.gate_up_proj"):
                 for e, both in enumerate(tensor):
                     for half, rows in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
                         found[f"{block}{name.removesuffix('gate_up_proj')}{e}.{half}.weight"] = rows
-            elif name.endswith("experts.down_proj"):
-                found |= {
-                    f"{block}{name.removesuffix('down_proj')}{e}.down_proj.weight": m for e, m in enumerate(tensor)
-                }
+            elif name.endswith(("experts.down_proj", "experts.up_proj")):
+                base, _, matrix = name.rpartition(".")
+                found |= {f"{block}{base}.{e}.{matrix}.weight": m for e, m in enumerate(tensor)}
             else:
                 found[block + name] = tensor
         if not hybrid:  # releases have these once more
@@ -106,7 +130,7 @@ class MtpLayer:
         n = x.shape[1]
         places = torch.arange(n)[None]
         mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
-        turns = self.model.model.rotary_emb(x, places)
+        turns = None if isinstance(self.block, LayersOfOnePart) else self.model.model.rotary_emb(x, places)
         return self.final_norm(self.block(x, position_embeddings=turns, attention_mask=mask, position_ids=places))[0]
 
     @torch.no_grad()
@@ -139,5 +163,7 @@ def write_mtp(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **fac
     save_file(whole, str(path), {"format": "pt"})
     if kind in ("glm4_moe", "deepseek_v3"):
         edit_config(folder, num_nextn_predict_layers=1)
+    if family == "nemotron_h":
+        edit_config(folder, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
     write_words(folder, 99)
     return layer

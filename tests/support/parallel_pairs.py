@@ -140,6 +140,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "mtp": {"model": "glm4_moe", "speculative_config": OWN_LAYER},
     "mtp, latents": {"model": "deepseek_v3", "speculative_config": OWN_LAYER},
     "mtp, states": {"model": "qwen3_next", "speculative_config": OWN_LAYER},
+    "mtp, scans": {"model": "nemotron_h", "speculative_config": OWN_LAYER},
 }
 """What runs beside it; `model` is a tiny one, or else the embedded one."""
 IMAGE_MODELS = ("qwen3_vl", "gemma3")

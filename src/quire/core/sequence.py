@@ -91,16 +91,17 @@ class Draft:
     `tokens` may branch: node j follows node `parents`[j] < j, or the last token where that is -1; without `parents`
     each follows the one before.
 
-    `enabled`: False once a draft's rows gave no numbers. `drafted` tokens were guessed so far, `accepted` of them kept;
-    `lookup` and `acceptance` are what a proposer and the cost model of drafts keep of it.
+    `enabled`: False for requests that get no tokens, and once a draft's rows gave no numbers. `drafted` tokens were
+    guessed so far, `accepted` of them kept; `lookup` and `acceptance` are what a proposer and the cost model of drafts
+    keep of it.
     """
 
     __slots__ = ("acceptance", "accepted", "drafted", "enabled", "lookup", "parents", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool = True) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.enabled = True
+        self.enabled = enabled
         self.drafted = self.accepted = 0
         self.lookup: object = None
         self.acceptance = (0.0, 0.0)
@@ -245,7 +246,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_token: int | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.kv, self.draft, self.times = KVBlocks(), Draft(), SequenceTimes()
+        self.kv, self.draft, self.times = KVBlocks(), Draft(request.pooling is None), SequenceTimes()
         self.state: StateSlot | None = None
         self.guide: Guide | None = None
         self.pooled: object = None

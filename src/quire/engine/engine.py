@@ -86,7 +86,12 @@ class StepQueue:
         if any(map(self._runner.blocks_next, self._steps)):
             return False
         drafts = self._speculator
-        expects = drafts is not None and drafts.likely and (drafts.proposer.passes or not self._staged)
+        if drafts is None:
+            expects = False
+        elif self._staged:
+            expects = drafts.proposer.passes and drafts.possible
+        else:
+            expects = drafts.likely
         return not expects and self._scheduler.may_plan_ahead()
 
 

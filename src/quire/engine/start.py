@@ -3,6 +3,7 @@ See docs/design/steps.md."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from quire.model.build import Model, check_start, load_model
 from quire.model.known import known_of_device
 from quire.model.layer_timing import with_stages
 from quire.model.offload.shared_host import Shards
-from quire.model.own_drafts import with_own_drafts
+from quire.model.own_drafts import own_drafts, with_own_drafts
 from quire.ops.backend import open_backend
 from quire.parallel.rank_place import ALONE
 from quire.parallel.weight_shares import RemoteShare
@@ -46,6 +47,7 @@ from quire.sched.token_budget import MicroBatches
 from quire.speculate.load_drafts import Drafting, load_drafting
 from quire.speculate.speculator import Speculator
 
+log = logging.getLogger(__name__)
 NO_MEMORY = "can't allocate memory"
 """In the message of the RuntimeError that torch raises instead of MemoryError."""
 
@@ -69,7 +71,9 @@ def start_engine(config: EngineConfig, progress: LoadProgress | None = None, sha
     config = of_a_rank(config)
     ops = open_backend(config.device)
     with _told_plainly(config.model.model):
-        config = with_own_drafts(config, device=known_of_device(config, ops.name, ops.chosen))
+        config, why = own_drafts(config, device=known_of_device(config, ops.name, ops.chosen))
+        if why:
+            log.info("the model's own layer for drafts is left out: %s", why)
         if config.parallel.ranks > 1:  # before others are started, which takes seconds
             check_start(config, ops)
     config = with_stages(config, ops)
@@ -159,7 +163,7 @@ def _tables(executor: Executor, kv: KVPlan, store: BlockStore | None) -> BlockTa
 
 
 def _speculator(drafting: Drafting, allocated: Allocated, scheduler: Scheduler, runner: Runner) -> Speculator:
-    proposer = drafting.proposer(allocated.drafts, allocated.step)
+    proposer = drafting.proposer(allocated.drafts, allocated.step, runner.features)
     return Speculator(drafting.asked, proposer, scheduler, runner.move_blocks, allocated.step.model.spec.vocab_size)
 
 

@@ -16,16 +16,24 @@ from quire.store.hub import hub_of
 
 
 def with_own_drafts(config: EngineConfig, found: ModelFacts | None = None, device: Known | None = None) -> EngineConfig:
+    """`config` with the drafts that `own_drafts` finds."""
+    return own_drafts(config, found, device)[0]
+
+
+def own_drafts(
+    config: EngineConfig, found: ModelFacts | None = None, device: Known | None = None
+) -> tuple[EngineConfig, str]:
     """`config`, with drafts by the layer of the model's own files where it says nothing of drafts and has such a layer.
 
-    What else was asked for goes before: where that excludes these drafts, there are none. How many tokens are drafted,
-    and whether any are, is decided step by step (`speculate.draft_length`). `found`: what `describe` says of the model.
+    What else was asked for goes before: where that excludes these drafts, there are none, and the second value says
+    why ("" otherwise). How many tokens are drafted, and whether any are, is decided step by step
+    (`speculate.draft_length`). `found`: what `describe` says of the model.
     """
     if config.speculation != SpeculationConfig():
-        return config
+        return config, ""
     found = describe(config.model.model, config.model.load_format, hub_of(config.model)) if found is None else found
     if found.mtp is None:
-        return config
+        return config, ""
     if device is None:
         choice = choose(config.device)
         device = known_of_device(config, choice.backend, choice.chosen)
@@ -33,6 +41,6 @@ def with_own_drafts(config: EngineConfig, found: ModelFacts | None = None, devic
     try:
         check_options(asked.features)
         check_known(asked.features, known_of(asked, found) | device)
-    except ConfigError:
-        return config
-    return asked
+    except ConfigError as error:
+        return config, error.message
+    return asked, ""

@@ -67,7 +67,8 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
 class GivenRows(msgspec.Struct, frozen=True):
     """`EmbeddedRows` of a step: rows int64, features f32, positions int64 [3, n] or none.
 
-    Where rows see each other: their places in the prompt and the ends of their runs, int64.
+    Where rows see each other: their places in the prompt and the ends of their runs, int64. `ahead`: positions are of
+    the rows `turns` int64.
     """
 
     rows: bytes
@@ -75,6 +76,8 @@ class GivenRows(msgspec.Struct, frozen=True):
     positions: bytes
     places: bytes = b""
     ends: bytes = b""
+    turns: bytes = b""
+    ahead: bool = False
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):

@@ -197,7 +197,6 @@ class LocalStep(ABC):
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         decoder = self._decoder
         if given is not None:
-            assert isinstance(decoder, Decoder), "others take no images"
             decoder = with_images(decoder, self.model.spec.sight, given, batches[0])
         if scores:
             return decoder(batches[0], self.caches.of_layer, views)

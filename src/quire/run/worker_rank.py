@@ -92,7 +92,7 @@ class Rank:
             given = np.frombuffer(message.given, np.float32).reshape(shape.tokens, -1)
             self._ops.host(decoder.given)[: shape.tokens] = given
         seen = None if message.seen is None else heard_rows(message.seen, step.arrays, shape.seqs)
-        pieces = (step.forward(shape),) if message.drafts else step.logits_in_pieces(shape, seen)
+        pieces = (step.forward(shape, seen),) if message.drafts else step.logits_in_pieces(shape, seen)
         if self._stages is not None and self._gives:
             give_back(self._ops, self._stages, pieces)
         else:

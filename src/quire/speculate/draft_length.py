@@ -175,6 +175,11 @@ class CostModel:
         """Whether drafts of the next steps are likely."""
         return not self._resting
 
+    @property
+    def known(self) -> bool:
+        """Whether steps were timed; before that there are no drafts."""
+        return self._step.known
+
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """Note that of `drafted` tokens `accepted` were kept."""
         tried = accepted + (accepted < drafted)

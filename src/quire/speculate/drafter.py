@@ -141,7 +141,8 @@ class ModelDrafter(Drafter):
                 if self._through[block] > (held := max(0, first - i * self._size)):
                     self._through[block] = held
         if follow:
-            self._catch_up([c.seq for c in plan.chunks if c.start + c.count < c.seq.prompt_len], plan)
+            own = (c for c in plan.chunks if c.seq.draft.enabled)
+            self._catch_up([c.seq for c in own if c.start + c.count < c.seq.prompt_len], plan)
 
     def _stale(self, chunk: Chunk) -> int:
         """The first position of a chunk of the target whose keys and values no draft wrote as they are to be.

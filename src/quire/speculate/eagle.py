@@ -17,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import F32
 from quire.core.errors import ModelError
 from quire.core.speculation import REFUSED, TreeForm
+from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model, kv_layouts
 from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
@@ -58,10 +59,12 @@ class Eagle:
         """Memory of the weights."""
         return self.model.weight_bytes
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> EagleDrafter:
-        """The proposer that drafts with it for `target`; `step` runs `model`."""
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> EagleDrafter:
+        """The proposer that drafts with it for `target`; `step` runs `model`. `features`: of images."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
-        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
+        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form, features)
 
 
 def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:

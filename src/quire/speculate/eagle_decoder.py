@@ -4,12 +4,16 @@ logits, keys and values in blocks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, ToLogits, sequential_block
+from quire.model.net.multimodal import EmbeddedRows, axes, put, turned
 from quire.model.net.parts import Embed, Linear, Norm
+from quire.model.spec import Sight
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache
@@ -69,10 +73,25 @@ class MtpInput:
 
 
 @dataclass(frozen=True)
+class GivenEmbedding:
+    """`embed`, but for the rows that are `given`."""
+
+    embed: Embed
+    given: EmbeddedRows
+
+    def __call__(self, ops: Ops, tokens: Array) -> Array:
+        """Embed `tokens`; rows of the batch [T, hidden]."""
+        x = self.embed(ops, tokens)
+        put(ops, x, self.given.rows, self.given.features[:, : x.shape[1]])
+        return x
+
+
+@dataclass(frozen=True)
 class EagleDecoder:
     """Reads the first rows of `given`, a hidden row for each of the batch, and leaves its own in `kept`.
 
     Both are [rows, hidden]. `norm`: of what `head` reads. `keeps_normed`: what it leaves is that, not the stream.
+    `turned`: the table of the rope has a row for each row of the batch.
     """
 
     ops: Ops
@@ -84,6 +103,7 @@ class EagleDecoder:
     given: Array
     kept: Array
     keeps_normed: bool = False
+    turned: bool = False
     recordable: bool = True
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
@@ -91,11 +111,21 @@ class EagleDecoder:
         ops, count = self.ops, len(batch.tokens)
         x, h = self.entry(ops, self.embed(ops, batch.tokens), self.given[:count])
         ops.next_layer()
-        x, delta = sequential_block(ops, self.layer, x, h, views[0] if views else batch, caches[0], None)
+        view = views[0] if views else batch
+        if self.turned:
+            view = replace(view, positions=ops.put(np.arange(count, dtype=np.int32)))
+        x, delta = sequential_block(ops, self.layer, x, h, view, caches[0], None)
         rows = ops.take_rows(x, delta, None)
         ops.place_columns(self.kept, self.norm(ops, rows) if self.keeps_normed else rows, 0)
         logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
+
+    def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> EagleDecoder:
+        """Implement `TakesRows`: rows of images are given in the place of embedded tokens."""
+        layer = self.layer
+        if sight.sections:
+            layer = replace(layer, rope=turned(layer.rope, batch.positions, given, axes(sight)))
+        return replace(self, embed=GivenEmbedding(self.embed, given), layer=layer, turned=bool(sight.sections))
 
     def warm_up(self, batch: Batch, caches: Sequence[LayerCache]) -> Sequence[LayerCache]:
         """Warm up the whole decoder: it has one layer."""

@@ -12,6 +12,7 @@ import numpy as np
 from quire.core.plan import Chunk, ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
+from quire.features.images.run_image_features import ImageFeatures
 from quire.model.net.hidden_taps import picked
 from quire.model.net.parts import Linear
 from quire.ops.arrays import Array, concat
@@ -66,11 +67,13 @@ class EagleDrafter(ModelDrafter):
         target: ModelStep,
         ends: tuple[Linear | None, Array | None],
         form: TreeForm | None,
+        features: ImageFeatures | None = None,
     ) -> None:
-        """`ends`: what joins tapped rows, and the target's ids of the tokens that the layer knows."""
+        """`ends`: what joins tapped rows, and the target's ids of the tokens that the layer knows. `features`: of
+        images, where the target takes any."""
         super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes, form)
         self._decoder, (self._fuse, self._ids) = decoder, ends
-        self._hidden = target.hidden
+        self._hidden, self._features = target.hidden, features
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the hidden row before its last token is there, and the keys of nearly all before."""
@@ -119,6 +122,8 @@ class EagleDrafter(ModelDrafter):
     def _settled(self, seq: Sequence, kept: PendingHidden) -> Work:
         """The rows whose next tokens are known: their keys are to be computed now."""
         known, rows = len(seq.tokens) - 1 - kept.start, kept.rows
+        if self._features is not None and seq.request.images:  # a row waits for the features that it is to read
+            known = self._features.known(seq, kept.start + 1, kept.start + 1 + min(known, len(rows)))
         if known <= 0:
             return []
         start, done, left = kept.start, rows[:known], rows[known:]
@@ -130,6 +135,7 @@ class EagleDrafter(ModelDrafter):
         at, found = 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
             wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
+            wanted = wanted and chunk.seq.draft.enabled
             if not wanted or result is None or result.error is not None or result.retry_without_draft:
                 found.append([])
             elif chunk.seq.draft.tokens:
@@ -213,16 +219,21 @@ class EagleDrafter(ModelDrafter):
         for s, (seq, start, rows) in enumerate(work):
             stop = at + len(rows)
             arrays.tokens[at:stop] = (seq.tokens + seq.draft.tokens)[start + 1 : start + 1 + len(rows)]
+            if seq.request.images:
+                tokens = arrays.tokens[at:stop]
+                tokens[tokens >= self._vocab_size] = 0
             if seq.draft.tokens and seq.draft.parents:
                 masks, depths = ancestors(seq.draft.parents)
                 arrays.tree[at:stop] = masks
-                arrays.positions[at:stop] = start + depths + self._builder.rope_shift.of(seq)
+                arrays.positions[at:stop] = arrays.positions[at] + depths
             if wanted:
                 arrays.logit_rows[total : total + wanted[s]] = range(stop - wanted[s], stop)
                 total += wanted[s]
             at = stop
         self._decoder.given[:at] = given
-        logits = self._step.forward(StepSizes(shape.tokens, shape.seqs, total, shape.blocks, shape.tree))
+        seen = self._builder.image_chunks
+        images = None if self._features is None or not seen else self._features.ahead(seen)
+        logits = self._step.forward(StepSizes(shape.tokens, shape.seqs, total, shape.blocks, shape.tree), images)
         self._wrote(tuple(c for c in chunks if c.start + c.count < len(c.seq.tokens)))
         return spread(self._step.ops, logits, self._ids, self._vocab_size)
 

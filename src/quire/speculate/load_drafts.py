@@ -15,6 +15,7 @@ from quire.core.files import LoadProgress
 from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
 from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
+from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.tokenizer import tokenizer_folder
@@ -51,9 +52,11 @@ class DraftHeads(Protocol):
         """Memory of the weights."""
         ...
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> Proposer:
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> Proposer:
         """The proposer that drafts with them; `step` runs them where they have layers of their own, `form` is of
-        trees."""
+        trees, `features` of images."""
         ...
 
 
@@ -89,10 +92,10 @@ class Drafting:
         """The model's caches among all there are."""
         return caches.part(1) if self.keeps else caches.part(0, self.asked.layers or None)
 
-    def proposer(self, step: ModelStep | None, target: ModelStep) -> Proposer:
-        """`step` runs the model, `target` the target."""
+    def proposer(self, step: ModelStep | None, target: ModelStep, features: ImageFeatures | None = None) -> Proposer:
+        """`step` runs the model, `target` the target. `features`: of images, where the target takes any."""
         if self.heads is not None:
-            return self.heads.proposer(target, step, self.asked.tree)
+            return self.heads.proposer(target, step, self.asked.tree, features)
         if step is None or self.model is None:
             if self.asked.method == "suffix":
                 return SuffixDecoding(self.asked)

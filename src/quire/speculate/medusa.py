@@ -21,6 +21,7 @@ from quire.core.exclusions.table import row_of
 from quire.core.plan import ChunkResult, LogitRow, StepPlan
 from quire.core.sequence import Sequence
 from quire.core.speculation import TreeForm
+from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, ToLogits
@@ -62,7 +63,9 @@ class Medusa:
         """What the target's own head reads, of rows that want logits."""
         return Taps()
 
-    def proposer(self, target: ModelStep, step: ModelStep | None, form: TreeForm | None) -> MedusaDrafter:
+    def proposer(
+        self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
+    ) -> MedusaDrafter:
         """The proposer that drafts with them for `target`."""
         return MedusaDrafter(self, target, form)
 

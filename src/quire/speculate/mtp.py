@@ -44,7 +44,7 @@ def load_mtp(config: EngineConfig, target: Model, ops: Ops) -> Eagle:
     kind = quantizer(options.quantization, whole.stored)
     check_groups(opened, kind, options.group_size)
     reader = WeightReader(opened, ops, replace(form_of(config, WIDE[target.dtype], kind), runs=False), Share(), None)
-    spec, names = opened.spec, opened.family.mtp
+    spec, names = replace(opened.spec, sight=target.spec.sight), opened.family.mtp
     (rope,) = shared_tables(spec.rope, target.max_model_len).values()
     reader.count("rope", "f32", rope.nbytes)
     layer = reader.place(load_layer(reader, 0, reader.place(rope), None))

@@ -46,6 +46,11 @@ class Speculator:
         """Whether the next steps will have drafts: these are planned when the tokens before them are known."""
         return not self._asked.adaptive or self._cost.likely
 
+    @property
+    def possible(self) -> bool:
+        """Whether the next step may have drafts: adaptive ones also wait for the first times of steps."""
+        return not self._asked.adaptive or (self._cost.likely and self._cost.known)
+
     def draft(self) -> None:
         """Set the drafts of sequences where that is expected to pay."""
         scheduler, asked, proposer = self._scheduler, self._asked, self.proposer

@@ -2,14 +2,16 @@
 
 What the reader undoes is done here: rows of queries and keys are interleaved for rope where the architecture has them
 so, and Gemma's norms get the one that is stored less. Before a weight is touched the metadata are read back: a model
-whose facts do not come back as they are has something that GGUF's keys cannot say, and is refused.
+whose facts do not come back as they are has something that GGUF's keys cannot say, and is refused. A layer that drafts
+(`families.mtp`) is the block behind the model's last; where the format or the folder lacks it, the log says so.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +26,10 @@ from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
 from quire.model.disk.gguf_model import PLAIN, GgufModel
-from quire.model.disk.gguf_names import BIASES, NAKED, NAMES, PARTED, ROPE_TENSORS, WINDOW
+from quire.model.disk.gguf_names import BIASES, NAKED, NAMES, NEXTN, PARTED, ROPE_TENSORS, WINDOW
 from quire.model.disk.headers import ModelHeaders
+from quire.model.families.mtp import mtp_family
+from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.rope import Llama3, LongRope, Plain
 from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
 from quire.model.role import COLUMNS
@@ -40,6 +44,7 @@ from quire.quant.registry import load as load_matrix
 if TYPE_CHECKING:
     from torch import Tensor
 
+log = logging.getLogger(__name__)
 NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Format for rows that are no whole number of its blocks -> one with shorter blocks, as llama.cpp chooses."""
 SHORT = "F16"
@@ -81,6 +86,11 @@ def write_gguf(
     unknown = {*weights, *kinds} - {base for parts in writer.pieces for base in parts.bases}
     if unknown:
         raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
+    told = [note for note in opened.notes if "multi-token prediction" in note]
+    if opened.mtp is not None and writer.drafts is None:
+        told.append(f"files of {writer.arch} have no layer for multi-token prediction")
+    for why in told:
+        log.warning("%s: written without the layer that drafts: %s", path.name, why)
     metadata = writer.metadata() | ({"general.name": name} if name else {})
     tensors = writer.tensors()
     write_file(path, metadata, tensors, writer.data())
@@ -100,9 +110,10 @@ def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
 class _Piece:
     """One tensor of the file: of `role` in `layer`, part "weight" or "bias", of one matrix or of all experts.
 
-    `holder`: the matrix of the folder that has the role's rows, or the role.
+    `of`: the model, or its layer that drafts. `holder`: the matrix of the folder that has the role's rows, or the role.
     """
 
+    of: ModelHeaders
     name: str
     role: str
     holder: str
@@ -110,6 +121,28 @@ class _Piece:
     part: str
     bases: tuple[str, ...]
     parts: tuple[Mapping[str, str], ...]
+
+
+def _pieces(opened: ModelHeaders, architecture: Architecture, names: Mapping[str, str]) -> list[_Piece]:
+    """What becomes of the tensors of `opened`, by `names` of roles; `ConfigError` for a role without one."""
+    found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
+    keys: dict[str, tuple[str, str, int | None, str]] = {}
+    claimed, parted = opened.claim.parts.items(), {**PARTED, **architecture.parted}
+    naked = (*NAKED, *architecture.naked)
+    for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in parted.get(h, (h,))):
+        if role not in names:
+            raise ConfigError(f"{opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
+        base = _base(parts)
+        prefix = "" if place.layer is None else names["layer"].format(place.layer)
+        for part in ("weight", *(("bias",) if "bias" in parts else ())):
+            called = "" if role in naked else ".bias" if role in BIASES else f".{part}"
+            name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
+            found.setdefault(name, []).append((base, parts))
+            keys[name] = role, holder, place.layer, part
+    return [
+        _Piece(opened, name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
+        for name, each in found.items()
+    ]
 
 
 @dataclass
@@ -125,28 +158,20 @@ class _Writer:
     pieces: list[_Piece] = field(init=False)
 
     def __post_init__(self) -> None:
-        names = {**NAMES, **self.architecture.names}
-        found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
-        keys: dict[str, tuple[str, str, int | None, str]] = {}
-        claimed, parted = self.opened.claim.parts.items(), {**PARTED, **self.architecture.parted}
-        naked = (*NAKED, *self.architecture.naked)
-        for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in parted.get(h, (h,))):
-            if role not in names:
-                raise ConfigError(f"{self.opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
-            base = _base(parts)
-            prefix = "" if place.layer is None else names["layer"].format(place.layer)
-            for part in ("weight", *(("bias",) if "bias" in parts else ())):
-                called = "" if role in naked else ".bias" if role in BIASES else f".{part}"
-                name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
-                found.setdefault(name, []).append((base, parts))
-                keys[name] = role, holder, place.layer, part
-        pieces = [
-            _Piece(name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
-            for name, each in found.items()
-        ]
-        layers = self.opened.spec.layers
+        names, layers = {**NAMES, **self.architecture.names}, self.opened.spec.layers
         outer = {"embed": -1}
-        self.pieces = sorted(pieces, key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer)
+        self.pieces = sorted(
+            _pieces(self.opened, self.architecture, names),
+            key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer,
+        )
+        if self.drafts is not None:
+            family = replace(self.opened.family, names=names, mtp=GGUF_NEXTN)
+            self.pieces += _pieces(self.drafts, self.architecture, mtp_family(family, layers).names)
+
+    @property
+    def drafts(self) -> ModelHeaders | None:
+        """The layer that drafts, where the file is to have it."""
+        return self.opened.mtp if NEXTN in self.architecture.known else None
 
     def metadata(self) -> dict[str, Any]:
         """Return the file's metadata, which were read back; `ConfigError` names a fact that would be another."""
@@ -154,7 +179,9 @@ class _Writer:
         found: dict[str, Any] = {"general.architecture": self.arch, "general.name": self.opened.name}
         if self.kind not in PLAIN:
             found["general.quantization_version"] = 2
-        found |= {f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture).items()}
+        found |= {
+            f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
+        }
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
         wrong = self._difference(found)
         if wrong == "windows" and WINDOW[1] in self.architecture.extra:
@@ -208,11 +235,11 @@ class _Writer:
             except ModelError as error:
                 raise ModelError(f"{self.opened.folder}: {piece.name}: {error.message}") from None
             yield data[0] if len(data) == 1 else np.concatenate(data)
-            self.opened.source.give_back()
+            piece.of.source.give_back()
 
     def _shape(self, piece: _Piece) -> tuple[int, ...]:
         own = self.architecture.shapes.get(piece.role)
-        shape = (own or DISK_ROLES[piece.role].shape)(self.opened.spec)
+        shape = (own or DISK_ROLES[piece.role].shape)(piece.of.spec)
         shape = shape[:1] if piece.part == "bias" else shape
         return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
 
@@ -222,10 +249,10 @@ class _Writer:
         if piece.part == "bias" or role.wide or role.kind not in ("linear", "table"):
             return "F32"
         kind = self.kinds.get(piece.bases[0], self.kind)
-        heads = ("head", "embed") if self.opened.spec.tied_head else ("head",)
+        heads = ("head", "embed") if piece.of.spec.tied_head else ("head",)
         if piece.role in heads and piece.bases[0] not in self.kinds and kind not in PLAIN and kind != "Q8_0":
             kind = "Q6_K"
-        k = role.shape(self.opened.spec)[1]
+        k = role.shape(piece.of.spec)[1]
         if k % TYPES[kind][1].numbers:
             kind = NARROWER.get(kind, SHORT)
         return SHORT if k % TYPES[kind][1].numbers else kind
@@ -243,13 +270,13 @@ class _Writer:
                 return exact
             values = weight.dequantize()
         else:
-            values = self._values(parts, piece.part)
+            values = self._values(piece.of, parts, piece.part)
             values = values.view(self._shape(piece)) if DISK_ROLES[piece.role].biased else values
             values = values if rows is None else values[rows]
             values = values if columns is None else values[:, columns]
         if piece.role in self.architecture.rates:
             values = -values.float().exp()
-        if piece.role.endswith("norm") and piece.part == "weight" and self.opened.spec.norm == "rms1p":
+        if piece.role.endswith("norm") and piece.part == "weight" and piece.of.spec.norm == "rms1p":
             values = values.float() + 1
         if values.dim() == 1:
             vector: np.ndarray[Any, Any] = encode(values.float()[None].numpy(), kind)[0]
@@ -258,9 +285,9 @@ class _Writer:
         step = max(1, ROWS // k)
         return np.concatenate([encode(values[i : i + step].float().numpy(), kind) for i in range(0, n, step)])
 
-    def _values(self, parts: Mapping[str, str], part: str) -> Tensor:
+    def _values(self, of: ModelHeaders, parts: Mapping[str, str], part: str) -> Tensor:
         """Read what a folder holds of a role, its codes as numbers."""
-        source, scheme = self.opened.source, matrix_scheme(self.opened.scheme, parts)
+        source, scheme = of.source, matrix_scheme(of.scheme, parts)
         if part == "bias" or scheme is DENSE:
             return to_torch(source.tensor(parts[part]))
         raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
@@ -268,7 +295,7 @@ class _Writer:
 
     def _rows(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
         """Return the order in which rows lie, None where it is the folder's."""
-        spec, layer = self.opened.spec, piece.layer
+        spec, layer = piece.of.spec, piece.layer
         roles = FUSED.get(piece.role, (piece.role,))
         if piece.holder != piece.role:
             rows = [disk_rows(role, piece.holder, spec, False, 0) for role in roles]
@@ -283,7 +310,7 @@ class _Writer:
     def _columns(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
         """Return the order in which columns lie, None where it is the folder's."""
         ordered = piece.role in self.architecture.orders and DISK_ROLES[piece.role].shard == COLUMNS
-        return self.architecture.orders[piece.role](self.opened.spec).argsort() if ordered else None
+        return self.architecture.orders[piece.role](piece.of.spec).argsort() if ordered else None
 
 
 def _file_order(spec: ModelSpec, roles: Sequence[str], architecture: Architecture) -> np.ndarray[Any, Any]:

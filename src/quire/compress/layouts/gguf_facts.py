@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.model.disk.gguf_architectures import Architecture
-from quire.model.disk.gguf_names import FIELDS, INNER, KV_HEADS, NORMED, RECURRENT, ROPE_FIELDS, WIDTH, WINDOW
+from quire.model.disk.gguf_names import FIELDS, INNER, KV_HEADS, NEXTN, NORMED, RECURRENT, ROPE_FIELDS, WIDTH, WINDOW
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import LinearScaling, LongRope, Rope, Yarn
 from quire.model.spec import ModelSpec
@@ -19,8 +19,8 @@ SAID = ("attention_factor", "stretch")
 """What a context extension says beside its frequencies."""
 
 
-def facts_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:
-    """Return values by keys below the architecture's name."""
+def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHeaders | None) -> dict[str, Any]:
+    """Return values by keys below the architecture's name. `drafts`: the layer that drafts, where the file has it."""
     spec, raw = opened.spec, opened.config.raw
     rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
     attends = [spec.attends(layer) for layer in range(spec.layers)]
@@ -47,8 +47,11 @@ def facts_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]
         local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
         if local.theta != rope.theta:
             found[WINDOW[2]] = float(local.theta)
+    further = int(drafts is not None)
+    if further:
+        found |= {NEXTN: further, FIELDS["num_hidden_layers"]: spec.layers + further}
     if spec.delta.value_heads:
-        found[RECURRENT] = ~np.array(attends)
+        found[RECURRENT] = ~np.array([*attends, *[True] * further])
     found |= _recurrent_sizes(spec)
     if architecture.normed:
         found[NORMED] = spec.family == architecture.normed

@@ -214,9 +214,9 @@ OF_OTHER_MODELS = (
     *(
         _of_images(
             a,
-            "this way to draft reads prompts, and knows no rows of images; ngram, suffix and self do without",
+            "this way to draft reads prompts, and knows no rows of images; ngram, suffix, self and mtp do without",
         )
-        for a in (DRAFT_MODEL, *HEADS)
+        for a in (DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3)
     ),
     Exclusion(QUANTIZATION, QUANTIZED, "{folder} is quantized already ({scheme})", OUT),
     *(
@@ -360,12 +360,6 @@ OF_VECTORS = (
     Exclusion(VECTORS, ENCODER, "the model is an encoder and a decoder", "use an embedding model"),
     *each(VECTORS, (*OTHER_RANKS, TENSOR), f"{{b}}: {_LOGITS_ONLY}", "use one rank"),
     Exclusion(VECTORS, LORA, "{b}: rows of adapters are not kept", OUT),
-    Exclusion(
-        VECTORS,
-        DRAFTS,
-        "{b}: rows are kept for drafts, which the method none turns off",
-        "set the method none",
-    ),
 )
 """Their reasons are said to requests; a model that gives vectors alone is refused at the start."""
 

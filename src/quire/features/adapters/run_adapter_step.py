@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.model.batch import Batch
+from quire.model.batch import Batch, Forward
 from quire.model.load.adapter_extensions import AdapterExtensions
 from quire.model.net.decoder import Decoder
 from quire.model.net.multimodal import EmbeddedRows, with_images
@@ -58,6 +58,6 @@ class AdapterStep:
         made = self._recorded[key] = self._ops.record(run)
         return made.output
 
-    def _decode(self, batches: list[Batch], decoder: Decoder) -> Array:
+    def _decode(self, batches: list[Batch], decoder: Forward) -> Array:
         views = [batches[group] for group in self._caches.group_of] if len(batches) > 1 else ()
         return decoder(batches[0], self._caches.of_layer, views)

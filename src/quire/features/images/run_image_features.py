@@ -12,6 +12,7 @@ from quire.core.blame import Failed, fail, of_request
 from quire.core.errors import QuireError
 from quire.core.images import PromptImage, grid_positions, pieces
 from quire.core.plan import StepPlan
+from quire.core.sequence import Sequence as TokenSequence
 from quire.model.batch import Vision
 from quire.model.net.multimodal import EmbeddedRows, divided
 from quire.model.spec import Sight
@@ -77,6 +78,38 @@ class ImageFeatures:
         whole = concat([piece.features for piece in found]) if len(found) > 1 else found[0].features
         return EmbeddedRows(where, whole, np.concatenate([piece.positions for piece in found], axis=1), mutual)
 
+    def ahead(self, seen: Sequence[ImageChunk]) -> EmbeddedRows | None:
+        """The rows of images for a layer whose rows read the embedding of the token after their own, at positions of
+        their own; None where `seen` has none. The features must be there (`known`)."""
+        found, turns, positions = list[tuple[Rows, Array]](), list[Rows](), list[Rows]()
+        for seq, start, end, at in seen:
+            for image in seq.request.images:
+                for row, feature, count in pieces(image, start + 1, end + 1):
+                    features = self._kept[image.key][feature : feature + count]
+                    found.append((np.arange(at + row, at + row + count), features))
+                for row, _, count in pieces(image, start, end) if self._sight.sections else ():
+                    turns.append(np.arange(at + row, at + row + count))
+                    own = grid_positions(seq.request.images, start + row, start + row + count)
+                    positions.append(own.astype(np.int64))
+        if not found and not turns:
+            return None
+        none = np.zeros(0, np.int64)
+        features = concat([rows for _, rows in found]) if found else np.zeros((0, self._vision.width), np.float32)
+        return EmbeddedRows(
+            np.concatenate([none, *(rows for rows, _ in found)]),
+            features,
+            np.concatenate([np.zeros((3, 0), np.int64), *positions], axis=1),
+            turns=np.concatenate([none, *turns]),
+        )
+
+    def known(self, seq: TokenSequence, start: int, end: int) -> int:
+        """How many tokens of `seq` from `start` on, before `end`, are text or rows whose features are there."""
+        for image in seq.request.images:
+            first = next((start + row for row, _, _ in pieces(image, start, end)), end)
+            if image.key not in self._kept and first < end:
+                return first - start
+        return end - start
+
     def _pieces(self, seen: ImageChunk) -> list[_ImageRows]:
         """Pieces of the images of one chunk; raises the error of one that could not be encoded."""
         seq, start, end, at = seen
@@ -101,7 +134,9 @@ def told(given: EmbeddedRows, ops: Ops) -> GivenRows:
     """Features as other ranks are told of them."""
     mutual, features = given.mutual, ops.host(given.features)
     places, ends = (b"", b"") if mutual is None else (mutual.places.tobytes(), mutual.ends.tobytes())
-    return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends)
+    turns = b"" if given.turns is None else given.turns.tobytes()
+    ahead = given.turns is not None
+    return GivenRows(given.rows.tobytes(), features.tobytes(), given.positions.tobytes(), places, ends, turns, ahead)
 
 
 def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> EmbeddedRows:
@@ -111,7 +146,9 @@ def heard_rows(rows: GivenRows, arrays: Arrays, seqs: int) -> EmbeddedRows:
         return np.frombuffer(data, np.int64).copy()
 
     where = numbers(rows.rows)
-    features = np.frombuffer(rows.features, np.float32).reshape(len(where), -1).copy()
+    features = np.frombuffer(rows.features, np.float32).copy()
+    features = features.reshape(len(where), -1) if len(where) else features.reshape(0, 1)
     places, ends = numbers(rows.places), numbers(rows.ends)
     mutual = divided(arrays.cu_q[: seqs + 1], arrays.context[:seqs], where, places, ends) if len(places) else None
-    return EmbeddedRows(where, features, numbers(rows.positions).reshape(3, -1), mutual)
+    turns = numbers(rows.turns) if rows.ahead else None
+    return EmbeddedRows(where, features, numbers(rows.positions).reshape(3, -1), mutual, turns)

@@ -31,6 +31,7 @@ def mtp_family(family: Family, layers: int) -> Family:
     names, start = family.mtp, mtp_beginning(family, layers)
     assert names is not None, "whoever asks has found its tensors"
     own = {role: name for role, name in family.names.items() if role in DISK_ROLES and DISK_ROLES[role].layer}
+    own = dict(names.roles) or own
     parts = (names.join, names.token_norm, names.hidden_norm, names.final_norm)
     own |= {"layer": start + names.layer, **{role: start + part for role, part in zip(ROLES, parts, strict=True)}}
     skipped = tuple(start + copy for copy in names.copies)
@@ -46,6 +47,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
     return replace(
         spec,
         layers=1,
+        join="sequential" if spec.join == "single" else spec.join,
         rope=(spec.rope[like],),
         windows=(spec.windows[like],),
         mixers=(),

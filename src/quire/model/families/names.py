@@ -9,7 +9,7 @@ modules' names (llm-compressor).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.model.disk.renamed_tensors import Rewrite
 
@@ -274,7 +274,7 @@ class MtpNames:
     `beginning`: of all names, "" where they begin as those of a layer behind the model's last do. The others follow it:
     `layer` before the names of a layer's roles, `join` of the matrix, and the norms. `copies`: beginnings of a table
     of tokens and of a head, which are the model's own once more. `hidden_first`: the join reads [hidden row, embedding]
-    instead of [embedding, hidden row].
+    instead of [embedding, hidden row]. `roles`: names of the layer's roles, where they are not those of a layer.
     """
 
     beginning: str
@@ -285,6 +285,7 @@ class MtpNames:
     final_norm: str
     copies: tuple[str, ...] = ()
     hidden_first: bool = False
+    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 OWN_MTP = MtpNames("mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import sigmoid_experts
-from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, QKV_BIAS, naked, without
+from quire.model.families.names import GATE_UP, LLAMA, MLP_BIAS, QKV_BIAS, MtpNames, naked, without
 from quire.model.families.readers import endless, no_rope, read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import EARLIER, Family, layer_kinds
@@ -52,6 +52,8 @@ NEMOTRON_EXPERTS = {
     "shared_up": "mixer.shared_experts.up_proj",
     "shared_down": "mixer.shared_experts.down_proj",
 }
+ALONE = ("attn_norm", "q", "k", "v", "o")
+"""Roles of a layer that attends."""
 LATENT_EXPERTS = {"expert_enter": "mixer.fc1_latent_proj", "expert_leave": "mixer.fc2_latent_proj"}
 NEMOTRON_WRITTEN = (
     Rewrite(
@@ -277,6 +279,19 @@ def nemotron_experts(kinds: tuple[str, ...]) -> Callable[[HfConfig, int], MoE]:
     return read
 
 
+def nemotron_mtp(config: HfConfig, experts: Mapping[str, str]) -> MtpNames | None:
+    """The layer for multi-token prediction: one that attends and one of `experts`, each with a norm; None for others,
+    which are left out."""
+    kinds = tuple(NEMOTRON_LETTERS.get(x, x) for x in config.text("mtp_hybrid_override_pattern", ""))
+    kinds = kinds or tuple(EARLIER.get(kind, kind) for kind in config.texts("mtp_layers_block_type"))
+    if not experts or kinds != ("full_attention", "moe") or config.integer("num_nextn_predict_layers", 1, low=0) > 1:
+        return None
+    attention, mixture = "layers.0.", "layers.1."
+    roles = {role: attention + NEMOTRON[role] for role in ALONE} | {"mlp_norm": mixture + NEMOTRON["attn_norm"]}
+    ends = (f"{attention}eh_proj", f"{attention}enorm", f"{attention}hnorm", f"{mixture}final_layernorm")
+    return MtpNames("mtp.", "", *ends, roles=roles | {role: mixture + name for role, name in experts.items()})
+
+
 def nemotron_h(config: HfConfig) -> Family:
     """Each layer is a scan, attention without positions, an MLP or experts, alone."""
     kinds = nemotron_kinds(config)
@@ -316,6 +331,7 @@ def nemotron_h(config: HfConfig) -> Family:
         modules="model.",
         skipped=("mtp.",),
         rewrites=(*NAKED, *NEMOTRON_WRITTEN),
+        mtp=nemotron_mtp(config, experts),
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.model.batch import Batch
+from quire.model.batch import Batch, Forward
 from quire.model.net.decoder import Decoder, Layer, Wanted, chosen, own_attention, own_rows
+from quire.model.net.hidden_taps import TappedDecoder
 from quire.model.net.tensor_parallel import TensorParallelAttention
 from quire.model.spec import Sight
 from quire.ops.arrays import Array, cast_to, dtype_of
@@ -114,13 +115,20 @@ class EmbeddedRows:
 
     `rows` [n] int64; `features` [n, hidden (1 + deep)] f32: the stream that the first layer reads, and what is added
     behind each of the first layers. `positions` [3, n] int64: time, row and column, where ropes turn by all three, else
-    [3, 0]. `mutual`: where rows see each other.
+    [3, 0]. `mutual`: where rows see each other. `turns` [m] int64: the rows that `positions` [3, m] are of, where these
+    are others (a layer that reads the embedding of the token after its row's).
     """
 
     rows: NDArray[np.int64]
     features: Array
     positions: NDArray[np.int64]
     mutual: BidirectionalSpans | None = None
+    turns: NDArray[np.int64] | None = None
+
+    @property
+    def turned(self) -> NDArray[np.int64]:
+        """The rows that `positions` are of."""
+        return self.rows if self.turns is None else self.turns
 
 
 def axes(sight: Sight) -> NDArray[np.int64]:
@@ -145,7 +153,7 @@ def turned(base: Array, positions: Array, given: EmbeddedRows, axis: NDArray[np.
     """
     place = given.positions[axis].T[:, None, :], np.arange(2)[:, None], np.arange(len(axis))
     table: Array = base[positions]
-    table[given.rows] = base[place]
+    table[given.turned] = base[place]
     return table
 
 
@@ -190,8 +198,25 @@ class MultimodalDecoder(Decoder):
         return x, delta
 
 
-def with_images(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Batch) -> MultimodalDecoder:
+@dataclass(frozen=True)
+class TappedMultimodalDecoder(MultimodalDecoder, TappedDecoder):
+    """`MultimodalDecoder` that leaves hidden rows as `TappedDecoder` does."""
+
+
+@runtime_checkable
+class TakesRows(Protocol):
+    """A decoder of another kind that can be given rows."""
+
+    def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
+        """Return the decoder for the one step `batch`, in which rows are `given`."""
+        ...
+
+
+def with_images(decoder: Forward, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
     """`decoder` for the one step `batch`, in which rows are `given`."""
+    if isinstance(decoder, TakesRows):
+        return decoder.with_images(sight, given, batch)
+    assert isinstance(decoder, Decoder), "others take no images"
     layers = decoder.layers
     if sight.sections:
         axis = axes(sight)
@@ -201,9 +226,11 @@ def with_images(decoder: Decoder, sight: Sight, given: EmbeddedRows, batch: Batc
     if given.mutual is not None:
         attention = BidirectionalAttention(given.mutual, {})
         layers = tuple(_mutual(layer, attention) for layer in layers)
-    parts = {f.name: getattr(decoder, f.name) for f in fields(Decoder)} | {"layers": layers}
+    leaves = isinstance(decoder, TappedDecoder)
+    own = fields(TappedDecoder if leaves else Decoder)
+    parts = {f.name: getattr(decoder, f.name) for f in own} | {"layers": layers}
     parts["narrows"] = decoder.narrows and sight.deep < len(layers)  # else rows that are added to would be gone
-    return MultimodalDecoder(**parts, given=given, sight=sight)
+    return (TappedMultimodalDecoder if leaves else MultimodalDecoder)(**parts, given=given, sight=sight)
 
 
 def _mutual(layer: Layer, attention: BidirectionalAttention) -> Layer:
