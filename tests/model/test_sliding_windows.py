@@ -25,7 +25,7 @@ from quire.model.mixers.mixer import LayerCacheSpec
 from quire.ops.layout import KVLayout
 from quire.plan.predict import Machine, Planner
 from quire.run.kv_budget import shape_kv
-from speculation_methods import write_words
+from speculation_methods import TINY, write_words
 from turns import reports
 
 WINDOW = 20
@@ -177,6 +177,32 @@ def test_a_draft_model_of_another_layout_leaves_the_windows_alone(size: str, dra
         f"gemma-3-{size}: {alone / 1e6:,.0f} MB, with {drafts} {both.bytes_held(32768) / 1e6:,.0f}, {least / 1e6:,.0f}"
     )
     assert both.bytes_held(32768) <= 1.05 * (alone + least)
+
+
+@native
+@pytest.mark.parametrize("scarce", [False, True])
+@pytest.mark.parametrize("target", ["decays of channels", "latents", "windows"])
+def test_a_draft_model_with_windows_changes_no_bit(target: str, scarce: bool, tmp_path: Path) -> None:
+    """Prompts, of up to 120 tokens in one chunk, slide out of its windows before it has drafted anything."""
+    for name, kind in (("target", target), ("draft", "windows")):
+        family, facts = TINY[kind]
+        write(tmp_path / name, family, **facts | {"max_position_embeddings": 256}, dtype=torch.bfloat16)
+        write_words(tmp_path / name, 99)
+    requests, model = make_requests(9, 99), str(tmp_path / "target")
+    want = {name: answer.bits() for name, answer in run(engine_of(model=model), requests).items()}
+    asked = {"method": "draft_model", "model": str(tmp_path / "draft"), "num_speculative_tokens": 3, "adaptive": False}
+    options: dict[str, Any] = {"num_blocks": 200, "block_size": 4, "max_num_seqs": 4} if scarce else {}
+    engine = engine_of(model=model, speculative_config=json.dumps(asked), **options)
+    assert WINDOW in engine.engine.kv.groups.windows, "the draft's windows slide"
+    got = run(engine, requests)
+    assert [name for name in want if got[name].bits() != want[name]] == []
+    again = run(engine, [replace_id(r, "again") for r in requests])
+    assert [name for name in want if again[f"again-{name}"].bits() != want[name]] == []
+    speculator = engine.engine.speculator
+    assert speculator is not None and speculator.totals.drafts > (0 if scarce else 50)
+    if target == "windows" and not scarce:
+        assert speculator.totals.accepted == speculator.totals.tokens, "it is the target's own model, and lacks nothing"
+    assert engine.engine.stats().used_blocks == 0
 
 
 DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {

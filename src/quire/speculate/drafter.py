@@ -122,7 +122,7 @@ class ModelDrafter(Drafter):
 
     So a sequence that is preempted, forked or finds its prompt in the prefix cache takes this model's keys and values
     along. `_through` [blocks] says up to which of its slots a block holds them; what the target computed alone (while a
-    batch was too large to draft for) is computed when drafts begin again.
+    batch was too large to draft for) is computed when drafts begin again, unless it slid out of a window of the layers.
     """
 
     def __init__(self, step: ModelStep, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:
@@ -130,6 +130,7 @@ class ModelDrafter(Drafter):
         self._size, self._room = step.caches.block_size, len(step.arrays.tokens)
         self._through = step.caches.through
         self._through[-1] = self._size  # SLID_OUT: nobody reads it
+        self._tables, self._slides = sorted(set(step.caches.group_of)), any(step.model.spec.windows)
 
     def computed(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult] = ()) -> None:
         """What the target wrote and no draft said is not there yet; prompts are computed beside the target's."""
@@ -141,8 +142,21 @@ class ModelDrafter(Drafter):
                 if self._through[block] > (held := max(0, first - i * self._size)):
                     self._through[block] = held
         if follow:
-            own = (c for c in plan.chunks if c.seq.draft.enabled)
-            self._catch_up([c.seq for c in own if c.start + c.count < c.seq.prompt_len], plan)
+            own = (chunk for chunk in plan.chunks if chunk.seq.draft.enabled)
+            self._catch_up([chunk.seq for chunk in own if self._follows(chunk)], plan)
+
+    def _follows(self, chunk: Chunk) -> bool:
+        """Whether a chunk of the target is computed at once: each of a prompt but its last one, which `propose`
+        computes unless it may slide before."""
+        end = chunk.start + chunk.count
+        if self._slides:
+            return chunk.count > 1 and end <= len(chunk.seq.tokens)
+        return end < chunk.seq.prompt_len
+
+    def ready(self, seq: Sequence) -> bool:
+        """Whether what it lacks has not slid out of a window of its layers."""
+        slid = max(seq.kv.slid[table] for table in self._tables) if seq.kv.blocks else 0
+        return not slid or self._first(seq) >= slid * self._size
 
     def _stale(self, chunk: Chunk) -> int:
         """The first position of a chunk of the target whose keys and values no draft wrote as they are to be.
