@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from quire.engine.embedding import pooled_request
 
 from engine_answers import Answer, engine_of
 from head_folders import write_eagle, write_medusa
@@ -20,6 +19,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.speculation import HEADS
 from quire.engine.local import LocalEngine
+from quire.features.pooling.edge_embedding import pooled_request
 from speculation_methods import METHODS, PYDOC, requests_of
 from turns import turns
 

@@ -95,6 +95,11 @@ class FusedSource:
         self._source.give_back()
 
 
+TURNED = {"kv_b": ("k_b", "v_b")}
+"""Matrices in whose place files may have two, the first of them turned in each head."""
+MADE_OF = FUSED | {holder: (holder, *parts) for holder, parts in TURNED.items()}
+
+
 @dataclass(frozen=True)
 class PlainCheckpoint:
     """A model as plain tensors.
@@ -171,7 +176,7 @@ class DequantizedSource:
         self._slots: dict[str, _Slot] = {}
         file = opened.folder.name
         for holder, role, place, base in slots(spec, family):
-            held = {one: self._found(one, place) for one in FUSED.get(holder, (holder,))}
+            held = {one: self._found(one, place) for one in MADE_OF.get(holder, (holder,))}
             parts = {part for found in held.values() for part in found}
             if not parts:
                 continue
@@ -210,6 +215,8 @@ class DequantizedSource:
 
     def _matrix(self, slot: _Slot) -> Tensor:
         spec, family, layer = self._spec, self._family, slot.place.layer
+        if slot.holder in TURNED and not self._found(slot.holder, slot.place):
+            return self._joined(TURNED[slot.holder], layer)
         whole = torch.zeros(DISK_ROLES[slot.holder].shape(spec)[: 2 if slot.part == "weight" else 1])
         for role in FUSED.get(slot.holder, (slot.holder,)):
             weight, bias = self._reader.matrix((role,), layer, slot.place.expert)
@@ -223,10 +230,16 @@ class DequantizedSource:
                 whole[slice(None) if rows is None else rows] = numbers
         return whole.t() if family.transposed and layer is not None and slot.part == "weight" else whole
 
+    def _joined(self, roles: Sequence[str], layer: int | None) -> Tensor:
+        """For each head the rows of its keys, which lie turned, and below them those of its values."""
+        whole = (to_torch(self._reader.matrix((role,), layer)[0].dequantize()) for role in roles)
+        keys, values = (matrix.view(self._spec.heads, -1, matrix.shape[1]) for matrix in whole)
+        return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+
     def read_ahead(self, names: Iterable[str]) -> None:
         """Ask the system to read what the tensors `names` are made of."""
         for slot in (self._slots[name] for name in names):
-            for role in FUSED.get(slot.holder, (slot.holder,)):
+            for role in MADE_OF.get(slot.holder, (slot.holder,)):
                 self._reader.opened.source.read_ahead(self._found(role, slot.place).values())
 
     def give_back(self) -> None:
