@@ -27,7 +27,7 @@ from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.role import COLUMNS, ROWS, WHOLE
-from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, DeltaSizes, MoE, Patches, ScanSizes
+from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, DeltaSizes, MoE, Patches, ScanSizes, SharedBlocks
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.experts import Routing
@@ -162,7 +162,8 @@ def test_zeros_take_part_in_the_layout_operations() -> None:
 
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 SPEC = read_spec(SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 96}, "config.json")[0]
-SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64, latent=32), mla=MLA(64, 64, 16, 16, 16))
+SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64, latent=32), mla=MLA(64, 64, 32, 16, 16))
+SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
 SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))

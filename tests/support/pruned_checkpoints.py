@@ -21,12 +21,12 @@ ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_att
                  "mamba.out_proj", "mixer.out_proj", "mixer.o_proj")  # fmt: skip
 HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "granitemoehybrid",
            "bamba", "nemotron_h", "mamba2",
-           "mamba", "falcon_mamba", "jamba", "falcon_h1")  # fmt: skip
+           "mamba", "falcon_mamba", "jamba", "falcon_h1", "zamba2")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
 MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj",
            "feed_forward.w2", "feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj",
            "mixer.shared_experts.down_proj")  # fmt: skip
-WITHOUT_MLP = ("nemotron_h", "mamba2", "mamba", "falcon_mamba", "falcon_h1")
+WITHOUT_MLP = ("nemotron_h", "mamba2", "mamba", "falcon_mamba", "falcon_h1", "zamba2")
 """Families some of whose layers have no MLP, and no channels to drop."""
 
 
