@@ -129,6 +129,14 @@ def test_piped_lines_are_messages_and_commands(run: Run, folder: str) -> None:
     assert "/foo: there is no such command" in err and out.count("\n") == 2, "a path is a message"
 
 
+def test_a_system_message_may_have_several_lines(run: Run, folder: str) -> None:
+    code, _, err = run(
+        "chat", folder, *FLAGS, "-n", "2", stdin=b'/set system """one\ntwo"""\n/system\n/set num_ctx 99\n'
+    )
+    assert code == 0, err
+    assert "one\ntwo\n" in err and "quire run -c TOKENS" in err
+
+
 def test_run_answers_once(run: Run, folder: str) -> None:
     words = ["run", folder, *FLAGS, "-n", "4", "--temperature", "0"]
     code, both, _ = run(*words, "ab", stdin=b"cd\n")
@@ -159,6 +167,8 @@ def test_a_conversation_with_a_server(run: Run) -> None:
     with live() as server:
         code, out, err = run("chat", "--server", server.url, "-n", "4", "--seed", "1", stdin=b"ab\ncd\n")
         assert (code, err) == (0, "") and out.count("\n") == 2
+        code, out, _ = run("run", "--server", server.url, "-n", "4", "Say hi")
+        assert code == 0 and out.strip(), "the server's model need not be named"
         code, _, err = run("chat", "--server", server.url, "--threads", "2")
         assert code == 2 and "--threads" in err
         code, _, err = run("chat", "--server", server.url, "-m", "other")

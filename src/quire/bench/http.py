@@ -45,6 +45,7 @@ class ClientTimeouts(NamedTuple):
 
 
 PATIENT = ClientTimeouts()
+UNAUTHORIZED = 401
 
 
 class HttpFailure(QuireError):
@@ -161,7 +162,8 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         self.clean = not self._lost and self._parser.should_keep_alive() and not self._ends_by_closing
         if status != 200:
-            self._fail(HttpFailure(f"HTTP {status}: {_message(b''.join(self._error))}"))
+            key = "; give --api-key KEY" if status == UNAUTHORIZED else ""
+            self._fail(HttpFailure(f"HTTP {status}: {_message(b''.join(self._error))}{key}"))
         else:
             self._answer.set_result(None)
 

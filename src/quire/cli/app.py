@@ -134,4 +134,4 @@ app = App(
     help="An LLM inference engine, server and workbench.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-click.version_option(VERSION, "--version", "-V", prog_name="quire", message="%(prog)s %(version)s")(app)
+click.version_option(VERSION, "--version", "-V", "-v", prog_name="quire", message="%(prog)s %(version)s")(app)

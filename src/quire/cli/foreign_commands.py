@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping
 
 COMMANDS = {
-    "create": "run FILE, or serve FILE --served-model-name NAME: a GGUF file or a folder needs no Modelfile",
+    "create": "run MODEL --system TEXT, or serve FILE --served-model-name NAME: a file needs no "
+    "Modelfile, and no system message is kept under a name",
     "cp": "serve MODEL --served-model-name NAME",
     "ls": "list",
     "llama-server": "serve FILE",

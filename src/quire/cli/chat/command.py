@@ -13,7 +13,7 @@ from quire.cli.generate import open_llm, prompt_option, sampling_options, standa
 from quire.cli.model_names import ensure, with_default
 from quire.cli.params import Argument, Option, argument, option
 from quire.core.errors import BadRequest, ConfigError
-from quire.core.options.command_aliases import CHAT
+from quire.core.options.command_aliases import CHAT, RUN
 from quire.core.options.fields import flag
 from quire.engine.engine_options import KNOWN
 
@@ -69,7 +69,7 @@ def _words(model: str, words: str) -> tuple[Argument, Argument]:
 )
 def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
     """Chat with a model: one here, or that of a running server (--server URL). /help lists what a line may be."""
-    _talk(options, given, _joined(words), once=False)
+    _talk(options, given, _joined(_all_words(options, words, given)), once=False)
 
 
 @option_command(
@@ -82,6 +82,7 @@ def chat(options: dict[str, Any], words: tuple[str, ...], **given: Any) -> None:
     prompt_option(),
     *chat_options(),
     model_argument=False,
+    foreign=RUN,
     examples=(
         ("quire run smollm2", "chat with a model"),
         ('quire run smollm2 "Why is the sky blue?"', "answer once"),
@@ -93,6 +94,7 @@ def run(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **g
     warn(unread_variables(environment(), "run", (flag(name) for name in KNOWN)))
     if given["server"] is None and isinstance(options.get("model"), str):
         options["model"] = ensure(options["model"])
+    words = _all_words(options, words, given)
     prompt = _joined(words if prompt is None else (*words, prompt))
     source = standard_input()
     if not source.isatty():
@@ -101,6 +103,14 @@ def run(options: dict[str, Any], words: tuple[str, ...], prompt: str | None, **g
         if not prompt:
             raise BadRequest("prompt: is empty; give a text", param="prompt")
     _talk(options, given, prompt, once=bool(prompt))
+
+
+def _all_words(options: dict[str, Any], words: tuple[str, ...], given: dict[str, Any]) -> tuple[str, ...]:
+    """The words of a prompt: for a server, whose model need not be named, with a first one that is no name."""
+    first = options.get("model", "")
+    if given["server"] is None or not isinstance(first, str) or len(first.split()) < 2:
+        return words
+    return (options.pop("model"), *words)
 
 
 def _joined(words: tuple[str, ...]) -> str:

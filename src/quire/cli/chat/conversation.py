@@ -45,6 +45,9 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Names that Ollama and llama.cpp have for them."""
 
+LOADED = {"num_ctx": "-c TOKENS", "n_ctx": "-c TOKENS", "num_thread": "-t THREADS", "num_gpu": "--device cuda"}
+"""Names of others for what a model is loaded with, and our flags."""
+
 
 class _SavedChat(msgspec.Struct, kw_only=True):
     """The file of a conversation."""
@@ -145,6 +148,8 @@ class Conversation:
         from quire.core.options.values import did_you_mean
 
         name = OTHER_NAMES.get(name.replace("-", "_"), name.replace("-", "_"))
+        if name in LOADED:
+            raise BadRequest(f"{name}: is decided when the model is loaded; leave, and give quire run {LOADED[name]}")
         if name not in SETTINGS:
             raise BadRequest(f"{name}: there is no such setting{did_you_mean(name, SETTINGS)}")
         if text == "default":

@@ -37,7 +37,10 @@ class RemoteChat:
             raise ConfigError(f"--server {url!r} is not like http://127.0.0.1:8000", param="server") from None
         self._models = [str(each["id"]) for each in asyncio.run(self._client.get("/v1/models"))["data"]]
         if model and model not in self._models:
-            raise ConfigError(f"{self.url} has no model {model!r}; it has {', '.join(self._models)}", param="model")
+            raise ConfigError(
+                f"{self.url} has no model {model!r}; it has {', '.join(self._models)}. A prompt comes behind the model",
+                param="model",
+            )
         if not self._models:
             raise ConfigError(f"{self.url} lists no model", param="server")
         self.name = model or self._models[0]

@@ -33,16 +33,17 @@ class Screen:
     def lines(self) -> Iterator[str]:
         """What the user types, or the lines of a pipe, up to the end of the input.
 
-        Lines from a triple quote to the next one are one. Where somebody types, Ctrl-C clears the line, and twice in
-        a row it raises `KeyboardInterrupt`.
+        Lines from a triple quote to the next one are one, also behind a command. Where somebody types, Ctrl-C clears
+        the line, and twice in a row it raises `KeyboardInterrupt`.
         """
         with self._history():
             again = False
             while True:
                 try:
                     line = self._read(PROMPT).strip()
-                    if line.startswith(QUOTES):
-                        line = self._quoted(line.removeprefix(QUOTES))
+                    before, quotes, rest = line.partition(QUOTES)
+                    if quotes and (not before or before.startswith("/")):
+                        line = before + self._quoted(rest)
                 except EOFError:
                     if self.live:
                         print()

@@ -231,7 +231,7 @@ class DequantizedSource:
         return whole.t() if family.transposed and layer is not None and slot.part == "weight" else whole
 
     def _joined(self, roles: Sequence[str], layer: int | None) -> Tensor:
-        """For each head the rows of its keys, which lie turned, and below them those of its values."""
+        """Return for each head the rows of its keys, which lie turned, and below them those of its values."""
         whole = (to_torch(self._reader.matrix((role,), layer)[0].dequantize()) for role in roles)
         keys, values = (matrix.view(self._spec.heads, -1, matrix.shape[1]) for matrix in whole)
         return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)

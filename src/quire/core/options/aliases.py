@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quire.core.errors import ConfigError
 
-LLAMA_CPP, VLLM = "llama.cpp", "vLLM"
+LLAMA_CPP, OLLAMA, VLLM = "llama.cpp", "Ollama", "vLLM"
 
 
 class Alias(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.options.aliases import LLAMA_CPP, VLLM, nothing, refused, same
+from quire.core.options.aliases import LLAMA_CPP, OLLAMA, VLLM, nothing, refused, same
 
 _TOKENS = "prompts are random tokens: --input-len says how many"
 _LENGTHS = (
@@ -58,7 +58,18 @@ SERVE = (
     *_RESULTS,
 )  # fmt: skip
 EVAL = (same(LLAMA_CPP, "-f --file", "text"),)
+RUN = (
+    same(OLLAMA, "--num-ctx", "max_model_len"),
+    refused(
+        OLLAMA,
+        "--format",
+        'an answer here is text; a server\'s is JSON by "format" of /api/chat or response_format of '
+        "/v1/chat/completions: quire serve",
+    ),
+    refused(OLLAMA, "--keepalive", "a model is in memory as long as its command runs; quire serve keeps one"),
+)
 CHAT = (
+    *RUN,
     refused(
         LLAMA_CPP,
         "-p --prompt",
