@@ -217,6 +217,10 @@ def test_what_cannot_be_is_refused_with_the_reason(stack: tuple[Path, Any], tmp_
         llm_of(tmp_path)
     with quire.LLM(device="cpu", num_blocks=16, enable_lora=True) as llm, pytest.raises(BadRequest, match="lora"):
         llm.embed([[1, 2, 3]])
+
+
+def test_drafts_change_no_vector() -> None:
     drafts = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}
-    with quire.LLM(device="cpu", num_blocks=16, **drafts) as llm, pytest.raises(BadRequest, match="speculative"):
-        llm.embed([[1, 2, 3]])
+    with quire.LLM(device="cpu", num_blocks=16) as plain, quire.LLM(device="cpu", num_blocks=16, **drafts) as llm:
+        got, want = (each.embed([[1, 2, 3]])[0].outputs.embedding for each in (llm, plain))
+    assert got == want
