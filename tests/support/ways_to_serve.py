@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,18 @@ MORE = {
 """Further models with a recurrent state, beside those of `TINY`."""
 
 
+@cache
+def tables(folder: Path) -> int:
+    """Block tables of a sequence, at least three: each takes blocks of its own."""
+    return max(3, len(engine_of(model=str(folder)).engine.kv.groups.windows))
+
+
 def compared(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int) -> LocalEngine:
     """Serve some of the requests in `way`; none differs from what it gives alone."""
     options = dict(way)
     scarce, drafts, method = options.pop("scarce"), options.pop("drafts"), options.pop("method")
     options["max_num_seqs"] = min(options["max_num_seqs"], options["max_num_batched_tokens"])
-    options["num_blocks"] = (260 if scarce else 4096) // options["block_size"] + 24
+    options["num_blocks"] = (87 * tables(folder) if scarce else 4096) // options["block_size"] + 24
     if drafts:
         spec: dict[str, Any] = {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
         spec |= {"quantization": "int4"} if method == "self" else {"prompt_lookup_min": 1}
