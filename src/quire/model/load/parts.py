@@ -127,8 +127,12 @@ def load_o(reader: WeightReader, role: str, index: int) -> Product:
 
     if not reader.form.runs:
         return load(reader)
-    parts = _of_runs(reader, gcd(RUNS, ROLES[role].units(spec)), load)
-    return RankInvariantLinear(parts, ROLES[role].shape(spec)[1] // (len(parts) * reader.share.world))
+    columns, runs = ROLES[role].shape(spec)[1], gcd(RUNS, ROLES[role].units(spec))
+    group = reader.form.group if reader.form.target is not None else 0
+    while group and runs > 1 and columns // runs % group:  # a run is whole groups, too
+        runs //= 2
+    parts = _of_runs(reader, runs, load)
+    return RankInvariantLinear(parts, columns // (len(parts) * reader.share.world))
 
 
 def in_runs(reader: WeightReader, make: Callable[[WeightReader], Mlp]) -> Mlp:
