@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from command_line import Run, parse, run
 from quire.cli.app import COMMANDS, app
@@ -110,3 +111,9 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(running, "cache_folder", lambda: tmp_path / "file")
     with registered(RunningServer(pid=1, address="a", models=(), started=0.0)):
         assert servers() == []
+
+
+@pytest.mark.parametrize("words", [["-m", "file.gguf"], ["bench", "-m", "file.gguf"]])
+def test_a_flag_without_a_command_is_told_where_it_stands(words: list[str]) -> None:
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 2 and "No such option '-m': flags stand behind a command" in found.output

@@ -19,6 +19,10 @@ class Listed(NamedTuple):
     group: str = "Commands"
 
 
+EXAMPLES = ("run", "generate", "serve", "latency", "throughput")
+"""Commands that take what others' programs without commands do."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands stand in a table, and are imported when they are called or their own help is asked."""
 
@@ -36,6 +40,16 @@ class LazyGroup(click.Group):
             module, _, name = self.table[cmd_name].place.partition(":")
             self.add_command(getattr(importlib.import_module(module), name), cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split off the group's own flags; the error of another flag says that flags stand behind a command."""
+        own = {name for param in self.params for name in param.opts} | set(ctx.help_option_names)
+        flag = args[0].partition("=")[0] if args else ""
+        if flag.startswith("-") and flag not in own and not ctx.resilient_parsing:
+            names = [name for name in EXAMPLES if name in self.table] or list(self.table)
+            shown = ", ".join(f"{ctx.command_path} {name} {flag} ..." for name in names[:3])
+            ctx.fail(f"No such option {flag!r}: flags stand behind a command, as in {shown}")
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

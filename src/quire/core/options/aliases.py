@@ -47,7 +47,7 @@ def refused(tool: str, spellings: str, reason: str, flag: bool = False, neutral:
     return Alias(tool, tuple(spellings.split()), flag=flag, neutral=tuple(neutral.split()), reason=reason)
 
 
-_SAMPLING = "is a field of a request to a server, and a flag of quire chat, run and generate"
+_SAMPLING = "is a field of a request to a server, and a flag of quire chat and run"
 _FIELD = "is a field of a request"
 _SAMPLER = "quire has no such sampler; use temperature, top_p, top_k and min_p"
 _ROPE = "positions are scaled as the model's files say; change rope_scaling in its config.json"
