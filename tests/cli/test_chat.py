@@ -115,6 +115,7 @@ def test_ctrl_c_stops_the_answer_of_a_server(tmp_path: Path) -> None:
         assert len(stub.aborted) == 1, "the server gave the request up"
         terminal.type(f"/save {tmp_path}/chat.json")
         assert "[2 messages are in" in terminal.wait("are in"), "what came of the answer is kept"
+        terminal.wait("> ")
         terminal.interrupt()
         terminal.wait("Ctrl-C again")
         terminal.interrupt()
