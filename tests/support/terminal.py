@@ -85,5 +85,10 @@ class Terminal:
         os.write(self._ours, key)
 
     def interrupt(self) -> None:
-        """Send what Ctrl-C sends: the terminal is not that of a session."""
+        """Send what Ctrl-C sends: the terminal is not that of a session.
+
+        CPython's readline notes a signal that comes between its prompt and its `select` at the next key only, which
+        nobody's hands are fast enough for: a moment is waited.
+        """
+        time.sleep(0.2)
         self.process.send_signal(signal.SIGINT)
