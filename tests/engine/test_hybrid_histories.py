@@ -35,6 +35,7 @@ def alone(folder: Path) -> dict[str, list[Answer]]:
     return answers_alone(folder)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of `alone`, where an example fails
 @settings(max_examples=-(-HISTORIES // len(KINDS)), deadline=None)
 @given(way=st.fixed_dictionaries(STATE_WAYS), seed=st.integers(0, 100_000))
 def test_no_history_changes_a_bit(folder: Path, alone: dict[str, list[Answer]], way: dict[str, Any], seed: int) -> None:

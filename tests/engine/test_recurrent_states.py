@@ -44,6 +44,7 @@ def alone(folder: Path) -> dict[str, list[Answer]]:
     return answers_alone(folder)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of `alone`, where an example fails
 @settings(max_examples=6, deadline=None)
 @given(way=st.fixed_dictionaries(STATE_WAYS), seed=st.integers(0, 1000))
 def test_no_way_to_serve_changes_a_bit(
