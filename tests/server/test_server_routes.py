@@ -64,6 +64,12 @@ def test_paths_that_there_are_not(server: LiveServer, path: str) -> None:
         }
 
 
+@pytest.mark.parametrize(("path", "meant"), [("/models", "/v1/models"), ("/embedding", "/v1/embeddings")])
+def test_paths_without_their_first_part(server: LiveServer, path: str, meant: str) -> None:
+    reply = server.http.post(path)
+    assert reply.status_code == 404 and f"did you mean {meant}?" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "path", [path for path in PATHS if "{" not in path and path not in ("/", "/v1/models", *NAMES_OF_MODELS)]
 )

@@ -88,7 +88,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         path = route_path(request.scope)[:200]
-        refusal = HttpError(404, f"there is no route {path!r}; /openapi.json lists all", code="not_found")
+        # llama.cpp's server has many of OpenAI's routes without the first part, too.
+        meant = next((each for each in (f"/v1{path}", f"/v1{path}s") if TABLE.at(each)), "")
+        hint = f"did you mean {meant}? " if meant else ""
+        refusal = HttpError(404, f"there is no route {path!r}; {hint}/openapi.json lists all", code="not_found")
     elif error.status_code == 405:
         refusal = HttpError(405, f"{request.method} is not offered here", code="method_not_allowed")
         error.headers = {"allow": ", ".join(_methods(request))}
