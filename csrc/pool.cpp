@@ -59,6 +59,7 @@ class Pool {
    public:
     Pool(int threads, bool pin) : threads_(threads), ranges_(new Range[static_cast<size_t>(threads)]) {
         for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t, pin] { work(t, pin); });
+        while (begun_.load() < threads - 1) sched_yield();
     }
 
     ~Pool() {
@@ -121,6 +122,10 @@ class Pool {
 
     void work(int t, bool pin) {
         if (pin) pin_to(t);
+        // The system allocates a thread's part of thread-local data at its first use, and ends the process where it has
+        // no memory then: it is used once before there is a pool.
+        { const InTask first_use; }
+        begun_.fetch_add(1);
         uint64_t seen = 0;
         while (true) {
             uint64_t region = region_.load(std::memory_order_acquire);
@@ -168,6 +173,7 @@ class Pool {
     alignas(64) std::atomic<uint64_t> region_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     std::atomic<int> parked_{0};
+    std::atomic<int> begun_{0};
     std::atomic<bool> stop_{false};
     std::vector<std::thread> workers_;
 };

@@ -23,6 +23,7 @@ from quire.ops.triton.backend import GpuOps
 from quire.ops.triton.gpu import INTERPRETER, Gpu
 from quire.ops.triton.runtime import Immediate
 from speculation_methods import TINY, write_words
+from triton_ops import needs_triton
 from turns import turns
 
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -82,6 +83,7 @@ def test_steps_that_are_queued_change_no_token_of_hybrids(
     engine.close()
 
 
+@needs_triton
 def test_a_copy_is_of_what_was_there_when_it_was_asked_for() -> None:
     ops = GpuOps(Gpu(torch.device("cpu"), INTERPRETER, True, Immediate()), ())
     part: Array = torch.arange(8, dtype=torch.uint8)

@@ -93,6 +93,7 @@ def test_the_compiler_can_read_every_kernel() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@needs_triton
 def test_rows_are_as_they_should_be(recorded: Rows) -> None:
     from benchmarks.gpu.compile_kernels import bears
 
@@ -138,6 +139,7 @@ def test_rows_of_any_batch_meet_one_kind_of_matrix_instruction(recorded: Rows) -
     assert len(steps) > 40 and {at: found for at, found in steps.items() if len(found) > 1} == {}
 
 
+@needs_triton
 def test_a_spill_needs_a_reason() -> None:
     from benchmarks.gpu.compile_kernels import EXPLAINED, bears
 
