@@ -168,9 +168,10 @@ def test_the_bound_is_an_option(folder: Path, home: Path, caplog: pytest.LogCapt
 
 def test_nobody_waits_for_the_file(folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs delays neither the load nor, by more than asked, the end."""
-    hangs, add = Event(), packed_file.Writer.add
+    begun, hangs, add = Event(), Event(), packed_file.Writer.add
 
     def slowly(self: packed_file.Writer, *what: Any) -> None:
+        begun.set()
         hangs.wait()
         add(self, *what)
 
@@ -178,10 +179,7 @@ def test_nobody_waits_for_the_file(folder: Path, home: Path, monkeypatch: pytest
     monkeypatch.setattr(packed_writing, "CALM_SECONDS", 0.0)
     writing = load(folder).writing
     assert writing is not None
-    deadline = time.monotonic() + 30
-    while not kept(home) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert kept(home)[0].startswith(".packed-")
+    assert begun.wait(30) and kept(home)[0].startswith(".packed-")
     began = time.monotonic()
     writing.finish(0.1)
     assert time.monotonic() - began < 5 and kept(home) == []
