@@ -131,8 +131,9 @@ class Source:
     weight: Callable[[torch.Tensor], QWeight]
 
 
-FLOATS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), **dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2))}
-"""Bytes of a block at which its float16 numbers lie, where that is not its first."""
+HIGH_BYTES = {"Q2_K": (81, 83), "Q3_K": (109,), "Q6_K": (209,), "IQ1_M": (55,), "TQ1_0": (53,), "TQ2_0": (65,),
+              "MXFP4": (0,), **dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (1, 3))}  # fmt: skip
+"""Bytes of a block with the exponents of its scales, where that is not its second."""
 
 
 def blocks(name: str) -> Source:
@@ -141,8 +142,8 @@ def blocks(name: str) -> Source:
 
     def source(n: int, k: int) -> torch.Tensor:
         raw = torch.randint(0, 256, (n, k // kind.numbers, kind.nbytes), dtype=torch.uint8)
-        for at in FLOATS.get(name, (0,)):
-            raw[..., at + 1] = 0x2C  # of the size of 0.07
+        for at in HIGH_BYTES.get(name, (1,)):
+            raw[..., at] = 0x2C  # in float16 of the size of 0.07
         return raw.flatten(1)
 
     return Source(source, lambda raw: Block(kind).load({name: to_numpy(raw)}, BF16))
