@@ -111,6 +111,7 @@ DRAFTS: dict[f.Feature, dict[str, Any]] = {
     f.MEDUSA: {"method": "medusa", "model": "x"},
     f.EAGLE: {"method": "eagle", "model": "x"},
     f.EAGLE3: {"method": "eagle3", "model": "x"},
+    f.DFLASH: {"method": "dflash", "model": "x"},
     f.MTP: {"method": "mtp"},
     f.TREES: {"method": "ngram", "topk": 2},
 }

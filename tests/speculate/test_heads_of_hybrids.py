@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine_answers import Answer, engine_of
-from head_folders import saved, write_eagle, write_medusa
+from head_folders import saved, write_dflash, write_eagle, write_medusa
 from mtp_models import DELTA, NARROW
 from oracle import BACKENDS, edit_config, write
 from quire.core.errors import ConfigError
@@ -35,13 +35,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    made = {name: tmp_path_factory.mktemp(name) for name in (*TARGETS, "medusa", "eagle", "eagle3")}
+    made = {name: tmp_path_factory.mktemp(name) for name in (*TARGETS, "medusa", "eagle", "eagle3", "dflash")}
     for name, (family, facts) in TARGETS.items():
         write(made[name], family, **facts | {"max_position_embeddings": 256}, dtype=torch.bfloat16)
         write_words(made[name], 99)
     write_medusa(made["medusa"], 64, 99)
     write_eagle(made["eagle"], "eagle", 64, 99)
     write_eagle(made["eagle3"], "eagle3", 64, 99, 49)
+    write_dflash(made["dflash"], 64, 99, (0, 1))
     return {name: str(path) for name, path in made.items()}
 
 
@@ -51,7 +52,7 @@ def golden() -> dict[tuple[str, str], dict[str, list[Answer]]]:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "dflash"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_heads_change_no_bit(
@@ -72,12 +73,12 @@ def test_heads_change_no_bit(
 
 def test_heads_of_another_method_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
     asked = {"method": "dflash", "model": folders["eagle3"]}
-    with pytest.raises(ConfigError, match="method 'dflash' is not supported: a block of its draft"):
+    with pytest.raises(ConfigError, match="mask_token_id"):
         engine_of(model=folders["qwen3_5"], speculative_config=json.dumps(asked))
     saved(tmp_path, {"model_type": "qwen3", "vocab_size": 99}, {"fc.weight": torch.zeros(64, 192)})
     edit_config(tmp_path, architectures=["DFlashDraftModel"])
     asked = {"method": "eagle3", "model": str(tmp_path)}
-    with pytest.raises(ConfigError, match="is of the method 'dflash', which is not supported"):
+    with pytest.raises(ConfigError, match="is of the method 'dflash'; ask for that method"):
         engine_of(model=folders["qwen3_5"], speculative_config=json.dumps(asked))
     tree = asked | {"model": folders["eagle3"], "topk": 2, "num_draft_tokens": 4}
     with pytest.raises(ConfigError, match="one branch of a draft"):

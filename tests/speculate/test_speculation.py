@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine_answers import Answer, engine_of
-from head_folders import write_eagle, write_medusa
+from head_folders import write_dflash, write_eagle, write_medusa
 from oracle import BACKENDS, write
 from quire.core.speculation import HEADS
 from speculation_methods import METHODS, PYDOC, TINY, answers, requests_of, write_adapter_of_the_embedded, write_words
@@ -58,6 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for method, known in (("eagle", 0), ("eagle3", vocab // 2)):
             path = tmp_path_factory.mktemp(method)
             made[f"{method} {name}"] = str(write_eagle(path, method, hidden, vocab, known))
+        made[f"dflash {name}"] = str(write_dflash(tmp_path_factory.mktemp("dflash"), hidden, vocab, (0,)))
     made["adapter"] = str(tmp_path_factory.mktemp("adapter"))
     embedded = write_adapter_of_the_embedded(Path(made["adapter"]))
     return made | {"lora": embedded}

@@ -94,3 +94,41 @@ def write_eagle(folder: Path, method: str, hidden: int, vocab: int, known: int =
         tensors |= {"d2t": ids - torch.arange(known), "t2d": t2d}
         facts["draft_vocab_size"] = known
     return saved(folder, facts | {"architectures": ["LlamaForCausalLMEagle3"]} | config, tensors)
+
+
+def write_dflash(folder: Path, hidden: int, vocab: int, layers: tuple[int, ...], **config: Any) -> Path:
+    """Two layers that draft blocks, which read the target's `layers`, as the method's authors publish them."""
+    g = torch.Generator().manual_seed(vocab)
+    heads, head_dim, inner = 4, hidden // 4, hidden + 32
+
+    def normal(n: int, k: int) -> Tensor:
+        return torch.randn(n, k, generator=g) * k**-0.5
+
+    tensors = {
+        "fc.weight": normal(hidden, len(layers) * hidden),
+        "hidden_norm.weight": 1 + normal(1, hidden)[0],
+        "norm.weight": 1 + normal(1, hidden)[0],
+    }
+    for i in range(2):
+        at = f"layers.{i}"
+        tensors |= {
+            f"{at}.self_attn.q_proj.weight": normal(heads * head_dim, hidden),
+            f"{at}.self_attn.k_proj.weight": normal(2 * head_dim, hidden),
+            f"{at}.self_attn.v_proj.weight": normal(2 * head_dim, hidden),
+            f"{at}.self_attn.o_proj.weight": normal(hidden, heads * head_dim),
+            f"{at}.self_attn.q_norm.weight": 1 + normal(1, head_dim)[0],
+            f"{at}.self_attn.k_norm.weight": 1 + normal(1, head_dim)[0],
+            f"{at}.mlp.gate_proj.weight": normal(inner, hidden),
+            f"{at}.mlp.up_proj.weight": normal(inner, hidden),
+            f"{at}.mlp.down_proj.weight": normal(hidden, inner),
+            f"{at}.input_layernorm.weight": 1 + normal(1, hidden)[0],
+            f"{at}.post_attention_layernorm.weight": 1 + normal(1, hidden)[0],
+        }
+    facts: dict[str, Any] = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": head_dim,
+        "vocab_size": vocab, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "block_size": 8,
+        "max_position_embeddings": 1024, "tie_word_embeddings": False,
+        "dflash_config": {"mask_token_id": vocab - 1, "target_layer_ids": list(layers)},
+    }  # fmt: skip
+    return saved(folder, facts | config, tensors)

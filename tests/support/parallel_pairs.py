@@ -20,7 +20,7 @@ import torch
 
 from engine_answers import Answer
 from foreign_weights import Parts, dequantize, gptq, quantize, replace_linears
-from head_folders import write_eagle, write_medusa
+from head_folders import write_dflash, write_eagle, write_medusa
 from lora_adapters import LINEARS
 from model_variants import ENCODERS, MIXTURES
 from mtp_models import WITH_MTP, write_mtp
@@ -137,6 +137,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "medusa": {"speculative_config": METHODS["medusa"]},
     "eagle": {"speculative_config": METHODS["eagle"]},
     "eagle3": {"speculative_config": METHODS["eagle3"]},
+    "dflash": {"speculative_config": METHODS["dflash"]},
     "mtp": {"model": "glm4_moe", "speculative_config": OWN_LAYER},
     "mtp, latents": {"model": "deepseek_v3", "speculative_config": OWN_LAYER},
     "mtp, states": {"model": "qwen3_next", "speculative_config": OWN_LAYER},
@@ -182,6 +183,8 @@ class Folders:
             return str(write_words(path, 99))
         if name == "medusa":
             return str(write_medusa(path, 256, 6144))
+        if name == "dflash":
+            return str(write_dflash(path, 256, 6144, (0, 2)))
         if name.startswith("eagle"):
             return str(write_eagle(path, name, 256, 6144, 3072 if name == "eagle3" else 0))
         if name == "states_of_words":

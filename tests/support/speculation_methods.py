@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"method": "medusa"},
     "eagle": {"method": "eagle", "num_speculative_tokens": 3},
     "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
+    "dflash": {"method": "dflash", "num_speculative_tokens": 5},
 }
 GROWN = {"topk": 3, "num_draft_tokens": 9, "num_speculative_tokens": 3}
 METHODS |= {

@@ -9,6 +9,7 @@ import msgspec
 
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import (
+    DFLASH,
     DRAFT_MODEL,
     DRAFTS,
     EAGLE,
@@ -22,12 +23,12 @@ from quire.core.exclusions.features import (
     found,
 )
 
-METHODS = ("ngram", "suffix", "draft_model", "self", "mtp", "medusa", "eagle", "eagle3")
-WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "self", "mtp", "medusa", "eagle", "eagle3", "dflash")
+WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3", "dflash")
 """Methods that `model` names a folder for."""
 LOOK_UPS = ("ngram", "suffix")
 """Those that no model drafts for."""
-HEADS = ("medusa", "eagle", "eagle3")
+HEADS = ("medusa", "eagle", "eagle3", "dflash")
 """Those whose folder holds heads of the target, not a model."""
 MOST_TOKENS = 32
 """Drafted tokens of a sequence and step one after the other."""
@@ -42,9 +43,11 @@ DEFAULT_TOKENS = {
     "medusa": 0,
     "eagle": 4,
     "eagle3": 4,
+    "dflash": 0,
 }
-REFUSED = {"dflash": "a block of its draft is rows that see each other, which no draft here has"}
-"""Methods of others that are not here, and why."""
+"""Drafted tokens where nothing is said; 0: as many as the folder was trained for."""
+UNBRANCHED = ("dflash",)
+"""Those that say all tokens of a draft at once, so that none follows from another."""
 NONE = "none"
 """In the place of a method: nothing drafts, though the model's files have a layer for it."""
 OWN_LAYER = '{"method":"mtp"}'
@@ -68,9 +71,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `num_speculative_tokens`: most drafted tokens of a sequence and step. `prompt_lookup_min`, `prompt_lookup_max`: how
     many last tokens must be found earlier, and how many are compared (ngram, suffix). `model`: the folder of the draft
-    model, or of heads (medusa, eagle, eagle3), and `quantization` what a model's 16-bit weights become; with `self` it
-    is the same checkpoint, of which only the first `layers` run if that is not 0. With `mtp` it is a layer of the
-    model's own files that was trained for it. `adaptive`: each step drafts as many as pay; otherwise always all.
+    model, or of heads (medusa, eagle, eagle3, dflash), and `quantization` what a model's 16-bit weights become; with
+    `self` it is the same checkpoint, of which only the first `layers` run if that is not 0. With `mtp` it is a layer of
+    the model's own files that was trained for it. `adaptive`: each step drafts as many as pay; otherwise always all.
 
     `suffix` finds them in earlier outputs too, as vLLM's keys say: the longest run that is compared, of how many
     sequences the outputs are remembered (0: none), how many tokens are guessed for each token of the run, and how
@@ -121,6 +124,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             (MEDUSA, method == "medusa"),
             (EAGLE, method == "eagle"),
             (EAGLE3, method == "eagle3"),
+            (DFLASH, method == "dflash"),
             (MTP, method == "mtp"),
             (SELF_LAYERS, method == "self" and self.layers > 0),
             (SELF_QUANTIZED, method == "self" and not self.layers),
@@ -185,8 +189,6 @@ def parse_speculation(config: str | None, model: str | None, tokens: int | None,
 
 
 def _check(asked: Speculation) -> None:
-    if asked.method in REFUSED:
-        raise _error(f"method {asked.method!r} is not supported: {REFUSED[asked.method]}; use {', '.join(METHODS)}")
     if asked.method not in METHODS:
         alone = "; none stands alone" if asked.method == NONE else ""
         raise _error(f"method {asked.method!r} is not one of {', '.join(METHODS)}{alone}")
@@ -204,6 +206,8 @@ def _check(asked: Speculation) -> None:
         raise _error("layers needs method self")
     if asked.quantization is not None and asked.method in (*LOOK_UPS, *HEADS, "mtp"):
         raise _error("quantization needs a model that drafts; heads stay in the bits of the target's 16-bit weights")
+    if asked.method in UNBRANCHED and (asked.topk > 1 or asked.speculative_token_tree is not None):
+        raise _error(f"drafts of the method {asked.method!r} do not branch; leave out topk and speculative_token_tree")
     if not 1 <= asked.topk <= 16:
         raise _error(f"topk {asked.topk} must lie in [1, 16]")
     if asked.num_draft_tokens and (asked.topk == 1 or not 1 <= asked.num_draft_tokens <= MOST_NODES):

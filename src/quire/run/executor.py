@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from quire.core.config import EngineConfig, SchedulerConfig
 from quire.core.speculation import Speculation
 from quire.features.kv_store.run_block_bytes import own_bytes, shared_bytes
@@ -48,6 +50,11 @@ class DraftingFacts(Protocol):
     @property
     def everywhere(self) -> bool:
         """Whether every rank computes it, not the first alone."""
+        ...
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a sequence in one pass of the model, each of which is a sequence of its own to the step."""
         ...
 
     @property
@@ -152,7 +159,9 @@ class LocalExecutor:
             tune(step, self.config, model.weight_bytes if self._timed_by_weights else 0)
         drafts = None
         if drafting is not None and drafting.model is not None:
-            drafts = self._step(drafting.model, kv, limits, drafting.part(caches))
+            seqs = min(limits.max_num_seqs * drafting.block_rows, limits.max_num_batched_tokens)
+            passes = replace(limits, max_num_seqs=max(seqs, limits.max_num_seqs))
+            drafts = self._step(drafting.model, kv, passes, drafting.part(caches))
             drafts.warm_up(trees)
         return Allocated(caches, blocks, step, drafts)
 

@@ -86,12 +86,12 @@ def _chances(seq: Sequence, p: float) -> NDArray[np.float64]:
 class CostModel:
     """Chooses the lengths of drafts, and learns from what became of them.
 
-    `passes`: each of up to `most` tokens one after the other is a pass; `nodes`: in all, more where drafts branch. Then
-    a depth counts as kept where any of its tokens is.
+    `passes`: each of up to `most` tokens one after the other is a pass, or (`at_once`) all are one; `nodes`: in all,
+    more where drafts branch. Then a depth counts as kept where any of its tokens is.
     """
 
-    def __init__(self, passes: bool, most: int, nodes: int = 0) -> None:
-        self._passes, self._most, self._nodes = passes, most, nodes or most
+    def __init__(self, passes: bool, most: int, nodes: int = 0, at_once: bool = False) -> None:
+        self._passes, self._most, self._nodes, self._at_once = passes, most, nodes or most, at_once
         self._step, self._pass = Times(), Times()
         self._all, self._looking = START, 0.0
         self._pause, self._resting, self._tried, self._turns = PAUSE, 0, False, 0
@@ -113,7 +113,8 @@ class CostModel:
         depths = np.arange(self._most + 1) if self._nodes == self._most else np.array([0, self._most])
         nodes = depths if self._nodes == self._most else np.array([0, self._nodes])
         gained = np.array([(p[:, None] ** np.arange(1, depth + 1)).sum() for depth in depths])
-        seconds = self._step.of(rows + len(seqs) * nodes) + depths * self._pass.of(np.array(len(seqs)))
+        passes = np.minimum(depths, 1) if self._at_once else depths
+        seconds = self._step.of(rows + len(seqs) * nodes) + passes * self._pass.of(np.array(len(seqs)))
         best = self._best(rows + gained, seconds)
         if best or not self._tries():
             return len(seqs) if best else 0, int(nodes[best])

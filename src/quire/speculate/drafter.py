@@ -31,6 +31,7 @@ class Drafter:
     """
 
     passes = True
+    at_once = False
     seconds = 0.0
 
     def __init__(self, step: ModelStep, vocab_size: int, weight_bytes: int, form: TreeForm | None) -> None:

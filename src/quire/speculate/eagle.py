@@ -7,33 +7,30 @@ hidden row of p and the token after it, and says the token after that; further r
 
 from __future__ import annotations
 
-from collections.abc import Sequence as GenericSequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.config import EngineConfig
-from quire.core.dtypes import F32
 from quire.core.errors import ModelError
-from quire.core.speculation import REFUSED, TreeForm
+from quire.core.speculation import UNBRANCHED, TreeForm
 from quire.features.images.run_image_features import ImageFeatures
-from quire.model.build import Model, kv_layouts
+from quire.model.build import Model
 from quire.model.families.rope import shared_tables
 from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
-from quire.model.net.decoder import Decoder, Layer, own_attention
+from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import Taps
-from quire.model.net.parts import Embed, Embedding, FusedGatedMlp, GatedMlp, Linear, NoNorm, Norm, RmsNorm
+from quire.model.net.parts import Embedding, Linear, NoNorm
 from quire.model.spec import ModelSpec
-from quire.ops.arrays import Array, dtype_of
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.weights import PackedTable
 from quire.run.step import ModelStep
 from quire.speculate.eagle_decoder import Eagle1Input, Eagle3Input, EagleDecoder, EagleInput
 from quire.speculate.eagle_drafter import EagleDrafter
 from quire.speculate.head_file import HeadFile
+from quire.speculate.head_layers import HeadLayers, beside, row_buffers
 
 
 def usual_layers(layers: int) -> tuple[int, int, int]:
@@ -76,13 +73,13 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     """
     assert isinstance(target.decoder, Decoder)
     file = HeadFile(folder, ops, WIDE[target.dtype], lambda name: name.removeprefix("model."))
-    for other, why in REFUSED.items():
+    for other in UNBRANCHED:
         if any(other in name.lower() for name in file.config.texts("architectures")):
-            raise ModelError(f"{file.folder}: is of the method {other!r}, which is not supported: {why}")
+            raise ModelError(f"{file.folder}: is of the method {other!r}; ask for that method")
     spec = layer_spec(file.config, target.spec, target.name)
     ids = _ids(file, spec, target.spec.vocab_size) if method == "eagle3" else None
     spec = replace(spec, vocab_size=target.spec.vocab_size if ids is None else len(ids))
-    read = _Loader(file, spec, target, ops)
+    read = HeadLayers(file, spec, target, ops)
     (rope,) = shared_tables(spec.rope, target.max_model_len).values()
     layers = file.config.child("eagle_config").integers("eagle_aux_hidden_state_layer_ids")
     if method == "eagle3":
@@ -112,23 +109,6 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     return Eagle(model, taps, fuse, None if ids is None else ops.put(ids))
 
 
-def row_buffers(config: EngineConfig, target: Model, embed: Embed, ops: Ops) -> tuple[Array, Array]:
-    """What the layer reads and what it leaves of each row of a step, [rows, hidden] both."""
-    limits = config.scheduler
-    rows = max(limits.rows(target.max_model_len), limits.max_num_seqs)
-    # Where rows are kept in 16 bits (GPUs), those of both kinds are joined as they are.
-    table = embed.table if isinstance(embed, Embedding) else None
-    dtype = F32 if table is None or isinstance(table, PackedTable) else ops.row_dtype(dtype_of(table))
-    return ops.zeros((rows, target.spec.hidden), dtype), ops.zeros((rows, target.spec.hidden), dtype)
-
-
-def beside(config: EngineConfig, target: Model, spec: ModelSpec, decoder: EagleDecoder) -> Model:
-    """The layer of `spec` as a model beside `target`, whose files and weights are yet the target's."""
-    layouts = kv_layouts(config.cache, spec, WIDE[target.dtype], decoder.ops)
-    return replace(target, spec=spec, decoder=decoder, layouts=layouts, states=(), adapters=None, report={}, notes=(),
-                   writing=None)  # fmt: skip
-
-
 def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> NDArray[np.int64] | None:
     """The target's id of each token that the head knows; d2t holds how far it lies from its own."""
     known = file.config.integer("draft_vocab_size", vocab)
@@ -142,44 +122,3 @@ def _ids(file: HeadFile, spec: ModelSpec, vocab: int) -> NDArray[np.int64] | Non
     if "t2d" in file and not np.array_equal(np.flatnonzero(file.tensor("t2d", vocab)), np.sort(ids)):
         raise ModelError(f"{file.folder}: t2d does not say the tokens that d2t says")
     return ids
-
-
-@dataclass(frozen=True)
-class _Loader:
-    """Parts of the layer from its tensors."""
-
-    file: HeadFile
-    spec: ModelSpec
-    target: Model
-    ops: Ops
-
-    def norm(self, name: str) -> Norm:
-        return RmsNorm(self.file.vector(f"{name}.weight", self.spec.hidden), self.spec.norm_eps)
-
-    def layer(self, base: str, width: int, rope: Array) -> Layer:
-        """`width`: columns of queries, keys and values."""
-        spec, at = self.spec, f"{base}.self_attn"
-        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        return Layer(
-            attn_norm=NoNorm(),
-            qkv=self.file.linear({f"{at}.q_proj": q, f"{at}.k_proj": kv, f"{at}.v_proj": kv}, width),
-            qkv_changes=(),
-            qk_norms=None,
-            eps=spec.norm_eps,
-            rope=rope,
-            attend=AttentionSpec(spec.attention_scale),
-            o=self.file.linear({f"{at}.o_proj": spec.hidden}, q),
-            attn_post_norm=NoNorm(),
-            mlp_norm=self.norm(f"{base}.post_attention_layernorm"),
-            mlp=self._mlp(f"{base}.mlp"),
-            mlp_post_norm=NoNorm(),
-            attention=own_attention,
-        )
-
-    def _mlp(self, at: str) -> GatedMlp | FusedGatedMlp:
-        spec = self.spec
-        names: GenericSequence[str] = (f"{at}.gate_proj", f"{at}.up_proj")
-        gate_up = self.file.linear(dict.fromkeys(names, spec.intermediate), spec.hidden)
-        down = self.file.linear({f"{at}.down_proj": spec.hidden}, spec.intermediate)
-        fused = self.ops.fuses_mlp(gate_up.weight, down.weight)
-        return (FusedGatedMlp if fused else GatedMlp)(gate_up, down, spec.activation)

@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.core.files import LoadProgress
 from quire.core.offload import OffloadConfig
 from quire.core.parallel import ParallelConfig
-from quire.core.speculation import HEADS, LOOK_UPS, Speculation, TreeForm
+from quire.core.speculation import HEADS, LOOK_UPS, MOST_TOKENS, Speculation, TreeForm
 from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import resolve
@@ -26,6 +26,7 @@ from quire.parallel.experts import NOT_DIVIDED
 from quire.parallel.rank_place import ALONE, RankPlace
 from quire.run.caches import Caches
 from quire.run.step import ModelStep
+from quire.speculate.dflash import DFlash, load_dflash
 from quire.speculate.drafter import Drafter, ModelDrafter
 from quire.speculate.eagle import load_eagle
 from quire.speculate.medusa import load_medusa
@@ -65,6 +66,7 @@ class Drafting:
     """What was asked, and the model that drafts; None where none does. `keeps`: it has keys and values of its own.
 
     `heads` that draft from the target's hidden rows. `everywhere`: every rank computes it, not the first alone.
+    `block_rows`: rows of a sequence in one pass, each of which is a sequence of its own to the step.
     """
 
     asked: Speculation
@@ -72,6 +74,7 @@ class Drafting:
     keeps: bool = False
     heads: DraftHeads | None = None
     everywhere: bool = False
+    block_rows: int = 1
 
     @property
     def taps(self) -> Taps | None:
@@ -197,6 +200,8 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
     assert asked.model is not None
     try:
         folder = str(resolve(asked.model, hub_beside(config.model)))
+        if asked.method == "dflash":
+            return _block_drafting(asked, load_dflash(config, folder, asked.num_speculative_tokens, target, ops))
         if asked.method != "medusa":
             eagle = load_eagle(config, folder, asked.method, target, ops)
             return Drafting(asked, eagle.model, keeps=True, heads=eagle)
@@ -207,6 +212,14 @@ def _load_heads(config: EngineConfig, asked: Speculation, target: Model, ops: Op
     if asked.tokens > most:
         raise _error(f"num_speculative_tokens {asked.tokens}: {asked.model} has {most} heads")
     return Drafting(replace(asked, num_speculative_tokens=asked.num_speculative_tokens or most), heads=heads)
+
+
+def _block_drafting(asked: Speculation, heads: DFlash) -> Drafting:
+    """Heads that draft as many tokens at once as a block has, less the one that it begins with."""
+    tokens = asked.num_speculative_tokens or min(MOST_TOKENS, heads.facts.size - 1)
+    return Drafting(
+        replace(asked, num_speculative_tokens=tokens), heads.model, keeps=True, heads=heads, block_rows=1 + tokens
+    )
 
 
 def _load_own_layer(config: EngineConfig, asked: Speculation, target: Model, ops: Ops) -> Drafting:

@@ -145,6 +145,7 @@ class MedusaDrafter:
     """Drafts from the hidden row of the last step that gave a sequence its last token; a head is a pass."""
 
     passes = True
+    at_once = False
     seconds = 0.0
     longest = sys.maxsize
 

@@ -24,8 +24,9 @@ from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import Taps
 from quire.ops.backend import Ops
 from quire.quant.registry import quantizer
-from quire.speculate.eagle import Eagle, beside, row_buffers
+from quire.speculate.eagle import Eagle
 from quire.speculate.eagle_decoder import EagleDecoder, MtpInput
+from quire.speculate.head_layers import beside, row_buffers
 from quire.store.hub import hub_of
 
 

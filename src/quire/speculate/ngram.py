@@ -56,6 +56,7 @@ class NGram:
     """Drafts from the sequence's own tokens, prompt and output."""
 
     passes = False
+    at_once = False
     longest = sys.maxsize
     weight_bytes = 0
     seconds = 0.0

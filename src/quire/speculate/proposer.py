@@ -12,12 +12,14 @@ from quire.core.sequence import Sequence
 class Proposer(Protocol):
     """Writes `Sequence.draft.tokens`. Output never depends on what it says, only how many tokens a step gives.
 
-    `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `longest`: drafted
+    `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `at_once`: one
+    pass, however many. `longest`: drafted
     tokens lie before that position. `weight_bytes`: memory of its own weights. `seconds`: what the passes of the last
     `propose` took, beside what it computed of tokens that it had not seen.
     """
 
     passes: bool
+    at_once: bool
     longest: int
     weight_bytes: int
     seconds: float

@@ -39,7 +39,7 @@ class Speculator:
     ) -> None:
         self.proposer, self.totals, self._vocab_size = proposer, Drafts(), vocab_size
         self._asked, self._scheduler, self._move_blocks = asked, scheduler, move_blocks
-        self._cost = CostModel(proposer.passes, asked.tokens, asked.nodes)
+        self._cost = CostModel(proposer.passes, asked.tokens, asked.nodes, proposer.at_once)
 
     @property
     def likely(self) -> bool:
@@ -83,7 +83,8 @@ class Speculator:
                 _leave_out_images(seq, self._vocab_size)
             cut(seq, failed)
         if proposer.passes and max(limits) > 0:
-            self._cost.drafted(len(seqs), proposer.seconds / min(asked.tokens, max(limits)))
+            passes = 1 if proposer.at_once else min(asked.tokens, max(limits))
+            self._cost.drafted(len(seqs), proposer.seconds / passes)
         elif asked.adaptive and not proposer.passes:
             self._cost.cut(seqs, rows)
         self._end(failed)

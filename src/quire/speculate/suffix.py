@@ -109,6 +109,7 @@ class SuffixDecoding:
     """Drafts from the sequence's own tokens and from earlier outputs, whichever promises more."""
 
     passes = False
+    at_once = False
     longest = sys.maxsize
     weight_bytes = 0
     seconds = 0.0

@@ -99,6 +99,7 @@ SELF_LAYERS = Feature("the model's first layers draft", "speculative_config", "s
 MEDUSA = Feature("heads that draft", "speculative_config", "medusa")
 EAGLE = Feature("a layer that drafts", "speculative_config", "eagle")
 EAGLE3 = Feature("a layer that drafts from three others", "speculative_config", "eagle3")
+DFLASH = Feature("layers that draft a block at once", "speculative_config", "dflash")
 MTP = Feature("a layer of the model's own files that drafts", "speculative_config", "mtp")
 TREES = Feature("drafts that branch", "speculative_config", "topk")
 DRAFTS_BESIDE_STAGES = Feature("a draft model beside stages of a pipeline", "pipeline_parallel_size")

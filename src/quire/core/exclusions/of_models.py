@@ -13,6 +13,7 @@ from quire.core.exclusions.features import (
     CONTEXT,
     CONVOLUTIONS,
     CPU_OFFLOAD,
+    DFLASH,
     DRAFT_MODEL,
     DRAFTS,
     DRAFTS_BESIDE_STAGES,
@@ -67,7 +68,7 @@ from quire.core.exclusions.features import (
 )
 
 OUT = "leave it out"
-HEADS = (MEDUSA, EAGLE, EAGLE3, MTP)
+HEADS = (MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
 OTHER_RANKS = (STAGES, EXPERT_RANKS, CONTEXT)
 """Ranks that do not share matrices."""
@@ -305,7 +306,7 @@ OF_GPU_PROCESSES = (
         Exclusion(
             a, GPU_PROCESSES, "what drafts by a model is not computed by several GPUs; use ngram or suffix", _OR_CPU
         )
-        for a in (DRAFT_MODEL, SELF_QUANTIZED, SELF_LAYERS, *HEADS)
+        for a in (DRAFT_MODEL, SELF_QUANTIZED, SELF_LAYERS, MEDUSA, EAGLE, EAGLE3, MTP)
     ),
     *(
         Exclusion(a, GPU_PROCESSES, "parts of blocks on several GPUs are not gathered", _OR_CPU)

@@ -7,6 +7,7 @@ from quire.core.exclusions.features import (
     CONTEXT,
     CPU_OFFLOAD,
     CUSPARSELT,
+    DFLASH,
     DRAFT_MODEL,
     DUMMY,
     EAGLE,
@@ -58,7 +59,7 @@ from quire.core.exclusions.features import (
 
 ONE_OUT = "leave one of them out"
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
-OWN_MODEL = (SELF_QUANTIZED, SELF_LAYERS, MEDUSA, EAGLE, EAGLE3, MTP)
+OWN_MODEL = (SELF_QUANTIZED, SELF_LAYERS, MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
 """Ways to draft that read parts of the model itself."""
 
 OF_DRAFTS = (
@@ -73,6 +74,12 @@ OF_DRAFTS = (
         OWN_MODEL,
         "drafts of the method {value!r} read what other stages have",
         "use ngram, suffix, draft_model",
+    ),
+    *each(
+        DFLASH,
+        (TENSOR, EXPERT_RANKS),
+        "the first rank alone computes blocks, and reads the whole output matrix",
+        "use eagle3, mtp, draft_model, ngram, suffix",
     ),
     *each(
         SEQUENCE_PARALLEL,

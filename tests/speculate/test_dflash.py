@@ -1,0 +1,138 @@
+"""Layers that draft a block at once: against their formula in plain torch, and folders that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from engine_answers import engine_of
+from head_folders import saved, write_dflash
+from head_layers import hidden_states, rms, turned
+from oracle import BACKENDS
+from quire.core.errors import ConfigError
+from quire.core.params import SamplingParams
+from quire.core.request import Request
+from quire.engine.engine import Engine
+from speculation_methods import PYDOC
+from turns import working
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
+PROMPT = (9, 300, 41, 7, 1200, 33, 5, 78, 2024, 17)
+LAYERS = (0, 2)
+SIGHTS: dict[str, dict[str, Any]] = {
+    "all see all": {},
+    "windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12, "is_causal": False},
+    "causal windows": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12},
+}
+
+
+def engine_with(folder: Path, **options: Any) -> Engine:
+    asked = {"method": "dflash", "model": str(folder), "adaptive": False}
+    return engine_of(dtype="float32", speculative_config=json.dumps(asked), **options).engine
+
+
+def start(engine: Engine, name: str, prompt: tuple[int, ...], tokens: int) -> None:
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    engine.submit(Request(id=name, prompt=prompt, params=params, seed=1, arrival=0.0))
+
+
+def seen_by(sight: dict[str, Any], layer: int, first: int, total: int) -> Tensor:
+    """Which of `total` positions each row of a block from `first` on sees in `layer`."""
+    rows, keys = torch.arange(first, total)[:, None], torch.arange(total)
+    if sight.get("layer_types", ["full_attention"] * 2)[layer] == "full_attention":
+        return (rows >= 0) & (keys >= 0)
+    if sight.get("is_causal", True):
+        return (keys <= rows) & (keys > rows - sight["sliding_window"])
+    return (rows >= 0) & (keys >= total - (sight["sliding_window"] + 7))  # the block of 8 looks back from its end
+
+
+def block_by_hand(folder: Path, tokens: list[int], count: int, sight: dict[str, Any]) -> list[int]:
+    """The tokens that a block behind `tokens` says, by the formula of the paper, in plain torch."""
+    from transformers import AutoModelForCausalLM
+
+    w = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    target = AutoModelForCausalLM.from_pretrained(PYDOC, dtype=torch.float32)
+    seen = hidden_states(tokens[:-1])
+    context = rms(torch.cat([seen[1 + i] for i in LAYERS], -1) @ w["fc.weight"].T, w["hidden_norm.weight"])
+    x = target.get_input_embeddings().weight[[tokens[-1]] + [6143] * count].detach()
+    n, total = len(context), len(context) + 1 + count
+    for i, at in enumerate(("layers.0", "layers.1")):
+        h = rms(x, w[f"{at}.input_layernorm.weight"])
+        rows = torch.cat((context, h))
+        q, k, v = ((rows @ w[f"{at}.self_attn.{name}_proj.weight"].T).view(total, -1, 64) for name in ("q", "k", "v"))
+        q, k = (turned(rms(t, w[f"{at}.self_attn.{name}_norm.weight"])) for t, name in ((q, "q"), (k, "k")))
+        q, k, v = (t.transpose(0, 1) for t in (q[n:], k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=seen_by(sight, i, n, total))
+        x = x + attended.transpose(0, 1).reshape(total - n, -1) @ w[f"{at}.self_attn.o_proj.weight"].T
+        h = rms(x, w[f"{at}.post_attention_layernorm.weight"])
+        gate, up = (h @ w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (silu(gate) * up) @ w[f"{at}.mlp.down_proj.weight"].T
+    logits: Tensor = target.get_output_embeddings()(rms(x[1:], w["norm.weight"]))
+    return [int(token) for token in logits.argmax(-1)]
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_blocks_say_what_their_formula_says(sight: str, tmp_path: Path) -> None:
+    """Over a prompt in chunks, in the middle of an answer, of two sequences at once, after drafts that were lost."""
+    folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS, **SIGHTS[sight])
+    engine = engine_with(folder, max_num_batched_tokens=32, max_num_seqs=2)
+    start(engine, "long", PROMPT * 4, 24)
+    start(engine, "short", PROMPT[::-1], 24)
+    seen = 0
+    for _ in working(engine):
+        engine.step()
+        ready = [seq for seq in engine.scheduler.running if 1 < len(seq.output) < 12]
+        if not ready or seen > 5:
+            continue
+        assert engine.speculator is not None
+        engine.speculator.draft()
+        for seq in ready:
+            found = seq.draft.tokens
+            if found:
+                assert len(found) == 7
+                assert found == block_by_hand(folder, seq.tokens, 7, SIGHTS[sight])
+                seen += 1
+    assert seen > 3
+
+
+def test_the_drafts_of_a_smaller_step_are_as_many_as_it_has_rows(tmp_path: Path) -> None:
+    folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
+    engine = engine_with(folder, max_num_batched_tokens=5, max_num_seqs=1)
+    start(engine, "a", PROMPT, 12)
+    for _ in working(engine):
+        engine.step()
+        assert all(len(seq.draft.tokens) <= 4 for seq in engine.scheduler.running)
+    assert engine.speculator is not None and engine.speculator.totals.tokens > 0
+
+
+def refusal(folder: Path, more: dict[str, Any] | None = None, **options: Any) -> str:
+    asked = {"method": "dflash", "model": str(folder)} | (more or {})
+    with pytest.raises(ConfigError) as error:
+        engine_of(speculative_config=json.dumps(asked), **options)
+    return error.value.message
+
+
+def test_folders_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    assert "hidden_size: is 64" in refusal(write_dflash(tmp_path / "a", 64, 6144, LAYERS))
+    assert "vocab_size: is 99" in refusal(write_dflash(tmp_path / "b", 256, 99, LAYERS))
+    assert "target_layer_ids: is [0, 99]" in refusal(write_dflash(tmp_path / "c", 256, 6144, (0, 99)))
+    good = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
+    eight = {"num_speculative_tokens": 8}
+    assert "blocks of 8 draft 7 tokens; num_speculative_tokens is 8" in refusal(good, eight)
+    assert "do not branch; leave out topk" in refusal(good, {"topk": 2})
+    assert "the method 'dflash' read what other stages have" in refusal(good, pipeline_parallel_size=2)
+    config = json.loads((good / "config.json").read_text())
+    tensors = load_file(good / "model.safetensors")
+    second = tensors | {"candidate_selector.successor_codebook": torch.zeros(6144, 8)}
+    saved(tmp_path / "e", config, second)
+    assert "by a selector and convolve rows (DFlash 2), which is not supported" in refusal(tmp_path / "e")
+    config["dflash_config"] |= {"mask_token_id": 6144}
+    saved(tmp_path / "f", config, tensors)
+    assert "mask_token_id: is 6144" in refusal(tmp_path / "f")
