@@ -87,9 +87,11 @@ def test_a_sequence_that_is_preempted_gives_up_its_draft() -> None:
     assert seq.draft.tokens == [] and seq.target == 8
 
 
-def model_of(step: dict[int, float], passes: bool = False, each: float = 0.0, most: int = 6) -> CostModel:
+def model_of(
+    step: dict[int, float], passes: bool = False, each: float = 0.0, most: int = 6, at_once: bool = False
+) -> CostModel:
     """A cost model that has seen steps of so many rows, and passes of one sequence."""
-    cost = CostModel(passes, most)
+    cost = CostModel(passes, most, at_once=at_once)
     for rows, seconds in step.items():
         cost.stepped(rows, 9 * seconds)  # it is recorded
         cost.stepped(rows, seconds)
@@ -120,6 +122,12 @@ def test_as_many_are_drafted_as_pay() -> None:
     assert depth(model_of(flat, True, 0.9), 90) == 0
     assert depth(model_of(steep, True, 0.01), 90) == 0
     assert depth(model_of(flat, True, 0.05), 0) == 0
+
+
+def test_of_a_block_that_one_pass_drafts_the_length_costs_nothing() -> None:
+    flat = {1: 1.0, 8: 1.05}
+    assert depth(model_of(flat, True, 0.9, at_once=True), 90) == 6
+    assert depth(model_of(flat, True, 4.9, at_once=True), 90) == 0
 
 
 def test_likely_tokens_are_verified_and_unlikely_ones_cut() -> None:
