@@ -31,7 +31,7 @@ from quire.run.step import ModelStep
 from quire.speculate.dflash_decoder import BlockAttention, DFlashDecoder
 from quire.speculate.dflash_drafter import DFlashDrafter
 from quire.speculate.head_file import HeadFile
-from quire.speculate.head_layers import HeadLayers, beside, row_buffers
+from quire.speculate.head_layers import HeadLayers, beside
 
 NAMES = {"encoder.output_norm_enc.": "hidden_norm.", "encoder.fc.": "fc.", "midlayer.": "layers.0.", "model.": ""}
 """How some folders begin the names of tensors, and what these are called here."""
@@ -104,11 +104,10 @@ def load_dflash(config: EngineConfig, folder: str, tokens: int, target: Model, o
     head = target.decoder.head
     if "lm_head.weight" in file:
         head = file.linear({"lm_head": spec.vocab_size}, spec.hidden)
-    given, _ = row_buffers(config, target, embed, ops)
     own = file.config.child("dflash_config").over(file.config)
     decoder = DFlashDecoder(
         ops, embed, _scaled(own, "input_embedding_scale"), layers, read.norm("norm"), head, _head_changes(own),
-        narrows=False, context_norm=read.norm("hidden_norm"), given=given, reach=reach,
+        narrows=False, context_norm=read.norm("hidden_norm"), reach=reach,
     )  # fmt: skip
     file.finish()
     made = beside(config, target, spec, decoder)

@@ -10,6 +10,7 @@ import numpy as np
 from quire.core.plan import Chunk, LogitRow
 from quire.core.sequence import Sequence
 from quire.model.net.hidden_taps import picked
+from quire.model.net.multimodal import EmbeddedRows
 from quire.model.net.parts import Linear
 from quire.ops.arrays import Array
 from quire.run.builder import StepSizes
@@ -97,6 +98,6 @@ class DFlashDrafter(HiddenDrafter):
     def _keys(self, work: Work, given: Array) -> None:
         chunks = tuple(Chunk(seq, start, len(rows), 0) for seq, start, rows in work)
         shape, _ = self._builder.fill(chunks)
-        self._decoder.given[: shape.tokens] = given
-        self._step.forward(shape._replace(logits=0))
+        rows = EmbeddedRows(np.arange(shape.tokens), given, np.zeros((3, 0), np.int64))
+        self._step.forward(shape._replace(logits=0), rows)
         self._wrote(chunks)
