@@ -8,6 +8,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+pytest.importorskip("transformers", reason="it writes the models")
+
 from oracle import write
 from planned_models import native, rates
 from quire.bench.suite.measures import mixer_flops
