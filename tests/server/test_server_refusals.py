@@ -394,7 +394,6 @@ def test_random_bodies_never_give_a_5xx(server: LiveServer) -> None:
                 body.pop("max_tokens", None)
             reply = server.post(path, body)
             assert reply.status_code in (200, 400, 404), (path, body, reply.text)
-            if reply.status_code != 200:
-                assert reply.json()["error"]["message"]
+            assert reply.status_code == 200 or reply.json()["error"]["message"]
     assert server.engine.in_flight == 0 and server.engine.healthy
     server.stub.submitted.clear()

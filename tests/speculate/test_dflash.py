@@ -20,6 +20,8 @@ from quire.core.errors import ConfigError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.run.step_sizes import LOGITS_AT_ONCE
+from quire.speculate.dflash_drafter import DFlashDrafter
 from speculation_methods import PYDOC
 from turns import working
 
@@ -110,6 +112,18 @@ def test_the_drafts_of_a_smaller_step_are_as_many_as_it_has_rows(tmp_path: Path)
         engine.step()
         assert all(len(seq.draft.tokens) <= 4 for seq in engine.scheduler.running)
     assert engine.speculator is not None and engine.speculator.totals.tokens > 0
+
+
+def test_blocks_of_many_sequences_take_several_passes_of_bounded_memory(tmp_path: Path) -> None:
+    folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
+    engine = engine_with(folder, max_num_batched_tokens=1024, max_num_seqs=64)
+    assert engine.speculator is not None and isinstance(engine.speculator.proposer, DFlashDrafter)
+    assert engine.speculator.proposer._step.arrays.max_seqs == LOGITS_AT_ONCE < 64 * 8
+    for i in range(40):  # 320 rows of blocks
+        start(engine, f"r{i}", PROMPT[: 3 + i % 7], 6)
+    for _ in working(engine):
+        engine.step()
+    assert engine.speculator.totals.drafts >= 40
 
 
 def refusal(folder: Path, more: dict[str, Any] | None = None, **options: Any) -> str:

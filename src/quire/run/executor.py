@@ -21,7 +21,7 @@ from quire.run.cpu_step import CpuStep
 from quire.run.kernel_tuning import tune
 from quire.run.kv_budget import KVPlan, gpu_cache_bytes
 from quire.run.step import LocalStep, ModelStep
-from quire.run.step_sizes import graph_bytes
+from quire.run.step_sizes import LOGITS_AT_ONCE, graph_bytes
 
 
 class DraftingFacts(Protocol):
@@ -159,8 +159,9 @@ class LocalExecutor:
             tune(step, self.config, model.weight_bytes if self._timed_by_weights else 0)
         drafts = None
         if drafting is not None and drafting.model is not None:
-            seqs = min(limits.max_num_seqs * drafting.block_rows, limits.max_num_batched_tokens)
-            passes = replace(limits, max_num_seqs=max(seqs, limits.max_num_seqs))
+            # Every row of a block has logits, whose memory is kept for the largest pass: more blocks are several passes.
+            rows = min(limits.max_num_seqs * drafting.block_rows, limits.max_num_batched_tokens, LOGITS_AT_ONCE)
+            passes = replace(limits, max_num_seqs=max(rows, limits.max_num_seqs))
             drafts = self._step(drafting.model, kv, passes, drafting.part(caches))
             drafts.warm_up(trees)
         return Allocated(caches, blocks, step, drafts)

@@ -84,7 +84,7 @@ class DFlashDrafter(HiddenDrafter):
             chunks += [Chunk(seq, first + i, 1, 1) for i in range(1 + count)]
             ends += [first + 1 + count] * (1 + count)
             tokens += [seq.tokens[-1], *[self._mask_token] * count]
-            seq.draft.tokens = [self._mask_token] * count
+            seq.draft.tokens = [self._mask_token] * count  # the builder reads the tokens of positions to come there
         shape, _ = self._builder.fill(tuple(chunks))
         for seq, _ in wanting:
             seq.draft.tokens = []
