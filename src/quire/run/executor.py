@@ -159,7 +159,7 @@ class LocalExecutor:
             tune(step, self.config, model.weight_bytes if self._timed_by_weights else 0)
         drafts = None
         if drafting is not None and drafting.model is not None:
-            # Every row of a block has logits, whose memory is kept for the largest pass: more blocks are several passes.
+            # Every row of a block has logits, whose memory is kept for the largest pass: more blocks, more passes.
             rows = min(limits.max_num_seqs * drafting.block_rows, limits.max_num_batched_tokens, LOGITS_AT_ONCE)
             passes = replace(limits, max_num_seqs=max(rows, limits.max_num_seqs))
             drafts = self._step(drafting.model, kv, passes, drafting.part(caches))
