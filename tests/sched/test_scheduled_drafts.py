@@ -96,8 +96,8 @@ def model_of(
         cost.stepped(rows, 9 * seconds)  # it is recorded
         cost.stepped(rows, seconds)
     if each:
-        cost.drafted(1, 9 * each)
-        cost.drafted(1, each)
+        cost.drafted([1], 9 * each)
+        cost.drafted([1], each)
     return cost
 
 
@@ -128,6 +128,15 @@ def test_of_a_block_that_one_pass_drafts_the_length_costs_nothing() -> None:
     flat = {1: 1.0, 8: 1.05}
     assert depth(model_of(flat, True, 0.9, at_once=True), 90) == 6
     assert depth(model_of(flat, True, 4.9, at_once=True), 90) == 0
+
+
+def test_of_a_block_the_rows_of_its_pass_are_what_it_costs() -> None:
+    """A pass of two rows is cheap, one of five is not: a block of one token pays, longer ones do not."""
+    cost = model_of({1: 1.0, 8: 1.05}, True, at_once=True)
+    for limit, seconds in ((1, 0.1), (4, 9.0)):
+        for _ in range(2):
+            cost.drafted([limit], seconds)
+    assert depth(cost, 90) == 1
 
 
 def test_likely_tokens_are_verified_and_unlikely_ones_cut() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from engine_answers import engine_of
 from head_folders import saved, write_dflash
 from head_layers import hidden_states, rms, turned
 from oracle import BACKENDS
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.dflash import read_blocks
+from quire.model.families.table import read_spec
 from quire.run.step_sizes import LOGITS_AT_ONCE
 from quire.speculate.dflash_drafter import DFlashDrafter
 from speculation_methods import PYDOC
@@ -108,22 +113,66 @@ def test_the_drafts_of_a_smaller_step_are_as_many_as_it_has_rows(tmp_path: Path)
     folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
     engine = engine_with(folder, max_num_batched_tokens=5, max_num_seqs=1)
     start(engine, "a", PROMPT, 12)
+    assert engine.speculator is not None
+    seen = set[int]()
     for _ in working(engine):
         engine.step()
-        assert all(len(seq.draft.tokens) <= 4 for seq in engine.scheduler.running)
-    assert engine.speculator is not None and engine.speculator.totals.tokens > 0
+        engine.speculator.draft()
+        seen.update(len(seq.draft.tokens) for seq in engine.scheduler.running)
+    assert max(seen) == 4, "of five rows one is the last token's"
 
 
-def test_blocks_of_many_sequences_take_several_passes_of_bounded_memory(tmp_path: Path) -> None:
+def test_blocks_of_many_sequences_take_several_passes_of_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
     engine = engine_with(folder, max_num_batched_tokens=1024, max_num_seqs=64)
     assert engine.speculator is not None and isinstance(engine.speculator.proposer, DFlashDrafter)
     assert engine.speculator.proposer._step.arrays.max_seqs == LOGITS_AT_ONCE < 64 * 8
-    for i in range(40):  # 320 rows of blocks
-        start(engine, f"r{i}", PROMPT[: 3 + i % 7], 6)
+    for i in range(40):
+        start(engine, f"r{i}", PROMPT[: 3 + i % 7], 24)
+    passes = list[list[int]]()
+    draft = engine.speculator.proposer._draft
+    monkeypatch.setattr(
+        engine.speculator.proposer, "_draft", lambda now: (passes.append([count for _, count in now]), draft(now))
+    )
     for _ in working(engine):
         engine.step()
-    assert engine.speculator.totals.drafts >= 40
+    rows = [sum(1 + count for count in counts) for counts in passes]
+    assert max(rows) == LOGITS_AT_ONCE
+    assert (32 * 8, 8 * 8) in pairwise(rows), "40 blocks of 8 rows are two passes"
+
+
+def test_rows_that_slid_out_of_a_window_while_drafts_rested_are_left_out(tmp_path: Path) -> None:
+    """Rows wait for a draft for longer than the window is: what has no place any more is not written."""
+    folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS, **SIGHTS["causal windows"])
+    asked = {"method": "dflash", "model": str(folder)}
+    engine = engine_of(dtype="float32", block_size=4, speculative_config=json.dumps(asked)).engine
+    assert engine.speculator is not None
+    start(engine, "a", PROMPT, 200)
+    for _ in working(engine):
+        engine.step()
+    assert engine.speculator.totals.tokens > 0, "it was tried"
+
+
+def test_layers_are_named_as_many_as_there_are(tmp_path: Path) -> None:
+    few = {"layer_types": ["sliding_attention"], "sliding_window": 12}
+    assert "layer_types: names 1 layers" in refusal(write_dflash(tmp_path / "a", 256, 6144, LAYERS, **few))
+    other = {"layer_types": ["chunked_attention"] * 2, "sliding_window": 12}
+    assert "'chunked_attention' is not known" in refusal(write_dflash(tmp_path / "b", 256, 6144, LAYERS, **other))
+
+
+def test_layers_of_the_target_are_counted_as_its_files_count_them(tmp_path: Path) -> None:
+    """A layer of the files may be two of ours: what is read is behind the second one."""
+    folder = write_dflash(tmp_path / "d", 256, 6144, LAYERS)
+    config = HfConfig(json.loads((folder / "config.json").read_text()), "config.json")
+    whole, _, _ = read_spec(json.loads((Path(PYDOC) / "config.json").read_text()), "pydoc")
+    assert read_blocks(config, whole, "pydoc", 0)[1].target_layers == (1, 3)
+    halves = replace(whole, file_layers=(0, 0, 1, 1, 2, 2))
+    with pytest.raises(ModelError, match="needs layers of pydoc from 0 to 1"):
+        read_blocks(config, halves, "pydoc", 0)
+    config.raw["dflash_config"]["target_layer_ids"] = [0, 1]
+    assert read_blocks(config, halves, "pydoc", 0)[1].target_layers == (2, 4)
 
 
 def refusal(folder: Path, more: dict[str, Any] | None = None, **options: Any) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine_answers import engine_of
-from head_folders import saved, write_eagle, write_medusa
+from head_folders import saved, write_dflash, write_eagle, write_medusa
 from head_layers import hidden_states, layer_by_hand, relative, rms
 from oracle import BACKENDS, write
 from quire.cli.app import app
@@ -253,11 +253,14 @@ def test_eagle_layers_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
         ("medusa", ("3.0 KiB\n", "medusa heads of", "(9 tensors)", "one a head, as many as pay")),
         ("eagle3", ("3.5 KiB, what drafts included", "eagle3 heads of", "4 at most")),
         ("eagle", ("3.5 KiB, what drafts included", "eagle heads of", "weights that draft  about")),
+        ("dflash", ("4.0 KiB, what drafts included", "dflash heads of", "as many as a block has, as many as pay")),
     ],
 )
 def test_inspect_shows_what_heads_take(method: str, rows: tuple[str, ...], tmp_path: Path) -> None:
     if method == "medusa":
         write_medusa(tmp_path, 256, 6144)
+    elif method == "dflash":
+        write_dflash(tmp_path, 256, 6144, (0, 2))
     else:
         write_eagle(tmp_path, method, 256, 6144)
     asked = json.dumps({"method": method, "model": str(tmp_path)})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from head_folders import write_eagle, write_medusa
+from head_folders import write_dflash, write_eagle, write_medusa
 from often import one_of
 from queueing_engine import BROKEN, MISSING, ROOMY, SHORT, SMALL, Answers, build, joined, make_requests, request, run
 from queueing_engine import folder as folder
@@ -22,8 +22,9 @@ from triton_ops import needs_triton
 from turns import working
 
 __all__ = ["folder"]
-WAYS = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
-TREES = tuple(f"{way} tree" for way in WAYS)
+BRANCHING = ("ngram", "suffix", "layers", "model", "medusa", "eagle3")
+WAYS = (*BRANCHING, "dflash")
+TREES = tuple(f"{way} tree" for way in BRANCHING)
 
 
 def asked(way: str, folder: Path, adaptive: bool = False) -> str:
@@ -36,6 +37,7 @@ def asked(way: str, folder: Path, adaptive: bool = False) -> str:
         "model": {"model": str(folder), "num_speculative_tokens": 3},
         "medusa": {"method": "medusa", "model": str(folder / "medusa")},
         "eagle3": {"method": "eagle3", "model": str(folder / "eagle3"), "num_speculative_tokens": 3},
+        "dflash": {"method": "dflash", "model": str(folder / "dflash"), "num_speculative_tokens": 3},
     }
     config = json.loads((folder / "config.json").read_text())
     sizes = config["hidden_size"], config["vocab_size"]
@@ -44,6 +46,8 @@ def asked(way: str, folder: Path, adaptive: bool = False) -> str:
     if way == "eagle3":
         ours = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}}
         write_eagle(folder / "eagle3", "eagle3", *sizes, 100, **ours)
+    if way == "dflash":
+        write_dflash(folder / "dflash", *sizes, (0,))
     tree = {"topk": 2, "num_draft_tokens": 5} if branches else {}
     return json.dumps(ways[way] | tree | {"adaptive": adaptive})
 

@@ -251,7 +251,8 @@ def _speculation_rows(config: EngineConfig, asked: Speculation, found: ModelFact
         "draft_model": "" if drafts is None else f"{drafts.folder} ({drafts.parameters:,} parameters)",
     }.get(asked.method) or f"{asked.method} heads of {asked.model} ({len(heads_of(config, asked).infos)} tensors)"
     when = "as many as pay, by measured step times and acceptance" if asked.adaptive else "always"
-    most = f"{asked.tokens} at most" if asked.tokens else "one a head"
+    usual = "as many as a block has" if asked.method == "dflash" else "one a head"
+    most = f"{asked.tokens} at most" if asked.tokens else usual
     return [("drafts by", who), ("tokens a draft", f"{most}, {when}")]
 
 

@@ -351,6 +351,10 @@ class ModelSpec:
         """The layer of the files that `layer` is, or is a part of."""
         return self.file_layers[layer] if self.file_layers else layer
 
+    def behind(self, file_layer: int) -> int:
+        """The layer whose input is the output of a layer of the files."""
+        return self.file_layers.index(file_layer + 1) if self.file_layers else file_layer + 1
+
     def begins(self, layer: int) -> bool:
         """Whether the layer is the first part of one of the files'."""
         return layer == 0 or self.file_layer(layer) != self.file_layer(layer - 1)

@@ -17,6 +17,7 @@ from quire.core.speculation import HEADS, LOOK_UPS, Speculation
 from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_len
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.families.dflash import read_blocks
 from quire.model.families.table import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
@@ -95,10 +96,13 @@ def drafting_layers(
     if asked is not None and asked.method == "mtp":
         layer = mtp_of(found)
         return [(layer.spec, found.dtype)]
-    if asked is None or asked.method not in ("eagle", "eagle3"):
+    if asked is None or asked.method not in ("eagle", "eagle3", "dflash"):
         return []
     path = resolve(asked.model or "", hub_beside(config.model)) / "config.json"
-    return [(layer_spec(HfConfig(read_json(path), str(path)), found.spec, found.name), found.dtype)]
+    raw = HfConfig(read_json(path), str(path))
+    if asked.method == "dflash":
+        return [(read_blocks(raw, found.spec, found.name, asked.tokens)[0], found.dtype)]
+    return [(layer_spec(raw, found.spec, found.name), found.dtype)]
 
 
 def drafting_weights(config: EngineConfig, found: ModelFacts, drafts: ModelFacts | None, choice: Choice) -> int:

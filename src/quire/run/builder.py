@@ -163,9 +163,12 @@ class BatchBuilder:
             arrays.encoded[s] = seq.encoder.tokens
             if written is None:
                 arrays.block_tables[-1, s, :lead] = seq.kv.blocks[0][:lead]
+        # Rows of one sequence that are sequences of their own to the step have the same table: copied, it costs less.
+        same = written is None and s > 0 and self._owners[s - 1][0] is seq
         for group, table in enumerate(seq.kv.blocks):
             known = max(seq.kv.slid[group], lead) if written is None else written
-            arrays.block_tables[group, s, known - lead : len(table) - lead] = table[known:]
+            row = slice(known - lead, len(table) - lead)
+            arrays.block_tables[group, s, row] = arrays.block_tables[group, s - 1, row] if same else table[known:]
             arrays.slots[group, at:end] = (
                 table[first] * size + start % size
                 if position is None

@@ -138,7 +138,8 @@ class LocalExecutor:
         from quire.run.gpu_step import GpuStep
 
         runtime, model, caches = self.ops.runtime, self.model, Caches(self.models, self.ops, shape)
-        step = GpuStep(model, self.ops, shape, limits, caches.part(0), self._record_steps)
+        taps = None if self.drafting is None else self.drafting.taps
+        step = GpuStep(model, self.ops, shape, limits, caches.part(0), self._record_steps, taps)
         kept += graph_bytes(step.graph_sizes, model.spec.vocab_size)
         if step.graph_sizes:  # their memory is a pool of its own, beside that of the largest step
             kept += runtime.peak(lambda: step.profile(step.graph_sizes[-1]))

@@ -17,13 +17,12 @@ from quire.core.speculation import TreeForm
 from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.dflash import BlockFacts, read_blocks
 from quire.model.families.rope import shared_tables
-from quire.model.families.table import read_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder, Layer, own_attention
 from quire.model.net.hidden_taps import Taps
 from quire.model.net.parts import Embedding, Linear, RowChange, Scale, SoftCap
-from quire.model.spec import ModelSpec
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
@@ -35,23 +34,6 @@ from quire.speculate.head_layers import HeadLayers, beside
 
 NAMES = {"encoder.output_norm_enc.": "hidden_norm.", "encoder.fc.": "fc.", "midlayer.": "layers.0.", "model.": ""}
 """How some folders begin the names of tensors, and what these are called here."""
-BLOCK_SIZE = 16
-"""Rows of a block where the file does not say."""
-
-SIGHT = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-"""Fields about what rows see, which mean something else for blocks: `_sight` reads them."""
-
-
-@dataclass(frozen=True)
-class BlockFacts:
-    """What config.json says of blocks: their `size`, the token that stands for one to come, the layers of the target
-    whose output is read, and of each layer the window (0: none) and whether its rows see only those before them."""
-
-    size: int
-    mask_token: int
-    target_layers: tuple[int, ...]
-    windows: tuple[int, ...]
-    causal: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -89,14 +71,14 @@ def load_dflash(config: EngineConfig, folder: str, tokens: int, target: Model, o
             f"{file.folder}: its blocks choose tokens by a selector and convolve rows (DFlash 2), which is not "
             "supported; use a folder of the first DFlash"
         )
-    spec, facts = _read(file.config, target, tokens)
+    spec, facts = read_blocks(file.config, target.spec, target.name, tokens)
     read = HeadLayers(file, spec, target, ops)
     (rope,) = shared_tables(spec.rope, target.max_model_len).values()
     rows = config.scheduler.rows(target.max_model_len) + config.scheduler.max_num_seqs * facts.size
     reach = ops.put(np.ones(rows, np.int32))
     turns = ops.put(rope)
     layers = tuple(_layer(read, i, turns, facts, reach) for i in range(spec.layers))
-    taps = Taps(tuple(1 + i for i in facts.target_layers), every=True)
+    taps = Taps(facts.target_layers, every=True)
     fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
     embed = target.decoder.embed
     if "embed_tokens.weight" in file:
@@ -121,45 +103,6 @@ def _named(name: str) -> str:
         if name.startswith(start):
             return own + name.removeprefix(start)
     return name
-
-
-def _read(config: HfConfig, target: Model, tokens: int) -> tuple[ModelSpec, BlockFacts]:
-    """The layers' spec and what is said of blocks; `ModelError` where they do not fit `target`."""
-    raw = {"vocab_size": target.spec.vocab_size} | {k: v for k, v in config.raw.items() if k not in SIGHT}
-    spec, _, _ = read_spec(raw, config.where)
-    for field, said, needed in (
-        ("hidden_size", spec.hidden, target.spec.hidden), ("vocab_size", spec.vocab_size, target.spec.vocab_size),
-    ):  # fmt: skip
-        if said != needed:
-            raise config.fail(field, f"is {said}, that of {target.name} is {needed}")
-    own = config.child("dflash_config").over(config)
-    size = own.integer("block_size", BLOCK_SIZE, low=2)
-    if tokens >= size:
-        raise ModelError(
-            f"{config.where}: blocks of {size} draft {size - 1} tokens; num_speculative_tokens is {tokens}"
-        )
-    mask = own.integer("mask_token_id", low=0, high=target.spec.vocab_size - 1)
-    read, last = own.integers("target_layer_ids"), target.spec.layers - 2
-    if not read or not all(0 <= i <= last for i in read):
-        raise own.fail("target_layer_ids", f"is {list(read)}, needs layers of {target.name} from 0 to {last}")
-    windows, causal = _sight(config, own, spec.layers, size)
-    return replace(spec, windows=windows), BlockFacts(size, mask, read, windows, causal)
-
-
-def _sight(config: HfConfig, own: HfConfig, layers: int, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Windows of the layers (0: none), and whether their rows in a block of `size` see only those before them."""
-    kinds = config.texts("layer_types") or ("full_attention",) * layers
-    slides = [kind == "sliding_attention" for kind in kinds]
-    if own.flag("use_swa", False) and not any(slides):
-        slides = [True] * layers
-    said = next((own.flag(name) for name in ("is_causal", "causal") if own.has(name)), None)
-    causal = tuple(sliding if said is None else said for sliding in slides)
-    if not any(slides):
-        return (0,) * layers, causal
-    window = own.integer("swa_window_size" if own.has("swa_window_size") else "sliding_window")
-    # Rows of a block see to its end, so the first of them looks back over as many keys more.
-    wide = [window if only else window + size - 1 for only in causal]
-    return tuple(wide[i] if sliding else 0 for i, sliding in enumerate(slides)), causal
 
 
 def _layer(read: HeadLayers, i: int, rope: Array, facts: BlockFacts, reach: Array) -> Layer:

@@ -39,9 +39,9 @@ class DFlashDrafter(HiddenDrafter):
         self._decoder, self._mask_token = decoder, mask_token
         self._most_rows = min(step.arrays.max_seqs, self._room)
 
-    def ready(self, seq: Sequence) -> bool:
-        """Whether its hidden rows are there, none of which is of an image: these count positions in another way."""
-        return not seq.request.images and super().ready(seq)
+    def follows(self, seq: Sequence) -> bool:
+        """Whether its hidden rows are kept, none of which is of an image: these count positions in another way."""
+        return not seq.request.images and super().follows(seq)
 
     def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """Write the keys of what the target computed since, then compute the blocks, as many as fit, at once."""
@@ -54,8 +54,8 @@ class DFlashDrafter(HiddenDrafter):
                 wanting.append((seq, count))
                 work.append((seq, pending.start, pending.rows))
                 seq.draft.lookup = None
-        self._write(work)
         begin = time.perf_counter()
+        self._write(work)
         while wanting:
             rows, now = 0, Wanting()
             while wanting and rows + 1 + wanting[0][1] <= self._most_rows:
@@ -65,7 +65,8 @@ class DFlashDrafter(HiddenDrafter):
         self.seconds = time.perf_counter() - begin
 
     def _draft(self, wanting: Wanting) -> None:
-        """The tokens of one pass: a row is drawn like the target's of its place, and ends a draft where it has none."""
+        """The tokens of one pass: a row is drawn with the random numbers of its place, and ends a draft where it has
+        none. Penalties do not see the tokens that the draft says before it."""
         logits = self._block(wanting)
         asked = [LogitRow(seq, len(seq.tokens) + i, None, -1) for seq, count in wanting for i in range(count)]
         tokens, at = self._sampler.tokens(logits, asked), 0
@@ -92,12 +93,14 @@ class DFlashDrafter(HiddenDrafter):
         arrays.tokens[:rows] = tokens
         arrays.logit_rows[:rows] = np.arange(rows)
         self._decoder.reach[:rows] = self._step.ops.put(np.array(ends, np.int32))
+        self._decoder.reach[rows:] = 1  # of rows that pad a step
         logits = self._step.forward(StepSizes(rows, rows, rows, shape.blocks))
         return picked(logits, places)
 
     def _keys(self, work: Work, given: Array) -> None:
         chunks = tuple(Chunk(seq, start, len(rows), 0) for seq, start, rows in work)
         shape, _ = self._builder.fill(chunks)
+        given = self._step.ops.copy_out(given)  # the step begins with the memory that they lie in
         rows = EmbeddedRows(np.arange(shape.tokens), given, np.zeros((3, 0), np.int64))
         self._step.forward(shape._replace(logits=0), rows)
         self._wrote(chunks)

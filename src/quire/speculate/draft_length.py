@@ -114,7 +114,8 @@ class CostModel:
         nodes = depths if self._nodes == self._most else np.array([0, self._nodes])
         gained = np.array([(p[:, None] ** np.arange(1, depth + 1)).sum() for depth in depths])
         passes = np.minimum(depths, 1) if self._at_once else depths
-        seconds = self._step.of(rows + len(seqs) * nodes) + passes * self._pass.of(np.array(len(seqs)))
+        width = len(seqs) * (1 + depths if self._at_once else np.ones_like(depths))
+        seconds = self._step.of(rows + len(seqs) * nodes) + passes * self._pass.of(width)
         best = self._best(rows + gained, seconds)
         if best or not self._tries():
             return len(seqs) if best else 0, int(nodes[best])
@@ -196,6 +197,9 @@ class CostModel:
         """Looking for drafts that are free, and choosing among them, took so long."""
         self._looking = MEMORY * self._looking + (1 - MEMORY) * seconds
 
-    def drafted(self, seqs: int, seconds: float) -> None:
-        """A pass of the drafting model over `seqs` sequences took so long."""
-        self._pass.add(seqs, seconds)
+    def drafted(self, limits: GenericSequence[int], seconds: float) -> None:
+        """Drafts of so many tokens took so long: passes of a row a sequence, or one of a row more than tokens."""
+        if self._at_once:
+            self._pass.add(len(limits) + sum(limits), seconds)
+        else:
+            self._pass.add(len(limits), seconds / min(self._most, max(limits)))

@@ -83,9 +83,11 @@ def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, op
     (rope,) = shared_tables(spec.rope, target.max_model_len).values()
     layers = file.config.child("eagle_config").integers("eagle_aux_hidden_state_layer_ids")
     if method == "eagle3":
-        taps = Taps(layers or usual_layers(target.spec.layers), every=True)
-        if not all(0 < i < target.spec.layers for i in taps.layers):
-            raise ModelError(f"{file.folder}: layers {taps.layers} of {target.name}, which has {target.spec.layers}")
+        count = target.spec.file_layer(target.spec.layers - 1) + 1
+        before = layers or usual_layers(count)
+        if not all(0 < i < count for i in before):
+            raise ModelError(f"{file.folder}: layers {before} of {target.name}, which has {count}")
+        taps = Taps(tuple(target.spec.behind(i - 1) for i in before), every=True)
         fuse = file.linear({"fc": spec.hidden}, taps.width(spec.hidden))
         entry: EagleInput = Eagle3Input(read.norm("midlayer.input_layernorm"), read.norm("midlayer.hidden_norm"))
         layer, norm = read.layer("midlayer", 2 * spec.hidden, ops.put(rope)), read.norm("norm")

@@ -40,7 +40,8 @@ class PendingHidden:
     @property
     def rows(self) -> Array:
         """All hidden rows [end - start, width]."""
-        return concat([rows[first:stop] for rows, first, stop in self.pieces])
+        pieces = [rows[first:stop] for rows, first, stop in self.pieces]
+        return pieces[0] if len(pieces) == 1 else concat(pieces)
 
 
 Work = list[tuple[Sequence, int, Array]]
@@ -65,6 +66,10 @@ class HiddenDrafter(ModelDrafter):
         """`fuse`: what joins tapped rows. `features`: of images, where the target takes any."""
         super().__init__(step, target.model.spec.vocab_size, step.model.weight_bytes, form)
         self._fuse, self._hidden, self._features = fuse, target.hidden, features
+
+    def follows(self, seq: Sequence) -> bool:
+        """Whether its hidden rows are kept."""
+        return seq.draft.enabled
 
     def ready(self, seq: Sequence) -> bool:
         """Whether the hidden row before its last token is there, and the keys of nearly all before."""
@@ -117,16 +122,19 @@ class HiddenDrafter(ModelDrafter):
             known = self._features.known(seq, kept.start + 1, kept.start + 1 + min(known, len(rows)))
         if known <= 0:
             return []
-        start, done, left = kept.start, rows[:known], rows[known:]
+        # A copy of what is left: a view would hold the rows of the whole step.
+        start, done, left = kept.start, rows[:known], concat([rows[known:]])
         seq.draft.lookup = PendingHidden(start + len(done), kept.end, [(left, 0, len(left))] if len(left) else [])
         return [(seq, start, done)]
 
     def _standing(self, plan: StepPlan, follow: bool, results: GenericSequence[ChunkResult]) -> list[list[int]]:
         """Find of each chunk the rows of the step that are kept."""
-        at, found = 0, list[list[int]]()
+        at, tried, found = 0, 0, list[list[int]]()
         for chunk, result in zip(plan.chunks, results or repeat(None), strict=False):
-            wanted = follow or (chunk.start >= chunk.seq.prompt_len and len(found) < FOLLOWED)
-            wanted = wanted and chunk.seq.draft.enabled
+            wanted = self.follows(chunk.seq)
+            if not follow:
+                wanted = wanted and chunk.start >= chunk.seq.prompt_len and tried < FOLLOWED
+                tried += wanted
             if not wanted or result is None or result.error is not None or result.retry_without_draft:
                 found.append([])
             elif chunk.seq.draft.tokens:
@@ -138,6 +146,7 @@ class HiddenDrafter(ModelDrafter):
 
     def _write(self, work: Work) -> None:
         """Compute the layer's keys of `work`, in pieces that fit a step."""
+        work = [kept for seq, start, rows in work if len((kept := self._in_reach(seq, start, rows))[2])]
         while work:
             now, later, room = Work(), Work(), self._room
             for seq, start, rows in work:
@@ -147,8 +156,13 @@ class HiddenDrafter(ModelDrafter):
                 if take < len(rows):
                     later.append((seq, start + take, rows[take:]))
                 room -= take
-            self._keys(now, self._fused(concat([rows for _, _, rows in now])))
+            self._keys(now, self._fused(now[0][2] if len(now) == 1 else concat([rows for _, _, rows in now])))
             work = later
+
+    def _in_reach(self, seq: Sequence, start: int, rows: Array) -> tuple[Sequence, int, Array]:
+        """The rows of `seq` from `start` on whose keys have a place: not those that slid out of a window."""
+        slid = max(seq.kv.slid[table] for table in self._tables) * self._size
+        return seq, max(start, slid), rows[max(0, slid - start) :]
 
     def _fused(self, rows: Array) -> Array:
         """Hidden rows [n, hidden] of tapped ones [n, width]."""

@@ -12,10 +12,9 @@ from quire.core.sequence import Sequence
 class Proposer(Protocol):
     """Writes `Sequence.draft.tokens`. Output never depends on what it says, only how many tokens a step gives.
 
-    `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `at_once`: one
-    pass, however many. `longest`: drafted
-    tokens lie before that position. `weight_bytes`: memory of its own weights. `seconds`: what the passes of the last
-    `propose` took, beside what it computed of tokens that it had not seen.
+    `passes`: a draft of n tokens takes n passes of a model over the batch; otherwise it is free. `at_once`: it takes
+    one pass, in which each sequence has a row more than tokens. `longest`: drafted tokens lie before that position.
+    `weight_bytes`: memory of its own weights. `seconds`: what the passes of the last `propose` took.
     """
 
     passes: bool

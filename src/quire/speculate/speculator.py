@@ -83,8 +83,7 @@ class Speculator:
                 _leave_out_images(seq, self._vocab_size)
             cut(seq, failed)
         if proposer.passes and max(limits) > 0:
-            passes = 1 if proposer.at_once else min(asked.tokens, max(limits))
-            self._cost.drafted(len(seqs), proposer.seconds / passes)
+            self._cost.drafted(limits, proposer.seconds)
         elif asked.adaptive and not proposer.passes:
             self._cost.cut(seqs, rows)
         self._end(failed)
