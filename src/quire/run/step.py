@@ -17,7 +17,7 @@ from quire.model.batch import Batch
 from quire.model.build import Model
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import TappedDecoder, Taps, picked, tapped
-from quire.model.net.multimodal import EmbeddedRows, with_images
+from quire.model.net.multimodal import EmbeddedRows, with_given_rows
 from quire.model.net.parts import GatedMlp, PlainMlp, Scaled
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -197,7 +197,7 @@ class LocalStep(ABC):
         views = [batches[group] for group in self.caches.group_of] if len(batches) > 1 else ()
         decoder = self._decoder
         if given is not None:
-            decoder = with_images(decoder, self.model.spec.sight, given, batches[0])
+            decoder = with_given_rows(decoder, self.model.spec.sight, given, batches[0])
         if scores:
             return decoder(batches[0], self.caches.of_layer, views)
         assert isinstance(decoder, Decoder), "others make logits alone"

@@ -40,7 +40,7 @@ class DFlashDecoder(Decoder):
     context_norm: Norm = field(kw_only=True)
     reach: Array = field(kw_only=True)
 
-    def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
+    def with_given_rows(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
         """Implement `TakesRows`: all rows of the step are given, and only keys and values are made of them."""
         return ContextKeys(self, given.features)
 

@@ -120,7 +120,7 @@ class EagleDecoder:
         logits: Array = self.head(ops, self.norm(ops, ops.take_rows(x, delta, batch.logit_rows)))
         return logits
 
-    def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> EagleDecoder:
+    def with_given_rows(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> EagleDecoder:
         """Implement `TakesRows`: rows of images are given in the place of embedded tokens."""
         layer = self.layer
         if sight.sections:

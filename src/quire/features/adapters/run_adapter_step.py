@@ -7,7 +7,7 @@ from collections.abc import Callable
 from quire.model.batch import Batch, Forward
 from quire.model.load.adapter_extensions import AdapterExtensions
 from quire.model.net.decoder import Decoder
-from quire.model.net.multimodal import EmbeddedRows, with_images
+from quire.model.net.multimodal import EmbeddedRows, with_given_rows
 from quire.model.spec import Sight
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops, Recording
@@ -42,7 +42,7 @@ class AdapterStep:
         if given is None:
             logits = self._logits(shape, lambda: self._decode(batches, self._decoder), record)
         else:
-            seen = with_images(self._decoder, self._sight, given, batches[0])
+            seen = with_given_rows(self._decoder, self._sight, given, batches[0])
             logits = ops.compute(lambda: self._decode(batches, seen), together=False)
         return self._extensions.after(logits, arrays.logit_adapters[: shape.logits], self._decoder, batches[0])
 

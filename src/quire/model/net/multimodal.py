@@ -113,10 +113,11 @@ class BidirectionalAttention:
 class EmbeddedRows:
     """n of the T rows of a step, in their order, that are given instead of looked up by their tokens.
 
-    `rows` [n] int64; `features` [n, hidden (1 + deep)] f32: the stream that the first layer reads, and what is added
-    behind each of the first layers. `positions` [3, n] int64: time, row and column, where ropes turn by all three, else
-    [3, 0]. `mutual`: where rows see each other. `turns` [m] int64: the rows that `positions` [3, m] are of, where these
-    are others (a layer that reads the embedding of the token after its row's).
+    `rows` [n] int64; `features` [n, hidden (1 + deep)] f32: the stream that the first layer reads (what decoders of
+    another kind read is theirs to say), and what is added behind each of the first layers. `positions` [3, n] int64:
+    time, row and column, where ropes turn by all three, else [3, 0]. `mutual`: where rows see each other. `turns` [m]
+    int64: the rows that `positions` [3, m] are of, where these are others (a layer that reads the embedding of the
+    token after its row's).
     """
 
     rows: NDArray[np.int64]
@@ -207,15 +208,15 @@ class TappedMultimodalDecoder(MultimodalDecoder, TappedDecoder):
 class TakesRows(Protocol):
     """A decoder of another kind that can be given rows."""
 
-    def with_images(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
+    def with_given_rows(self, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
         """Return the decoder for the one step `batch`, in which rows are `given`."""
         ...
 
 
-def with_images(decoder: Forward, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
+def with_given_rows(decoder: Forward, sight: Sight, given: EmbeddedRows, batch: Batch) -> Forward:
     """`decoder` for the one step `batch`, in which rows are `given`."""
     if isinstance(decoder, TakesRows):
-        return decoder.with_images(sight, given, batch)
+        return decoder.with_given_rows(sight, given, batch)
     assert isinstance(decoder, Decoder), "others take no images"
     layers = decoder.layers
     if sight.sections:
