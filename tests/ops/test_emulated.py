@@ -75,7 +75,8 @@ def run_pytest(target: Target, file: str, *args: str) -> str:
     """One file's tests of ops with the program in the place of the extension; what pytest printed."""
     path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     env = os.environ | {"QUIRE_EMULATE": target.command, "PYTHONPATH": path}
-    plain = ("-q", "-p", "emulated", "-p", "no:cacheprovider", "-n", "2", "--durations", "3")
+    # A model of 16-bit floats took 187 s under qemu alone, more than a test may beside other work.
+    plain = ("-q", "-p", "emulated", "-p", "no:cacheprovider", "-n", "2", "--durations", "3", "--timeout", "1200")
     command = [sys.executable, "-m", "pytest", *plain, *args, str(next(TESTS.rglob(f"{file}.py")))]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
