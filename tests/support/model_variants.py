@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attention_variants import LATENT_VARIANTS
 from loaded_folders import KEPT
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
@@ -75,6 +76,7 @@ LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         LATENT_SIZES | LATENT_GROUPS | {"first_k_dense_replace": 3, "q_lora_rank": None},
     ),
+    **LATENT_VARIANTS,
 }
 
 EIGHT = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -148,8 +150,7 @@ BORROWED: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("hunyuan_v1_moe", HEADS | EXPERTS | {"moe_topk": 2}),
     "heads_of_unlike_sizes": ("gemma4_text", HEADS | {"sliding_window": 5, "global_head_dim": 32,
                               "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
-    "values_shorter_than_keys": ("minicpm3", {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-                                 "qk_rope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": 32}),
+    "values_shorter_than_keys": ("axk1", LATENT_SIZES | LATENT_GROUPS),
     "post_norms_and_windows": ("modernbert-decoder", {"sliding_window": 5}),
     "fused_qkv": ("persimmon", {}),
     "sinks": ("granite_swa", HEADS | {"sliding_window": 5}),

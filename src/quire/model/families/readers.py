@@ -229,7 +229,12 @@ def read_moe(
 
 
 def sparse_layers(config: HfConfig, layers: int) -> tuple[bool, ...]:
-    """Which layers have experts."""
+    """Which layers have experts: those that `mlp_layer_types` calls sparse, or by fields that leave layers out."""
+    kinds = config.texts("mlp_layer_types")
+    if kinds:
+        if len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+            raise config.fail("mlp_layer_types", f"needs {layers} words, dense or sparse")
+        return tuple(kind == "sparse" for kind in kinds)
     step, dense = config.integer("decoder_sparse_step", 1), config.integer("first_k_dense_replace", 0, low=0)
     plain = config.raw.get("mlp_only_layers") or []
     if not isinstance(plain, list) or not all(isinstance(i, int) and 0 <= i < layers for i in plain):

@@ -11,6 +11,7 @@ from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
+from quire.model.families.latent_mixtures import LATENT_MIXTURES
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -307,6 +308,7 @@ FAMILIES: dict[str, Row] = {
     "mt5": mt5,
     **RELATIVES,
     **MIXTURES,
+    **LATENT_MIXTURES,
     **HYBRIDS,
     **STATE_SPACE,
     **CHANNEL_SCANS,
