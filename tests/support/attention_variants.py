@@ -20,3 +20,32 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                                              "attention_bias": True, "tie_word_embeddings": False}),
     "minicpm3_plain": ("minicpm3", SIZES | {"scale_depth": None, "dim_model_base": None, "q_lora_rank": None}),
 }  # fmt: skip
+
+ALTERNATING = {"num_hidden_layers": 4, "sliding_window": 5}
+AFMOE = {"head_dim": 24, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+         "route_scale": 1.7}  # fmt: skip
+PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+               "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
+GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm3": ("lfm3", {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4, "rope_parameters": PLAIN_KINDS,
+                      "layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}),
+    "lfm3_bare": ("lfm3", {"head_dim": 24, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
+                           "attention_bias": True, "use_sandwich_norm": False, "use_attention_gate": False,
+                           "conv_L_cache": 4, "tie_word_embeddings": False, "rope_parameters": PLAIN_KINDS}),
+}  # fmt: skip
+GATED: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": ("afmoe", AFMOE | {"num_hidden_layers": 4, "mup_enabled": True}),
+    "afmoe_kinds": ("afmoe", AFMOE | {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                                      "num_dense_layers": 2, "attention_bias": True, "num_shared_experts": 1}),
+    "cohere2_moe": ("cohere2_moe", ALTERNATING | {"head_dim": 16, "num_experts": 6, "tie_word_embeddings": False}),
+    "cohere2_moe_shared": ("cohere2_moe", ALTERNATING | {
+        "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "rms_norm_eps": 1e-5,
+        "expert_selection_fn": "sigmoid", "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
+        "prefix_dense_intermediate_size": 80, "tie_word_embeddings": False}),
+    "cohere2_moe_summed": ("cohere2_moe", {
+        "head_dim": 16, "num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "attention_bias": True,
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "prefix_dense_sliding_window_pattern": 2,
+        "expert_selection_fn": "sigmoid", "norm_topk_prob": False, "sliding_window": 5,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"], "tie_word_embeddings": False}),
+}  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attention_variants import LATENT_VARIANTS
+from attention_variants import GATED, LATENT_VARIANTS
 from loaded_folders import KEPT
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
@@ -139,6 +139,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear_few": ("kimi_linear", KIMI | {"num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}),
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
+    **GATED,
 }  # fmt: skip
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_variants import GATED_DENSE
 from oracle import BACKENDS, backend, relative_error
 from quire.core.config import flat_config
 from quire.model.batch import Batch
@@ -168,6 +169,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 6, "layers_block_type": ["hybrid", "mamba", "hybrid", "mamba", "hybrid", "hybrid"],
         "time_step_min": 0.3}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    **GATED_DENSE,
 }  # fmt: skip
 
 

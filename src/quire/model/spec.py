@@ -16,7 +16,8 @@ SHARED = "shared block"
 class MoE:
     """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
 
-    `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none.
+    `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none;
+    `shared_scale` multiplies what that one makes.
     `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts
     read and make, to which and from which a matrix leads, 0 = those of the stream.
     """
@@ -27,6 +28,7 @@ class MoE:
     shared: int = 0
     clamp: tuple[float, float] | None = None
     latent: int = 0
+    shared_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.falcon_h1 import falcon_h1
+from quire.model.families.gated_mixtures import GATED_MIXTURES
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
@@ -309,6 +310,7 @@ FAMILIES: dict[str, Row] = {
     **RELATIVES,
     **MIXTURES,
     **LATENT_MIXTURES,
+    **GATED_MIXTURES,
     **HYBRIDS,
     **STATE_SPACE,
     **CHANNEL_SCANS,

@@ -48,7 +48,7 @@ from quire.model.net.decoder import (
     single_block,
     twin_block,
 )
-from quire.model.net.gated_attention import GatedAttention
+from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate
 from quire.model.net.parts import (
     Clip,
     Embedding,
@@ -178,10 +178,18 @@ def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Attention of layer `index`; queries only where it reads another layer's keys and values."""
     if reader.local.kv_layer(index) == index:
-        gated = reader.opened.claim.get("attn_gate", index) or reader.opened.claim.get("q_gate", index)
-        attend: Attend = GatedAttention(reader.linear(("attn_gate",), index)) if gated else own_attention
-        return reader.linear(("q", "k", "v"), index), attend, None
+        return reader.linear(("q", "k", "v"), index), load_gated(reader, index), None
     return reader.linear(("q",), index), reading_attention, None
+
+
+def load_gated(reader: WeightReader, index: int) -> Attend:
+    """How layer `index` attends to keys of its own: with a gate where the checkpoint has a matrix for one."""
+    claim = reader.opened.claim
+    if claim.get("head_gate", index):
+        return GatedAttention(HeadGate(reader.linear(("head_gate",), index)))
+    if claim.get(claim.holder("attn_gate", index), index):
+        return GatedAttention(NumberGate(reader.linear(("attn_gate",), index)))
+    return own_attention
 
 
 def load_crossed(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:

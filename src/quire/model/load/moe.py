@@ -9,7 +9,7 @@ from typing import Any
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeMlp
-from quire.model.net.parts import GatedMlp, Mlp, PlainMlp
+from quire.model.net.parts import GatedMlp, Mlp, PlainMlp, scaled
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
@@ -32,7 +32,7 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         spec.moe.routing,
         _experts(reader, index),
         LocalExperts(spec.moe.routing.experts),
-        _shared(reader, index) if spec.moe.shared else None,
+        scaled(_shared(reader, index), spec.moe.shared_scale) if spec.moe.shared else None,
         switch,
         latents,
     )

@@ -143,8 +143,9 @@ ROLES |= {
 
 ADAPTED = frozenset(
     {"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out", "attn_gate",
-     "delta_q", "delta_k", "delta_v", "delta_z", "delta_out", "scan_z", "scan_x", "scan_b", "scan_c", "scan_dt",
-     "scan_out", "channel_x", "channel_z", "channel_dt", "channel_b", "channel_c", "channel_steps", "channel_out"}
+     "head_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out", "scan_z", "scan_x", "scan_b", "scan_c",
+     "scan_dt", "scan_out", "channel_x", "channel_z", "channel_dt", "channel_b", "channel_c", "channel_steps",
+     "channel_out"}
 )  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 

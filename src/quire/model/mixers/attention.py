@@ -69,6 +69,7 @@ _ALL = {
     ),
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
     "attn_gate": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads, optional=True),
+    "head_gate": Role("linear", lambda s: (s.heads, s.hidden), ROWS, lambda s: s.heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
 }
 

@@ -20,12 +20,14 @@ from quire.model.net.decoder import (
     Decoder,
     Layer,
     Wanted,
-    attended_rows,
+    attended_heads,
+    chosen,
     own_attention,
     own_rows,
     reading_attention,
     reading_rows,
 )
+from quire.model.net.gated_attention import GatedAttention, OutputGate
 from quire.ops.arrays import Array, view_as
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.backend import Ops
@@ -166,20 +168,25 @@ class ContextParallelBatch(Batch):
 @dataclass(frozen=True)
 class ContextParallelAttention:
     """Attention of a layer whose keys and values are spread over ranks. `rows`: what makes queries, keys and values;
-    `writes`: keys are new, and not those of an earlier layer."""
+    `writes`: keys are new, and not those of an earlier layer. `gate`: of what attention gives, or None."""
 
     rows: Rows
     writes: bool
     comm: Comm
+    gate: OutputGate | None = None
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """Implement `own_attention`."""
+        gate = None if self.gate is None else self.gate.matrix(ops, h)
         qkv = self.rows(ops, layer, h, batch, cache)
         way = batch.way if isinstance(batch, ContextParallelBatch) else None
         if way is None:
-            return attended_rows(ops, layer, qkv, batch, cache, wanted)
-        attended = way(ops, self.comm, qkv, cache[0], layer.attend, self.writes)
-        return layer.o(ops, attended if wanted is None else ops.pick_rows(attended, wanted))
+            attended = attended_heads(ops, layer, qkv, batch, cache)
+        else:
+            attended = way(ops, self.comm, qkv, cache[0], layer.attend, self.writes)
+        if self.gate is not None:
+            attended = self.gate(ops, attended, gate)
+        return layer.o(ops, chosen(ops, attended, wanted))
 
 
 @dataclass(frozen=True)
@@ -211,6 +218,8 @@ def context_parallel(decoder: Decoder, comm: Comm) -> ContextParallelDecoder:
 
 def _over_lanes(layer: Layer, comm: Comm) -> ContextParallelAttention:
     """`KeyError` for attention that has no states: its maker is to refuse it."""
+    if isinstance(layer.attention, GatedAttention):
+        return ContextParallelAttention(own_rows, True, comm, layer.attention.gate)
     kinds: dict[Attend, tuple[Rows, bool]]
     kinds = {own_attention: (own_rows, True), reading_attention: (reading_rows, False)}
     return ContextParallelAttention(*kinds[layer.attention], comm)

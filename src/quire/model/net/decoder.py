@@ -140,8 +140,13 @@ def reading_rows(ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCac
 
 def attended_rows(ops: Ops, layer: Layer, qkv: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
     """What attention adds to the stream, [R, hidden]."""
-    attended = ops.attention(qkv, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
-    return layer.o(ops, chosen(ops, attended, wanted))
+    return layer.o(ops, chosen(ops, attended_heads(ops, layer, qkv, batch, cache), wanted))
+
+
+def attended_heads(ops: Ops, layer: Layer, qkv: Array, batch: Batch, cache: LayerCache) -> Array:
+    """What attention gives for all rows, [T, heads * head_dim]."""
+    found: Array = ops.attention(qkv, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend, batch.tree)
+    return found
 
 
 def sequential_block(

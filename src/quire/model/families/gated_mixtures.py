@@ -1,0 +1,210 @@
+"""The rows of the table of families whose attention has a gate, and of mixtures whose layers have windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from quire.model.disk.hf_config import HfConfig
+from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.hybrids import CONV_BIASES, LFM2, LFM2_DEFAULTS, LFM2_READS, LFM2_SPELLING
+from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, shared_width
+from quire.model.families.names import BIAS_FLAGS, GEMMA, LLAMA, POST_NORMS, STACKED, without
+from quire.model.families.readers import alternating, embed_scale, read_moe
+from quire.model.families.rope import NO_ROPE, Rope, read_rope
+from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
+from quire.model.spec import MoE
+
+
+def windows_turn(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Layers that see everything do not rotate."""
+    ropes = spec_facts(config)["rope"]
+    kinds = layer_kinds(config, layers)
+    return tuple(rope if kind == "sliding_attention" else NO_ROPE for kind, rope in zip(kinds, ropes, strict=True))
+
+
+def afmoe_experts(config: HfConfig, layers: int) -> MoE:
+    """Sigmoid scores, chosen with a correction bias, and a shared expert of `num_shared_experts` times the width."""
+    score = config.text("score_func", "sigmoid")
+    if score != "sigmoid":
+        raise config.fail("score_func", f"{score!r} is not known; known: sigmoid")
+    moe = read_moe(score, config.flag("route_norm", True))(config, layers)
+    return replace(moe, shared=shared_width(config))
+
+
+def afmoe_scale(config: HfConfig, layers: int) -> float:
+    """The square root of the width where `mup_enabled` is true."""
+    return embed_scale(config, layers) if config.flag("mup_enabled", False) else 1.0
+
+
+AFMOE_WRITTEN = (
+    Rewrite(r"(.*\.mlp)\.expert_bias", r"\1.gate_correction.weight", release=r"\1.expert_bias"),
+    *STACKED,
+)
+
+
+def kinds_turn(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """A rope for each kind of layer; those that convolve turn nothing."""
+    dim, longest = config.integer("head_dim"), config.integer("max_position_embeddings")
+    kinds = layer_kinds(config, layers)
+    ropes = {kind: read_rope(config, dim, longest, kind) for kind in set(kinds) - {"conv"}}
+    return tuple(ropes.get(kind, NO_ROPE) for kind in kinds)
+
+
+def lfm3_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: of four layers one sees everything, one a window, two convolve."""
+    turns = ["sliding_attention", "conv", "full_attention", "conv"]
+    kinds = [turns[i % 4] for i in range(config.integer("num_hidden_layers", high=1024))]
+    return ["conv", *kinds[1:]]
+
+
+def lfm3_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """Rows that a layer reads of each sequence: a convolution its taps, some attention a window, 0 = all."""
+    taps = LFM2_READS["windows"](config, layers)
+    return tuple(window or rows for window, rows in zip(sliding_windows(config, layers), taps, strict=True))
+
+
+LFM3 = LFM2 | {
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "o": "self_attn.o_proj",
+    "head_gate": "self_attn.gate_proj",
+    "attn_post_norm": "post_operator_norm",
+    "mlp_post_norm": "post_ffn_norm",
+}
+
+
+def lfm3(config: HfConfig) -> Family:
+    """LFM2 with windows, a rope for each kind of layer, a gate for each head, and norms of what is added."""
+    normed = config.flag("use_sandwich_norm", True)
+    gated = config.flag("use_attention_gate", True)
+    return Family(
+        without(LFM3, *(() if normed else POST_NORMS), *(() if gated else ("head_gate",))),
+        LFM2_DEFAULTS
+        | {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "conv_L_cache": 7,
+            "sliding_window": 256,
+            "layer_types": lfm3_kinds,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            },
+        },
+        LFM2_READS | {"windows": lfm3_windows, "rope": kinds_turn},
+        ("q_norm", "k_norm", *(POST_NORMS if normed else ()), *(("head_gate",) if gated else ())),
+        BIAS_FLAGS | CONV_BIASES,
+        {"join": "post_norm" if normed else "sequential"},
+        LFM2_SPELLING,
+        rewrites=(Rewrite(r"(.*\.self_attn)\.g_proj(\..+)", r"\1.gate_proj\2"),),
+    )
+
+
+def cohere2_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: the first layers, which have no experts, count by themselves."""
+    dense = config.integer("first_k_dense_replace", 0, low=0)
+    every = [
+        *([config.integer("prefix_dense_sliding_window_pattern", 1)] * dense),
+        *([config.integer("sliding_window_pattern", 4)] * (config.integer("num_hidden_layers", high=1024) - dense)),
+    ]
+    places = [i if i < dense else i - dense for i in range(len(every))]
+    return ["sliding_attention" if (i + 1) % n else "full_attention" for i, n in zip(places, every, strict=True)]
+
+
+def cohere2_experts(config: HfConfig, layers: int) -> MoE:
+    """A softmax over the logits of the chosen, or their sigmoids; what they and the shared expert make is averaged."""
+    score, together = (
+        config.text("expert_selection_fn", "softmax"),
+        config.text("shared_expert_combination_strategy", "average"),
+    )
+    if score not in ("softmax", "sigmoid"):
+        raise config.fail("expert_selection_fn", f"{score!r} is not known; known: softmax, sigmoid")
+    if together not in ("average", "sum"):
+        raise config.fail("shared_expert_combination_strategy", f"{together!r} is not known; known: average, sum")
+    moe = read_moe(score, score == "softmax" or config.flag("norm_topk_prob", True))(config, layers)
+    shared = config.integer("num_shared_experts", 0, low=0, high=1024) * moe.intermediate
+    share = 0.5 if shared and together == "average" else 1.0
+    return replace(moe, routing=replace(moe.routing, scale=share), shared=shared, shared_scale=share)
+
+
+def cohere2_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Layers without experts rotate, too, where `prefix_dense_sliding_window_pattern` is 1."""
+    sparse, every = cohere2_experts(config, layers).sparse, spec_facts(config)["rope"]
+    forced = config.integer("prefix_dense_sliding_window_pattern", 1) == 1
+    ropes = zip(windows_turn(config, layers), every, sparse, strict=True)
+    return tuple(rope if has or not forced else own for rope, own, has in ropes)
+
+
+def cohere2_moe(config: HfConfig) -> Family:
+    """Cohere 2 with experts; where config.json has `rms_norm_eps`, norms are not centered."""
+    rms = config.has("rms_norm_eps")
+    return Family(
+        without(LLAMA, "mlp_norm", "q_norm", "k_norm") | EXPERTS | SHARED,
+        {
+            "tie_word_embeddings": True,
+            "head_dim": 128,
+            "logit_scale": 0.0625,
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "layer_types": cohere2_kinds,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": lambda c: c.integer("intermediate_size", high=1 << 24),
+        }
+        | ({} if rms else {"layer_norm_eps": 1e-5}),
+        {
+            "logit_scale": lambda c, layers: c.number("logit_scale"),
+            "windows": sliding_windows,
+            "rope": cohere2_rope,
+            "moe": cohere2_experts,
+            "intermediate": lambda c, layers: c.integer(
+                "prefix_dense_intermediate_size", c.integer("intermediate_size"), high=1 << 24
+            ),
+        },
+        flags=BIAS_FLAGS,
+        facts={"norm": "rms" if rms else "layer", "join": "parallel", "interleaved_rope": True},
+        spelling=() if rms else (("rms_norm_eps", "layer_norm_eps"),),
+        rewrites=STACKED,
+    )
+
+
+GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
+    "afmoe": Family(
+        GEMMA
+        | EXPERTS
+        | SHARED
+        | CORRECTED
+        | {
+            "mlp_norm": "pre_mlp_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+            "attn_gate": "self_attn.gate_proj",
+            "router": "mlp.router.gate",
+        },
+        {
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 16384,
+            "sliding_window": 1024,
+            "layer_types": alternating(4),
+            "num_experts": 64,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+        },
+        {"windows": sliding_windows, "rope": windows_turn, "embed_scale": afmoe_scale, "moe": afmoe_experts},
+        (*POST_NORMS, "q_norm", "k_norm", "attn_gate", "router_bias"),
+        BIAS_FLAGS,
+        {"join": "post_norm"},
+        (
+            ("n_shared_experts", "num_shared_experts"),
+            ("first_k_dense_replace", "num_dense_layers"),
+            ("routed_scaling_factor", "route_scale"),
+            ("sliding_window_pattern", "global_attn_every_n_layers"),
+        ),
+        rewrites=AFMOE_WRITTEN,
+    ),
+    "lfm3": lfm3,
+    "cohere2_moe": cohere2_moe,
+}
