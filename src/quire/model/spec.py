@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
+from quire.ops.indexer import NO_INDEXER, Indexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 SHARED = "shared block"
@@ -37,6 +38,7 @@ class MLA:
 
     `q_rank`: of the space queries pass through, 0 = none; `rank`: of latents; `nope` and `rope`: parts of a query's
     head that do not and that do turn; `value`: of a head's result. `interleaved`: on disk, pairs (2i, 2i + 1) turn.
+    `indexer`: what chooses the tokens that are attended to, if not all are.
     """
 
     q_rank: int = 0
@@ -45,6 +47,7 @@ class MLA:
     rope: int = 0
     value: int = 0
     interleaved: bool = True
+    indexer: Indexer = NO_INDEXER
 
 
 @dataclass(frozen=True)

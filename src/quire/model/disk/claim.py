@@ -113,7 +113,7 @@ def disk_shape(role: Role, spec: ModelSpec, family: Family) -> tuple[int, ...]:
     convolutions are [n, 1, taps], as each channel reads one.
     """
     shape = role.shape(spec)
-    if role.biased:
+    if role.biased and len(shape) > 1:
         return shape[0], 1, *shape[1:]
     return shape[::-1] if family.transposed and role.kind == "linear" and role.layer else shape
 

@@ -146,8 +146,8 @@ class Family:
 
 MIXED_KINDS = {"conv": ("conv_L_cache",), "linear_attention": ("linear_key_head_dim", "mamba_d_state")}
 """Words of `layer_types` for layers that do not attend, and fields with the size of what they have instead."""
-EARLIER = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Words of older files, and those that took their place."""
+EARLIER = {"mamba": "linear_attention", "attention": "full_attention", "indexed_attention": "full_attention"}
+"""Words of older files, and of layers that read chosen tokens, and those that took their place."""
 
 
 def layer_kinds(config: HfConfig, layers: int) -> tuple[str, ...]:

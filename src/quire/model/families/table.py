@@ -52,6 +52,7 @@ from quire.model.families.readers import (
     smollm3_rope,
 )
 from quire.model.families.row import Family, sliding_windows, spec_facts
+from quire.model.families.sparse import SPARSE
 from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.families.zamba2 import zamba2
@@ -311,6 +312,7 @@ FAMILIES: dict[str, Row] = {
     **MIXTURES,
     **LATENT_MIXTURES,
     **GATED_MIXTURES,
+    **SPARSE,
     **HYBRIDS,
     **STATE_SPACE,
     **CHANNEL_SCANS,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, shared_block, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, indexed, latent, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
@@ -23,7 +23,7 @@ from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 ROLES = {
     name: role
-    for kind in (attention, latent, cross, short_conv, delta, scan, channel_scan, shared_block)
+    for kind in (attention, latent, indexed, cross, short_conv, delta, scan, channel_scan, shared_block)
     for name, role in kind.ROLES.items()
 }
 """What mixers have on disk, of all kinds."""

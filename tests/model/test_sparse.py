@@ -1,0 +1,61 @@
+"""Sparse attention: models whose layers read the tokens that an indexer chooses, against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oracle import edit_config, logits, relative_error, write
+from paged_model import CUTS, TOLERANCE, Paged, load, prompt
+from paged_model import ops as ops
+from quire.core.errors import ConfigError, ModelError
+from quire.model.describe import describe
+from quire.ops.backend import Ops
+from sparse_variants import DENSE, SPARSE
+
+__all__ = ["ops"]
+
+
+@pytest.mark.parametrize("variant", DENSE)
+def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = DENSE[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 16):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+
+
+@pytest.mark.parametrize("variant", SPARSE)
+def test_all_parameters_are_known(variant: str, tmp_path: Path) -> None:
+    family, facts = SPARSE[variant]
+    oracle = write(tmp_path, family, **facts)
+    assert describe(str(tmp_path)).parameters == sum(p.numel() for p in oracle.state_dict().values())
+
+
+def test_longer_sequences_are_refused(ops: Ops, tmp_path: Path) -> None:
+    write(tmp_path, "deepseek_v32", **SPARSE["deepseek_v32"][1])
+    assert load(tmp_path, ops).max_model_len == 6
+    with pytest.raises(ConfigError, match="more than this model's 6 positions"):
+        load(tmp_path, ops, max_model_len=7)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("q_lora_rank", None),
+        ("index_head_dim", 4),
+        ("indexer_types", ["full"]),
+        ("indexer_types", ["shared", "full", "full"]),
+        ("mlp_layer_types", ["dense", "sparse", "other"]),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(field: str, value: object, tmp_path: Path) -> None:
+    write(tmp_path, "glm_moe_dsa", **SPARSE["glm_moe_dsa"][1])
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(ModelError, match=field):
+        describe(str(tmp_path))
