@@ -1,4 +1,5 @@
-// Attention over a cache of latents (multi-head latent attention).
+// Attention over a cache of latents (multi-head latent attention), and the indexer that chooses its tokens.
+#include "indexer.h"
 #include "latent_attention.h"
 #include "latent_cache.h"
 
@@ -8,6 +9,8 @@ constexpr OpEntry kOps[] = {
     op_entry<&head_linear>("head_linear"),
     op_entry<&latent_rope_and_cache>("latent_rope_and_cache"),
     op_entry<&latent_attention>("latent_attention"),
+    op_entry<&index_rope_and_cache>("index_rope_and_cache"),
+    op_entry<&choose_tokens>("choose_tokens"),
 };
 extern const OpList kLatentOps;
 const OpList kLatentOps = list_of(kOps);

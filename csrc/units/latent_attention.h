@@ -3,6 +3,7 @@
 //
 // A row's numbers depend on the row alone: positions are taken in splits of 512 aligned to position 0, each with its own
 // maximum, merged in ascending order; within a split, sums ascend. Positions a row cannot see add 0 times a finite number.
+// Of rows that see chosen tokens alone, "positions" below are places in the list of these: so a list of all gives the same bits as none.
 #pragma once
 
 #include "latent_call.h"
@@ -13,13 +14,15 @@ namespace quire::QUIRE_UNIT {
 namespace {
 
 // Where the tokens start..start + 64 lie; zeros past `end`.
-inline void locate_latents(const LatentCall& c, LatentBuffers& b, int64_t sequence, int64_t start, int64_t end) {
+inline void locate_latents(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t start, int64_t end) {
     const LatentCache& cache = c.cache;
+    const int32_t* chosen = c.chosen ? c.chosen + (c.cu_q[t.sequence] + t.first) * c.most : nullptr;
     for (int64_t i = 0; i < kLatentTile; ++i) {
         b.keys[i] = b.values[i] = b.zeros;
         if (start + i >= end) continue;
-        const int64_t block = c.tables[sequence * c.max_blocks + (start + i) / cache.block_size];
-        const int64_t offset = (start + i) % cache.block_size;
+        const int64_t position = chosen ? chosen[start + i] : start + i;
+        const int64_t block = c.tables[t.sequence * c.max_blocks + position / cache.block_size];
+        const int64_t offset = position % cache.block_size;
         b.keys[i] = cache.key(block, offset);
         b.values[i] = cache.latent(block, offset);
     }
@@ -39,7 +42,7 @@ void latent_scores(const LatentCall& c, LatentBuffers& b, const LatentTask& t, i
     const int64_t words = c.words(), latent_words = c.cache.rank * c.cache.width() / 4;
     for (int64_t start = low; start < high; start += kLatentTile) {
         const int64_t visible = high - start < kLatentTile ? high - start : kLatentTile, groups = (visible + 15) / 16;
-        locate_latents(c, b, t.sequence, start, high);
+        locate_latents(c, b, t, start, high);
         for (int64_t g = 0; g < groups; ++g) {
             char* to = b.tile + g * words * 64;
             lay_across(to, b.values + g * 16, latent_words);
@@ -56,7 +59,7 @@ void latent_values(const LatentCall& c, LatentBuffers& b, const LatentTask& t, i
     for (int64_t start = low; start < high; start += kLatentTile) {
         const int64_t visible = high - start < kLatentTile ? high - start : kLatentTile;
         const int64_t steps = kBf16 ? (visible + 1) / 2 : visible;
-        locate_latents(c, b, t.sequence, start, high);
+        locate_latents(c, b, t, start, high);
         for (int64_t s = 0; s < steps; ++s) {
             for (int64_t i = 0; i < c.cache.rank; i += 16) {
                 char* to = b.tile + (i / 16 * kSteps + s) * 64;
@@ -102,12 +105,12 @@ QUIRE_INLINE void latent_softmax(const LatentCall& c, LatentBuffers& b, int64_t 
 template <bool kBf16>
 void latent_split(const LatentCall& c, LatentBuffers& b, const LatentTask& t, int64_t split, int64_t base) {
     const int64_t rows = (t.last - t.first) * t.heads, rank = c.cache.rank;
-    const int64_t low = split * kLatentSplit, end = low + kLatentSplit, last = base + t.last;
+    const int64_t low = split * kLatentSplit, end = low + kLatentSplit, last = c.seen(base + t.last - 1);
     const int64_t high = last < end ? last : end;
     float *most = b.part + kLatentRows * rank, *sum = most + kLatentRows;
     latent_scores<kBf16>(c, b, t, rows, low, high);
     for (int64_t r = 0; r < rows; ++r) {
-        const int64_t to = base + t.first + r / t.heads + 1, visible = (to < high ? to : high) - low;
+        const int64_t to = c.seen(base + t.first + r / t.heads), visible = (to < high ? to : high) - low;
         if (visible > 0) {
             latent_softmax<kBf16>(c, b, r, visible, high - low, most + r, sum + r);
         } else {
@@ -185,19 +188,25 @@ void check_latent_batch(const LatentCall& c, int64_t rows) {
             const int64_t block = c.tables[s * c.max_blocks + i];
             if (block < 0 || block >= c.cache.blocks) fail("latent_attention: a block lies outside the cache");
         }
+        for (int64_t t = 0; c.chosen && t < count; ++t) {
+            const int32_t* chosen = c.chosen + (c.cu_q[s] + t) * c.most;
+            const int64_t position = context - count + t;
+            for (int64_t i = 0; i < c.seen(position); ++i)
+                if (chosen[i] < 0 || chosen[i] > position) fail("latent_attention: a row sees a token that is not before it");
+        }
     }
 }
 
 template <class Visit>
 void for_latent_tasks(const LatentCall& c, const Visit& visit) {
-    const int64_t together = c.heads < kLatentRows ? c.heads : kLatentRows, tokens = kLatentRows / together;
+    const int64_t together = c.heads < kLatentRows ? c.heads : kLatentRows, tokens = c.chosen ? 1 : kLatentRows / together;
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.context[s] - count;
         for (int64_t first = 0; first < count; first += tokens) {
             const int64_t last = first + tokens < count ? first + tokens : count;
             for (int64_t head = 0; head < c.heads; head += together) {
                 const int64_t heads = c.heads - head < together ? c.heads - head : together;
-                visit(LatentTask{s, first, last, head, heads, 0, (base + last + kLatentSplit - 1) / kLatentSplit, nullptr});
+                visit(LatentTask{s, first, last, head, heads, 0, (c.seen(base + last - 1) + kLatentSplit - 1) / kLatentSplit, nullptr});
             }
         }
     }
@@ -257,8 +266,9 @@ void run_latent_attention(const LatentCall& c) {
 
 // Of `spec` the heads and their scale: latents have no windows, caps or biases, and their drafts do not branch.
 void latent_attention(float* out, const float* latent, const float* q, const LatentCache* cache, const BatchDescriptor* batch,
-                      const AttentionDescriptor* spec, int64_t rows, int64_t width) {
-    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E};
+                      const AttentionDescriptor* spec, Optional<const int32_t> chosen, int64_t rows, int64_t width, int64_t most) {
+    const LatentCall c{*batch, out, latent, q, *cache, spec->heads, width, spec->scale * kLog2E, chosen.ptr, most};
+    if (c.chosen && most < 1) fail("latent_attention: chosen tokens need to be some");
     check_latent_batch(c, rows);
     if (c.cache.bf16) run_latent_attention<true>(c);
     else run_latent_attention<false>(c);

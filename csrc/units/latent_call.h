@@ -15,6 +15,10 @@ struct LatentCall : BatchDescriptor {
     LatentCache cache;
     int64_t heads, width;
     float factor;  // to powers of two
+    const int32_t* chosen;  // [rows, most]: ascending, the positions of the tokens that a row sees; or null: all
+    int64_t most;
+    // Tokens that the row at `position` sees; with `chosen` the first of its positions.
+    int64_t seen(int64_t position) const { return chosen && position >= most ? most : position + 1; }
     int64_t words() const { return (cache.rank + cache.rope) * cache.width() / 4; }
     int64_t state() const { return kLatentRows * (cache.rank + 2); }  // floats of the state of some rows
 };

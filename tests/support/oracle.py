@@ -157,6 +157,8 @@ MODEL_OPS = {
     "head_linear",
     "latent_rope_and_cache",
     "latent_attention",
+    "index_rope_and_cache",
+    "choose_tokens",
     "delta_rule",
     "ssm_scan",
     "gated_rmsnorm",

@@ -24,9 +24,9 @@ from quire.ops.native import load_native, require_native
 log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
-    "causal_conv", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule", "embedding", "expert_mlp",
+    "causal_conv", "choose_tokens", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule", "embedding", "expert_mlp",
     "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
-    "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
+    "head_linear", "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
     "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "plain_mlp",
     "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
@@ -34,9 +34,9 @@ OPS = (
     "take_rows", "top_logprobs", "whole_attention", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
-HOST = ("attention_states", "cache_rows", "fold_states", "whole_attention")
-"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, which GPUs refuse, and attention
-without a mask, which is torch's there."""
+HOST = ("attention_states", "cache_rows", "choose_tokens", "fold_states", "index_rope_and_cache", "whole_attention")
+"""Ops of the reference and of the CPU alone: what spreads a sequence over processes, and sparse attention, which GPUs
+refuse, and attention without a mask, which is torch's there."""
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")
 """Ops that read packed weights."""
 DRIVERS = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/kfd", "/dev/dxg")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.ops.arrays import Array
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.autograd_cache import attend, held, spans
+from quire.ops.autograd_cache import KeySpan, attend, held, spans
 from quire.ops.choice import READ_WEIGHTS
 from quire.ops.experts import Grouped
 from quire.ops.latents import LatentHeads, rank_of
@@ -29,7 +29,7 @@ from quire.ops.layout import KVCache
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
 from quire.ops.reference.experts import grouped_linear
-from quire.ops.reference.latents import head_linear, turned_latents
+from quire.ops.reference.latents import head_linear, turned_latents, unchosen
 from quire.ops.reference.layers import linear
 from quire.ops.weights import Packed, StoredMatrix, Weight
 
@@ -81,8 +81,9 @@ def attention(
 
 
 def latent_attention(
-    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float
-) -> Tensor:
+    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float,
+    chosen: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Compute latent attention as the definition does, over an `AutogradCache`: attention of one head of keys, whose
     values are a part of them."""
     rank, r = rank_of(cache), cache.layout.head_dim
@@ -92,7 +93,23 @@ def latent_attention(
     rows = place, torch.cat((values, keys), -1)[:, None], values[:, None]
     batch = spans(cu_q, context, block_tables, cache.layout.block_size)
     queries = torch.cat((latent.view(len(q), heads, rank), turned), -1)
+    if chosen is not None:
+        return attend_chosen(queries, rows, batch, scale, chosen).flatten(1)
     return attend(queries, rows, batch, AttentionSpec(scale)).flatten(1)
+
+
+def attend_chosen(
+    q: Tensor, rows: tuple[Tensor, Tensor, Tensor], batch: list[KeySpan], scale: float, chosen: Tensor
+) -> Tensor:
+    """`attend` over the tokens alone that `chosen` [T, most] has for each row, of one head of keys."""
+    place, keys, values = rows
+    parts = [q.new_zeros((0, q.shape[1], values.shape[-1]))]
+    for span in batch:
+        at, n = place[span.keys], len(span.keys)
+        seen = ~unchosen(chosen[span.begin : span.end], n)
+        scores = torch.einsum("thd,sd->hts", q[span.begin : span.end], keys[at, 0]) * scale
+        parts.append(torch.einsum("hts,sr->thr", scores.masked_fill(~seen, -torch.inf).softmax(-1), values[at, 0]))
+    return torch.cat(parts)
 
 
 class Differentiable(ReferenceOps):

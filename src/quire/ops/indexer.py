@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.core.dtypes import Dtype
+from quire.ops.layout import KVCache, KVLayout
+
 
 @dataclass(frozen=True)
 class Indexer:
@@ -32,3 +35,40 @@ class Indexer:
 NO_INDEXER = Indexer()
 EPS = 1e-6
 """Of the norm of its keys, whatever config.json says of others."""
+
+
+@dataclass(frozen=True)
+class IndexLayout(KVLayout):
+    """Layout of a layer's index keys [blocks, block_size, head_dim], one for all heads of the indexer; there are no
+    values."""
+
+    @classmethod
+    def of(cls, block_size: int, head_dim: int, dtype: Dtype) -> IndexLayout:
+        """The layout of keys of `head_dim` numbers."""
+        return cls(block_size, 1, head_dim, dtype)
+
+    @property
+    def even(self) -> bool:
+        """All bytes lie in one array."""
+        return False
+
+    @property
+    def valued(self) -> bool:
+        """Keys alone."""
+        return False
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's key in one layer."""
+        return self.head_dim * self.dtype.itemsize
+
+    def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of the keys of `blocks` blocks, and of nothing."""
+        return (blocks, self.block_size, self.head_dim), (blocks, 0)
+
+
+def index_dim(cache: KVCache) -> int:
+    """Numbers of an index key; `TypeError` when the cache holds something else."""
+    if not isinstance(cache.layout, IndexLayout):
+        raise TypeError("a cache of index keys is needed")
+    return cache.layout.head_dim

@@ -65,6 +65,11 @@ class KVLayout:
         return True
 
     @property
+    def valued(self) -> bool:
+        """Whether there are values beside the keys."""
+        return True
+
+    @property
     def element(self) -> Dtype:
         """Dtype of the arrays that hold the caches."""
         return U8 if self.scaled else self.dtype
@@ -138,6 +143,11 @@ class SharedLayout(KVLayout):
         return False
 
     @property
+    def valued(self) -> bool:
+        """Keys alone."""
+        return False
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token."""
         return self.head_dim
@@ -174,7 +184,7 @@ class KVCache:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """What holds the bytes of its blocks."""
-        return (self.keys,) if isinstance(self.layout, SharedLayout) else (self.keys, self.values)
+        return (self.keys, self.values) if self.layout.valued else (self.keys,)
 
 
 LayerCache = tuple[KVCache, ...]

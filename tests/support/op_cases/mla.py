@@ -80,6 +80,16 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
     }
 
 
+def chosen_tokens(g: Generator, case: Case, most: int) -> Tensor:
+    """Random ones for each row of a latent case, as `choose_tokens` gives them: int32 [T, most]."""
+    ends, rows = case["cu_q"].tolist(), list[Tensor]()
+    for s, length in enumerate(case["context"].tolist()):
+        for seen in range(length - (ends[s + 1] - ends[s]) + 1, length + 1):
+            own = torch.randperm(seen, generator=g)[:most].sort().values
+            rows.append(torch.cat((own, torch.full((most - len(own),), -1))))
+    return torch.stack(rows).int()
+
+
 def beside_others(cache: KVCache) -> tuple[KVCache, tuple[Tensor, Tensor]]:
     """What `cache` holds in blocks that others have bytes of, 8 of each token before it and 24 behind it, which are all
     ones: NaN in any format; and these bytes."""
@@ -103,3 +113,6 @@ def latent_attention_cases(g: Generator) -> Iterator[Case]:
             yield latent_case(g, LatentLayout(size, 1, r, dtype, rank=rank), heads, r + 8, mixed)
         layout = LatentLayout(16, 1, 64, dtype, rank=512)
         yield latent_case(g, layout, 16, 192, ((1, 1300), (40, 540)))
+        for heads, most in ((4, 20), (40, 520)):
+            case = latent_case(g, LatentLayout(16, 1, 8, dtype, rank=32), heads, 16, (*mixed, (2, 900)))
+            yield case | {"chosen": chosen_tokens(g, case, most)}

@@ -62,11 +62,6 @@ def read_indexed(interleaved: bool, shared: bool) -> Callable[[HfConfig, int], M
     return read
 
 
-def unchosen(config: HfConfig, layers: int) -> int:
-    """Tokens of the longest sequence: up to those that a row reads at most, all are chosen."""
-    return min(config.integer("max_position_embeddings", high=1 << 27), config.integer("index_topk", high=1 << 16))
-
-
 def listed_experts(config: HfConfig, layers: int) -> MoE:
     """Those of DeepSeek-V3, in the layers that `mlp_layer_types` names if the file has such a list."""
     moe, kinds = sigmoid_experts(True)(config, layers), config.texts("mlp_layer_types")
@@ -86,7 +81,7 @@ def indexed(
             base,
             names={**base.names, **INDEXER},
             defaults={**base.defaults, "index_topk": 2048, "index_head_dim": 128, **defaults},
-            read={**base.read, "mla": read_indexed(interleaved, shared), "moe": listed_experts, "max_position": unchosen},
+            read={**base.read, "mla": read_indexed(interleaved, shared), "moe": listed_experts},
             required=(*base.required, *INDEXER, "index_k_norm.bias"),
         )
 

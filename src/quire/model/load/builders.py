@@ -11,6 +11,7 @@ from quire.model.families.rope import Rope
 from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
+from quire.model.load.indexed import load_indexed
 from quire.model.load.latent import load_latent
 from quire.model.load.moe import load_moe
 from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
@@ -24,6 +25,7 @@ from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
+from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.mixers.no_mixer import NoMixer
@@ -204,6 +206,11 @@ def load_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     return *load_latent(reader, index), None
 
 
+def load_indexed_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """Latent attention of layer `index` to chosen tokens."""
+    return *load_indexed(reader, index), None
+
+
 def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The short convolution of layer `index`, which turns nothing by its position."""
     return *load_short_conv(reader, index), None
@@ -241,6 +248,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     Attention: load_attention,
     EncoderDecoderAttention: load_crossed,
     Latents: load_latents,
+    IndexedLatents: load_indexed_latents,
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
     SelectiveScan: load_selective_scan,

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from quire.core.dtypes import Dtype
+from quire.core.exclusions import features as known
+from quire.core.exclusions.features import Feature
+from quire.model.mixers.latent import Latents
 from quire.model.role import Role
+from quire.model.spec import ModelSpec
+from quire.ops.indexer import IndexLayout
+from quire.ops.layout import CacheLayout, KVLayout
+
+
+@dataclass(frozen=True)
+class IndexedLatents(Latents):
+    """A `Mixer`. An indexer of `index_heads` with `index_dim` numbers each chooses the tokens; none where `index_heads`
+    is 0, and tokens are those that the last layer with an indexer chose."""
+
+    features: frozenset[Feature] = frozenset({known.LATENTS, known.INDEXERS})
+    index_heads: int = 0
+    index_dim: int = 0
+
+    @property
+    def projected(self) -> int:
+        """Numbers that latents need, and queries, key and weights of the indexer."""
+        indexer = self.index_heads * (self.index_dim + 1) + self.index_dim if self.index_heads else 0
+        return super().projected + indexer
+
+    def parts(self, block_size: int, dtype: Dtype, heads: type[KVLayout] = KVLayout) -> CacheLayout:
+        """Latents, and keys of the indexer where there is one, on every backend alike."""
+        latents = super().parts(block_size, dtype, heads)
+        return (*latents, IndexLayout.of(block_size, self.index_dim, dtype)) if self.index_heads else latents
+
 
 ROLES = {
     name: replace(role, optional=True, where=lambda s, layer: s.attends(layer) and s.mla.indexer.at(layer))
@@ -17,3 +46,15 @@ ROLES = {
 }
 """Its matrices and vectors on disk, beside those of latent attention. Each rank has all of them: what is chosen is
 chosen for all heads."""
+SHARING = frozenset({known.LATENTS, known.INDEXERS, known.SHARED_INDEXERS})
+
+
+def indexed_latents(spec: ModelSpec, layer: int) -> IndexedLatents:
+    """The mixer of `layer`."""
+    mla, indexer = spec.mla, spec.mla.indexer
+    features = IndexedLatents.features if all(indexer.own) else SHARING
+    sizes = (indexer.heads, indexer.head_dim) if indexer.at(layer) else (0, 0)
+    return IndexedLatents(
+        *(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope),
+        features=features, index_heads=sizes[0], index_dim=sizes[1],
+    )  # fmt: skip

@@ -11,6 +11,7 @@ from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
+from quire.model.mixers.indexed import indexed_latents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
@@ -46,6 +47,8 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     if spec.of_block(layer):
         return SharedBlock(spec.heads, spec.kv_heads, spec.head_dim, wide=2 * spec.hidden, inner=spec.intermediate)
     mla = spec.mla
+    if mla.rank and mla.indexer.most:
+        return indexed_latents(spec, layer)
     if mla.rank:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
     kind = EncoderDecoderAttention if spec.encoder_decoder else Attention

@@ -35,11 +35,25 @@ class LatentAttention:
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
         """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
-        q, kv = self.query(ops, h), layer.qkv(ops, h)
+        return self.attended(ops, layer, (self.query(ops, h), layer.qkv(ops, h)), batch, cache, wanted)
+
+    def attended(
+        self,
+        ops: Ops,
+        layer: Layer,
+        made: tuple[Array, Array],
+        batch: Batch,
+        cache: LayerCache,
+        wanted: Wanted,
+        tokens: Array | None = None,
+    ) -> Array:
+        """`made`: queries [T, heads * (nope + rope)], and latents with keys [T, rank + rope]; -> [R, hidden]. `tokens`
+        [T, most] int32: those that each row reads, None: all."""
+        q, kv = made
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
         attended = ops.latent_attention(
-            latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend.scale
+            latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend.scale, tokens
         )
         attended = chosen(ops, attended, wanted)
         return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
@@ -55,4 +69,8 @@ class LowRankQuery:
 
     def __call__(self, ops: Ops, h: Array) -> Array:
         """h [T, hidden] -> [T, heads * width]."""
-        return self.up(ops, self.norm(ops, self.down(ops, h)))
+        return self.up(ops, self.latent(ops, h))
+
+    def latent(self, ops: Ops, h: Array) -> Array:
+        """h [T, hidden] -> what `up` reads, [T, q_rank]."""
+        return self.norm(ops, self.down(ops, h))

@@ -62,6 +62,7 @@ def latent_attention(
     context: Host,
     block_tables: Host,
     scale: float,
+    chosen: Host | None = None,
 ) -> Host:
     rank = rank_of(cache)
     rows, width = check(latent, "latent_attention latent", F32, -1, -1).shape
@@ -71,8 +72,9 @@ def latent_attention(
     check(q, "latent_attention q", F32, rows, -1)
     batch = batch_descriptor(cpu, "latent_attention", (cu_q, context, block_tables))
     at_cache = latent_cache_descriptor(cpu, cache)
+    most = 0 if chosen is None else check(chosen, "latent_attention chosen", I32, rows, -1).shape[1]
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
         spec = AttentionDescriptor(heads=heads, scale=scale)
-        cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, rows, q.shape[1] // heads)
+        cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, chosen, rows, q.shape[1] // heads, most)
     return out

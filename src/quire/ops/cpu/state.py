@@ -124,6 +124,7 @@ class Cpu:
         self.bf16_bits, self.sparse = bf16_bits, sparse
         self.call = native.call
         self.arena = Arena()
+        self._lasting = huge_bytes(0)
         self.caches: WeakKeyDictionary[KVCache, CacheDescriptor] = WeakKeyDictionary()
         self.latent_caches: WeakKeyDictionary[KVCache, LatentCacheDescriptor] = WeakKeyDictionary()
         self.convolutions: WeakKeyDictionary[Convolution, ConvolutionDescriptor] = WeakKeyDictionary()
@@ -133,6 +134,14 @@ class Cpu:
         self.state_batches: WeakKeyDictionary[StateBatch, StateBatchDescriptor] = WeakKeyDictionary()
         self.delta_rules: WeakKeyDictionary[DeltaSpec, DeltaDescriptor] = WeakKeyDictionary()
         self.scans: WeakKeyDictionary[ScanSpec, ScanDescriptor] = WeakKeyDictionary()
+
+    def lasting(self, rows: int, cols: int, dtype: Dtype) -> Host:
+        """An uninitialized [rows, cols] array beside the arena, whatever layer comes next: the same memory each time,
+        for the one op whose result layers share."""
+        size = rows * cols * dtype.itemsize
+        if size > self._lasting.size:
+            self._lasting = huge_bytes(size)
+        return self._lasting[:size].view(dtype).reshape(rows, cols)
 
     def begin_step(self) -> None:
         """Forget what was handed out to the last step."""

@@ -59,14 +59,28 @@ def latent_rope_and_cache(
     return q.copy_(turned)
 
 
+def unchosen(chosen: Tensor, length: int) -> Tensor:
+    """Whether each of `length` tokens is not among those of each row of `chosen` [t, most], bool [t, length]."""
+    hidden = torch.ones((len(chosen), length + 1), dtype=torch.bool)  # the last column takes what is no token
+    return hidden.scatter(1, chosen.long() % (length + 1), False)[:, :length]
+
+
 @op(tolerance=2e-2)
 def latent_attention(
-    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float
+    latent: Tensor,
+    q: Tensor,
+    cache: KVCache,
+    cu_q: Tensor,
+    context: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax(scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
 
     latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
-    the end of each head. The batch is as in `attention`. Returns f32 [T, heads * rank].
+    the end of each head. The batch is as in `attention`. `chosen` [T, most] int32, as of `choose_tokens`: each row
+    reads these tokens alone. Returns f32 [T, heads * rank].
     """
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
     heads = latent.shape[1] // rank
@@ -81,6 +95,9 @@ def latent_attention(
         keys = torch.cat((values, cache.keys[table].flatten(0, 1)[:length].float()), -1)
         scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * scale
         row = torch.arange(length - (end - begin), length)[:, None]
-        scores = scores.masked_fill(torch.arange(length)[None] > row, -torch.inf)
+        hidden = torch.arange(length)[None] > row
+        if chosen is not None:
+            hidden = hidden | unchosen(chosen[begin:end], length)
+        scores = scores.masked_fill(hidden, -torch.inf)
         out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
     return out.flatten(1)

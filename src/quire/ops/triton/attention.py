@@ -91,7 +91,10 @@ def latent_attention(
     context: Tensor,
     block_tables: Tensor,
     scale: float,
+    chosen: Tensor | None = None,
 ) -> Tensor:
+    if chosen is not None:
+        raise ValueError("latent_attention: its kernel reads all tokens, not chosen ones")
     rank = rank_of(cache)
     rows, width = activations(latent, "latent_attention latent")
     q_width = activations(q, "latent_attention q", rows)[1]

@@ -1,0 +1,269 @@
+// The lightning indexer of sparse attention (DeepSeek-AI 2025): its keys in the cache, scores of earlier tokens, and the choice of the
+// tokens with the highest.
+//
+// What a row chooses depends on the row alone: a score is summed in one order, head after head, and of equal scores the earlier tokens
+// are taken.
+#pragma once
+
+#include "latent_attention.h"
+
+namespace quire::QUIRE_UNIT {
+namespace {
+
+constexpr int64_t kIndexRows = 8;            // rows that share a pass over keys
+constexpr int64_t kIndexSplit = 512;         // keys of a task
+constexpr int64_t kIndexScores = 1 << 22;    // scores in memory at a time, or those of one group of rows
+constexpr int64_t kMostIndexDim = 4096;
+
+struct IndexCache : CacheDescriptor {
+    bool bf16() const { return format == kFormatBf16; }
+    int64_t width() const { return bf16() ? 2 : 4; }
+    char* key(int64_t block, int64_t offset) const { return keys + block * step + offset * d * width(); }
+};
+
+void check_index(const IndexCache& c) {
+    if (c.d < 8 || c.d % 8 || c.d > kMostIndexDim) fail("index cache: keys must be of a multiple of 8 numbers up to 4096");
+    if (c.format != kFormatF32 && c.format != kFormatBf16) fail("index cache: keys must be f32 or bf16");
+    if (c.block_size < 1 || c.blocks < 1) fail("index cache: needs blocks");
+    if (c.step < c.block_size * c.d * c.width()) fail("index cache: blocks overlap");
+}
+
+// q [rows, heads * d], k [rows, d]: the first numbers of each head are rotated, of q in place; keys are stored.
+void index_rope_and_cache(float* q, const float* k, const int32_t* positions, const int64_t* slots, const IndexCache* cache,
+                          const RopeDescriptor* rotation, int64_t rows) {
+    const IndexCache c = *cache;
+    const RopeDescriptor t = *rotation;
+    check_index(c);
+    if (t.heads < 1 || t.half < 1 || 2 * t.half > c.d) fail("index_rope_and_cache: needs heads, at least as wide as their rotated part");
+    for (int64_t r = 0; r < rows; ++r) {
+        if (positions[r] < 0 || positions[r] >= t.positions) fail("index_rope_and_cache: a position lies outside the table");
+        if (slots[r] < 0 || slots[r] >= c.blocks * c.block_size) fail("index_rope_and_cache: a slot lies outside the cache");
+    }
+    parallel_ranges(rows, 2 * (t.heads + 1) * c.d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const float* angles = t.table + int64_t{positions[r]} * 2 * t.half;
+            for (int64_t h = 0; h < t.heads; ++h) rotate_pairs(q + (r * t.heads + h) * c.d, angles, t.half);
+            alignas(64) float key[kMostIndexDim];
+            std::memcpy(key, k + r * c.d, static_cast<size_t>(c.d) * 4);
+            rotate_pairs(key, angles, t.half);
+            char* to = c.key(slots[r] / c.block_size, slots[r] % c.block_size);
+            if (c.bf16()) store_as<true>(to, key, c.d);
+            else store_as<false>(to, key, c.d);
+        }
+    });
+}
+
+struct IndexCall : BatchDescriptor {
+    int32_t* out;              // [rows, most]
+    const float *q, *weights;  // [rows, heads * d], [rows, heads]
+    IndexCache cache;
+    int64_t heads, most;
+    int64_t words() const { return cache.d * cache.width() / 4; }
+    int64_t base(int64_t s) const { return context[s] - (cu_q[s + 1] - cu_q[s]); }
+};
+
+// Tokens first..last of a sequence, of which all see more than they may choose; `scores` of each, `stride` apart.
+struct IndexGroup {
+    int64_t sequence, first, last, stride;
+    float* scores;
+};
+
+// Memory of one thread.
+struct IndexBuffers {
+    char *q, *tile, *zeros;
+    float* dots;
+    const char* keys[kLatentTile];
+};
+
+IndexBuffers index_buffers(const IndexCall& c, Pieces& pieces) {
+    IndexBuffers b{};
+    b.q = pieces.take<char>(kIndexRows * c.heads * c.words() * 4);
+    b.tile = pieces.take<char>(kLatentTile * c.words() * 4);
+    b.zeros = pieces.take<char>(c.words() * 4);
+    b.dots = pieces.take<float>(kLatentRows * kLatentTile);
+    return b;
+}
+
+// The 64 keys from position `start` on side by side, zeros from `end` on.
+QUIRE_INLINE void lay_keys(const IndexCall& c, IndexBuffers& b, int64_t sequence, int64_t start, int64_t end) {
+    const int64_t words = c.words();
+    for (int64_t i = 0; i < kLatentTile; ++i) {
+        b.keys[i] = b.zeros;
+        if (start + i < end) {
+            const int64_t block = c.tables[sequence * c.max_blocks + (start + i) / c.cache.block_size];
+            b.keys[i] = c.cache.key(block, (start + i) % c.cache.block_size);
+        }
+    }
+    for (int64_t g = 0; g < kLatentTile / 16; ++g) lay_across(b.tile + g * words * 64, b.keys + g * 16, words);
+}
+
+// to[64] = sum over heads of weight * max(0, q . k) of one row, against the keys in `b.tile`.
+template <bool kBf16>
+void index_scores(const IndexCall& c, IndexBuffers& b, const char* q, const float* weights, float* to) {
+    const int64_t words = c.words();
+    F sums[kLatentTile / 16];
+    for (F& sum : sums) sum = set1(0.0f);
+    for (int64_t head = 0; head < c.heads; head += kLatentRows) {
+        const int64_t some = c.heads - head < kLatentRows ? c.heads - head : kLatentRows;
+        product<kBf16>({b.dots, kLatentTile, q + head * words * 4, words * 4, b.tile, words * 64, words, kLatentTile, true}, some);
+        for (int64_t h = 0; h < some; ++h) {
+            const F weight = set1(weights[head + h]);
+            for (int64_t j = 0; j < kLatentTile / 16; ++j)
+                sums[j] = fma(vmax(load(b.dots + h * kLatentTile + j * 16), set1(0.0f)), weight, sums[j]);
+        }
+    }
+    for (int64_t j = 0; j < kLatentTile / 16; ++j) store(to + j * 16, sums[j]);
+}
+
+template <bool kBf16>
+void index_task(const IndexCall& c, IndexBuffers& b, const IndexGroup& g, int64_t low) {
+    const int64_t begin = c.cu_q[g.sequence], base = c.base(g.sequence), words = c.words();
+    const int64_t seen = base + g.last, high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
+    for (int64_t t = g.first; t < g.last; ++t)
+        for (int64_t h = 0; h < c.heads; ++h)
+            store_as<kBf16>(b.q + ((t - g.first) * c.heads + h) * words * 4, c.q + ((begin + t) * c.heads + h) * c.cache.d, c.cache.d);
+    for (int64_t start = low; start < high; start += kLatentTile) {
+        lay_keys(c, b, g.sequence, start, high);
+        for (int64_t t = g.first; t < g.last; ++t)
+            index_scores<kBf16>(c, b, b.q + (t - g.first) * c.heads * words * 4, c.weights + (begin + t) * c.heads,
+                                g.scores + (t - g.first) * g.stride + start);
+    }
+}
+
+// Numbers that are ordered as scores are; NaN is above all, and both zeros are one.
+QUIRE_INLINE uint32_t order_of(float score) {
+    const float x = score + 0.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return 0xffffffffu;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The `most`-th highest of n scores; *equal of those that equal it are among the `most` highest.
+inline uint32_t threshold(const float* scores, int64_t n, int64_t most, int64_t* equal) {
+    uint32_t prefix = 0, mask = 0;
+    int64_t left = most;
+    for (const int shift : {21, 10, 0}) {
+        const uint32_t bins = shift ? 2048 : 1024;
+        int32_t counts[2048] = {};
+        for (int64_t i = 0; i < n; ++i) {
+            const uint32_t x = order_of(scores[i]);
+            if ((x & mask) == prefix) ++counts[x >> shift & (bins - 1)];
+        }
+        uint32_t bin = bins - 1;
+        while (counts[bin] < left) left -= counts[bin--];
+        prefix |= bin << shift;
+        mask |= (bins - 1) << shift;
+    }
+    *equal = left;
+    return prefix;
+}
+
+// out[most]: the positions of the highest of n > most scores, ascending.
+inline void choose_highest(int32_t* out, const float* scores, int64_t n, int64_t most) {
+    int64_t equal = 0;
+    const uint32_t least = threshold(scores, n, most, &equal);
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t x = order_of(scores[i]);
+        if (x < least) continue;
+        if (x == least && --equal < 0) continue;
+        *out++ = static_cast<int32_t>(i);
+    }
+}
+
+// Groups of rows that see more than they may choose, of sequences in order.
+template <class Visit>
+void for_index_groups(const IndexCall& c, const Visit& visit) {
+    for (int64_t s = 0; s < c.sequences; ++s) {
+        const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
+        int64_t first = c.most - base > 0 ? c.most - base : 0;
+        for (; first < count; first += kIndexRows) {
+            const int64_t last = first + kIndexRows < count ? first + kIndexRows : count;
+            visit(IndexGroup{s, first, last, (base + last + kLatentTile - 1) / kLatentTile * kLatentTile, nullptr});
+        }
+    }
+}
+
+void check_index_batch(const IndexCall& c, int64_t rows) {
+    check_index(c.cache);
+    if (c.heads < 1 || c.heads > kMostLatent || c.most < 1) fail("choose_tokens: needs heads, and tokens to choose");
+    if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("choose_tokens: cu_q must run from 0 to the number of rows");
+    for (int64_t s = 0; s < c.sequences; ++s) {
+        const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
+        if (count < 0) fail("choose_tokens: cu_q must ascend");
+        if (count == 0) continue;
+        if (context < count) fail("choose_tokens: a context is shorter than the rows it includes");
+        if (context > c.max_blocks * c.cache.block_size) fail("choose_tokens: a context is longer than its block table");
+        for (int64_t i = 0; i * c.cache.block_size < context; ++i) {
+            const int64_t block = c.tables[s * c.max_blocks + i];
+            if (block < 0 || block >= c.cache.blocks) fail("choose_tokens: a block lies outside the cache");
+        }
+    }
+}
+
+// Rows that see no more tokens than they may choose: all of them, and -1 behind these.
+void choose_all(const IndexCall& c) {
+    for (int64_t s = 0; s < c.sequences; ++s) {
+        const int64_t count = c.cu_q[s + 1] - c.cu_q[s], base = c.base(s);
+        for (int64_t t = 0; t < count && base + t < c.most; ++t) {
+            int32_t* out = c.out + (c.cu_q[s] + t) * c.most;
+            for (int64_t i = 0; i < c.most; ++i) out[i] = i <= base + t ? static_cast<int32_t>(i) : -1;
+        }
+    }
+}
+
+// Some groups at a time: scores of all their rows in tasks of some keys each, then the choice of each row.
+template <bool kBf16>
+void run_choose_tokens(const IndexCall& c) {
+    int64_t count = 0, largest = 0;
+    for_index_groups(c, [&](const IndexGroup& g) {
+        ++count;
+        if (g.stride * kIndexRows > largest) largest = g.stride * kIndexRows;
+    });
+    choose_all(c);
+    if (!count) return;
+    Pieces size{nullptr};
+    (void)index_buffers(c, size);
+    const int64_t room = largest > kIndexScores ? largest : kIndexScores, threads = thread_count();
+    auto* memory = static_cast<char*>(scratch(Scratch::kAttention, static_cast<size_t>(size.used * threads + room * 4)));
+    auto* scores = reinterpret_cast<float*>(memory + size.used * threads);
+    auto* groups = static_cast<IndexGroup*>(scratch(Scratch::kTasks, static_cast<size_t>(count) * sizeof(IndexGroup)));
+    int64_t n = 0;
+    for_index_groups(c, [&](const IndexGroup& g) { groups[n++] = g; });
+    for (int64_t from = 0; from < count;) {
+        int64_t to = from, used = 0, splits = 0;
+        for (; to < count && used + groups[to].stride * kIndexRows <= room; ++to) {
+            groups[to].scores = scores + used;
+            used += groups[to].stride * kIndexRows;
+            const int64_t own = (groups[to].stride + kIndexSplit - 1) / kIndexSplit;
+            splits = own > splits ? own : splits;
+        }
+        parallel_for((to - from) * splits, [&](int64_t i, int thread) {
+            const IndexGroup& g = groups[from + i / splits];
+            const int64_t low = i % splits * kIndexSplit;
+            if (low >= g.stride) return;
+            Pieces pieces{memory + thread * size.used};
+            IndexBuffers b = index_buffers(c, pieces);
+            std::memset(b.zeros, 0, static_cast<size_t>(c.words() * 4));
+            index_task<kBf16>(c, b, g, low);
+        });
+        parallel_for((to - from) * kIndexRows, [&](int64_t i, int) {
+            const IndexGroup& g = groups[from + i / kIndexRows];
+            const int64_t t = g.first + i % kIndexRows;
+            if (t >= g.last) return;
+            choose_highest(c.out + (c.cu_q[g.sequence] + t) * c.most, g.scores + (t - g.first) * g.stride, c.base(g.sequence) + t + 1, c.most);
+        });
+        from = to;
+    }
+}
+
+void choose_tokens(int32_t* out, const float* q, const float* weights, const IndexCache* cache, const BatchDescriptor* batch, int64_t rows,
+                   int64_t heads, int64_t most) {
+    const IndexCall c{*batch, out, q, weights, *cache, heads, most};
+    check_index_batch(c, rows);
+    if (c.cache.bf16()) run_choose_tokens<true>(c);
+    else run_choose_tokens<false>(c);
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_UNIT

@@ -1,0 +1,48 @@
+"""Latent attention to chosen tokens, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.model.load.latent import halves, load_latent
+from quire.model.load.reader import WeightReader
+from quire.model.net.indexed import FollowingAttention, IndexedAttention, LastChoice, TokenIndexer
+from quire.model.net.latent import LowRankQuery
+from quire.model.net.parts import LayerNorm, Linear
+from quire.ops.indexer import EPS
+
+
+def load_indexed(reader: WeightReader, index: int) -> tuple[Linear, IndexedAttention | FollowingAttention]:
+    """`qkv` and attention of layer `index`, packed, with the layer's own indexer if it has one."""
+    down, attention = load_latent(reader, index)
+    last = reader.once("last choice", LastChoice)
+    if not reader.opened.spec.mla.indexer.at(index):
+        return down, FollowingAttention(attention, last)
+    assert isinstance(attention.query, LowRankQuery), "families with indexers have queries by way of a smaller space"
+    return down, IndexedAttention(attention, attention.query, _indexer(reader, index), last)
+
+
+def _indexer(reader: WeightReader, index: int) -> TokenIndexer:
+    sizes = reader.opened.spec.mla.indexer
+    turn = _order(reader)
+    rows = (np.arange(sizes.heads, dtype=np.int64)[:, None] * sizes.head_dim + turn).flatten()
+    weight, bias = (reader.vector("index_k_norm", index, part) for part in ("weight", "bias"))
+    assert weight is not None and bias is not None, "the family requires both"
+    return TokenIndexer(
+        reader.linear(("index_q",), index, rows),
+        reader.linear(("index_k",), index, turn),
+        LayerNorm(weight[turn], bias[turn], EPS),
+        reader.dense("index_weights", index),
+        sizes.heads,
+        sizes.most,
+    )
+
+
+def _order(reader: WeightReader) -> NDArray[np.int64]:
+    """Where the numbers of a head lie on disk, of which pairs (i, i + rope / 2) turn here."""
+    mla = reader.opened.spec.mla
+    order = np.arange(mla.indexer.head_dim, dtype=np.int64)
+    if mla.indexer.interleaved:
+        order[: mla.rope] = halves(mla.rope)
+    return order

@@ -1,0 +1,80 @@
+"""Latent attention to tokens that an indexer chooses (DeepSeek-AI 2025, "DeepSeek-V3.2")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.model.batch import Batch
+from quire.model.net.decoder import Layer, Wanted
+from quire.model.net.latent import LatentAttention, LowRankQuery
+from quire.model.net.parts import LayerNorm, Linear
+from quire.ops.arrays import Array
+from quire.ops.backend import Ops
+from quire.ops.layout import KVCache, LayerCache
+
+
+class LastChoice:
+    """What the last layer with an indexer chose for the rows of the step under way, which the layers of a model share:
+    those behind it without an indexer read it."""
+
+    tokens: Array
+
+
+@dataclass(frozen=True)
+class TokenIndexer:
+    """An indexer: of each row the `most` tokens with the highest scores.
+
+    `q` reads the latent of queries, `k` and `weights` the rows; `heads` of queries share a token's key. Scores lack the
+    factors that all have in common, which change no order.
+    """
+
+    q: Linear
+    k: Linear
+    norm: LayerNorm
+    weights: Linear
+    heads: int
+    most: int
+
+    def __call__(
+        self, ops: Ops, layer: Layer, h: Array, latent: Array, batch: Batch, cache: KVCache
+    ) -> Array:
+        """h [T, hidden], `latent` [T, q_rank] -> positions [T, most] int32, as of `choose_tokens`; keys of the rows are
+        written to `cache`."""
+        k = self.norm(ops, self.k(ops, h))
+        q = ops.index_rope_and_cache(
+            self.q(ops, latent), k, batch.positions, layer.rope, batch.slots, cache, self.heads
+        )
+        found: Array = ops.choose_tokens(
+            q, self.weights(ops, h), cache, batch.cu_q, batch.context, batch.block_tables, self.most
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class IndexedAttention:
+    """Latent attention to the tokens that `indexer` chooses, which it leaves in `last`."""
+
+    attention: LatentAttention
+    query: LowRankQuery
+    indexer: TokenIndexer
+    last: LastChoice
+
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
+        """h [T, hidden] -> [R, hidden]; latents, rotated keys and index keys of the rows are written to `cache`."""
+        latent = self.query.latent(ops, h)
+        self.last.tokens = self.indexer(ops, layer, h, latent, batch, cache[1])
+        made = self.query.up(ops, latent), layer.qkv(ops, h)
+        return self.attention.attended(ops, layer, made, batch, cache, wanted, self.last.tokens)
+
+
+@dataclass(frozen=True)
+class FollowingAttention:
+    """Latent attention to the tokens that an earlier layer left in `last` (IndexShare, GLM-5.2)."""
+
+    attention: LatentAttention
+    last: LastChoice
+
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
+        """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
+        made = self.attention.query(ops, h), layer.qkv(ops, h)
+        return self.attention.attended(ops, layer, made, batch, cache, wanted, self.last.tokens)

@@ -1,0 +1,63 @@
+"""The CPU backend's side of the indexer's ops."""
+
+from __future__ import annotations
+
+from quire.core.dtypes import BF16, F32, I32, I64
+from quire.ops.arrays import Host, address
+from quire.ops.cpu.descriptor_cache import batch_descriptor, rope_descriptor
+from quire.ops.cpu.state import Cpu
+from quire.ops.descriptors import CacheDescriptor
+from quire.ops.indexer import EPS, index_dim
+from quire.ops.layout import KVCache
+from quire.ops.native import check
+from quire.ops.op import impl
+
+FORMATS = (F32, BF16)
+
+
+@impl("index_rope_and_cache", "cpu")
+def index_rope_and_cache(
+    cpu: Cpu, q: Host, k: Host, positions: Host, table: Host, slots: Host, cache: KVCache, heads: int
+) -> Host:
+    d, half = index_dim(cache), table.shape[2]
+    rows = check(q, "index_rope_and_cache q", F32, -1, heads * d).shape[0]
+    check(k, "index_rope_and_cache k", F32, rows, d)
+    check(positions, "index_rope_and_cache positions", I32, rows)
+    check(slots, "index_rope_and_cache slots", I64, rows)
+    check(table, "index_rope_and_cache table", F32, -1, 2, half)
+    at_cache = _descriptor(cpu, cache)
+    if rows:
+        rope = rope_descriptor(table, heads, (None, None), EPS)
+        cpu.call("index_rope_and_cache", q, k, positions, slots, at_cache, rope, rows)
+    return q
+
+
+@impl("choose_tokens", "cpu")
+def choose_tokens(
+    cpu: Cpu, q: Host, weights: Host, cache: KVCache, cu_q: Host, context: Host, block_tables: Host, most: int
+) -> Host:
+    d = index_dim(cache)
+    rows, heads = check(weights, "choose_tokens weights", F32, -1, -1).shape
+    check(q, "choose_tokens q", F32, rows, heads * d)
+    batch = batch_descriptor(cpu, "choose_tokens", (cu_q, context, block_tables))
+    at_cache = _descriptor(cpu, cache)
+    out = cpu.lasting(rows, most, I32)
+    if rows:
+        cpu.call("choose_tokens", out, q, weights, at_cache, batch, rows, heads, most)
+    return out
+
+
+def _descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:
+    """A cache of index keys."""
+    found = cpu.caches.get(cache)
+    if found is not None:
+        return found
+    layout, keys = cache.layout, cache.keys
+    if layout.dtype not in FORMATS:
+        raise ValueError(f"index cache: keys are not kept as {layout.dtype}")
+    check(keys[0], "block of index keys", layout.element, *layout.shapes(1)[0][1:])
+    made = cpu.caches[cache] = CacheDescriptor(
+        keys=address(keys), values=address(keys), kv_heads=1, d=layout.head_dim, block_size=layout.block_size,
+        blocks=len(keys), format=layout.format, step=cache.step,
+    )  # fmt: skip
+    return made

@@ -1,0 +1,74 @@
+"""Ops of the lightning indexer (DeepSeek-AI 2025), which chooses the tokens that a row attends to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.core.dtypes import BF16
+from quire.ops.autograd_cache import AutogradCache
+from quire.ops.indexer import index_dim
+from quire.ops.layout import KVCache
+from quire.ops.lazy import torch_dtype
+from quire.ops.op import op
+from quire.ops.reference.layers import rotated
+
+
+@op(tolerance=2e-5, into="q")
+def index_rope_and_cache(
+    q: Tensor, k: Tensor, positions: Tensor, table: Tensor, slots: Tensor, cache: KVCache, heads: int
+) -> Tensor:
+    """Rotate the first r numbers of each head of q in place, and those of k, which is stored so; returns q.
+
+    q [T, heads * d] f32; k [T, d] f32. `table` [max_positions, 2, r / 2] f32: cosines and sines;
+    `positions` [T] int32, `slots` [T] int64.
+    """
+    d = index_dim(cache)
+    keys = rotated(k[:, None], positions, table)[:, 0]
+    if isinstance(cache, AutogradCache):
+        cache.put(slots, keys, keys[:, :0])
+    else:
+        size = cache.layout.block_size
+        cache.keys[slots // size, slots % size] = keys.to(torch_dtype(cache.layout.dtype))
+    return rotated(q.view(len(q), heads, d), positions, table).flatten(1)
+
+
+@op(tolerance=0.0)
+def choose_tokens(
+    q: Tensor, weights: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, most: int
+) -> Tensor:
+    """Positions of the `most` tokens with the highest scores of those up to each row's own: int32 [T, most].
+
+    A token's score is the sum over heads h of weights[h] * max(0, q_h . k), with its key k: q [T, heads * d] f32,
+    weights [T, heads] f32. Of equal scores the earlier token counts more. Positions ascend; a row that sees no more
+    than `most` tokens has all of them, and -1 behind these. The batch is as in `attention`. What is returned is given
+    up when the op is called again.
+    """
+    d, size = index_dim(cache), cache.layout.block_size
+    heads = weights.shape[1]
+    queries = q.detach().view(len(q), heads, d)
+    if cache.layout.dtype == BF16:
+        queries = queries.bfloat16().float()
+    out = torch.full((len(q), most), -1, dtype=torch.int32)
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        keys = _keys(cache, (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten())
+        found = torch.einsum("thd,sd->hts", queries[begin:end], keys[:length].float()).clamp(min=0)
+        scores = torch.einsum("hts,th->ts", found, weights[begin:end].detach())
+        for row in range(begin, end):
+            seen = length - end + row + 1
+            best = scores[row - begin, :seen].sort(descending=True, stable=True).indices[:most].sort().values
+            out[row, : len(best)] = best.int()
+    return out
+
+
+def _keys(cache: KVCache, slots: Tensor) -> Tensor:
+    """The keys in `slots` [n]."""
+    if isinstance(cache, AutogradCache):
+        place, keys, _ = cache.rows()
+        return keys.detach()[place[slots[slots < len(place)]]]
+    size = cache.layout.block_size
+    held: Tensor = cache.keys[slots // size, slots % size]
+    return held

@@ -1,0 +1,80 @@
+"""Cases of the ops of `quire.ops.reference.indexer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from op_cases.reference import rope_table
+from op_cases.registry import cases
+from op_cases.weights import normal
+from quire.core.dtypes import BF16, F32
+from quire.ops.indexer import IndexLayout
+from quire.ops.lazy import torch_dtype
+from quire.ops.op import Case
+from quire.ops.reference.caches import allocate
+
+
+def whole_numbers(g: Generator, *shape: int) -> Tensor:
+    """Small ones, of which sums are exact in every format, and often the same."""
+    return torch.randint(-2, 3, shape, generator=g).float()
+
+
+@cases("index_rope_and_cache")
+def index_rope_and_cache_cases(g: Generator) -> Iterator[Case]:
+    for t, heads, d, r, size in ((1, 2, 16, 8, 16), (9, 3, 24, 24, 1), (40, 32, 128, 64, 16), (0, 1, 8, 4, 16)):
+        for dtype in (BF16, F32):
+            blocks = -(-t // size) + 2
+            yield {
+                "q": normal(g, t, heads * d),
+                "k": normal(g, t, d),
+                "positions": torch.randint(500, (t,), generator=g, dtype=torch.int32),
+                "table": rope_table(500, r // 2),
+                "slots": torch.randperm(blocks * size, generator=g)[:t],
+                "cache": allocate(IndexLayout.of(size, d, dtype), blocks),
+                "heads": heads,
+            }
+
+
+def index_case(
+    g: Generator, layout: IndexLayout, heads: int, most: int, rows: tuple[tuple[int, int], ...], exact: bool = True
+) -> Case:
+    """A paged batch with (new rows, context) per sequence; blocks lie shuffled, unwritten slots are NaN."""
+    size, blocks = layout.block_size, [-(-context // layout.block_size) for _, context in rows]
+    cache = allocate(layout, sum(blocks) + 2)
+    cache.keys.fill_(torch.nan)
+    made = whole_numbers if exact else normal
+    order = torch.randperm(sum(blocks) + 2, generator=g)
+    tables = torch.full((len(rows), max(blocks) + 1), -1, dtype=torch.int32)
+    used = 0
+    for s, (_, context) in enumerate(rows):
+        tables[s, : blocks[s]] = order[used : used + blocks[s]].int()
+        used += blocks[s]
+        at = torch.arange(context)
+        cache.keys[tables[s, at // size].long(), at % size] = made(g, context, layout.head_dim).to(
+            torch_dtype(layout.dtype)
+        )
+    counts = torch.tensor([0, *(new for new, _ in rows)])
+    t = int(counts.sum())
+    return {
+        "q": made(g, t, heads * layout.head_dim),
+        "weights": made(g, t, heads),
+        "cache": cache,
+        "cu_q": counts.cumsum(0).int(),
+        "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
+        "block_tables": tables,
+        "most": most,
+    }
+
+
+MIXED = ((1, 1), (1, 70), (5, 5), (0, 40), (17, 90), (1, 600))
+
+
+@cases("choose_tokens")
+def choose_tokens_cases(g: Generator) -> Iterator[Case]:
+    for dtype in (BF16, F32):
+        for size, heads, d, most in ((1, 4, 16, 8), (16, 33, 24, 64), (16, 64, 128, 7), (128, 1, 8, 1)):
+            yield index_case(g, IndexLayout.of(size, d, dtype), heads, most, MIXED)
+        yield index_case(g, IndexLayout.of(16, 64, dtype), 8, 512, ((1, 1300), (40, 540)))
