@@ -9,7 +9,8 @@ do, per second, and the larger of the two shares of the machine's limit. Shapes 
 Weights rotate through more memory than the caches hold. Run it on a quiet machine; where others use it too, `cpu us`,
 the processor time of a call, says more than its length.
 
-`latents` is attention over the latents of DeepSeek-V2-Lite (16 heads) and V3 (128 heads). `recurrent` is the delta rule
+`latents` is attention over the latents of DeepSeek-V2-Lite (16 heads) and V3 (128 heads), `indexer` is the choice of
+tokens of DeepSeek-V3.2, and attention to these. `recurrent` is the delta rule
 and selective scans; their bytes are those of states, read and written, and of rows. `pack` is what the loader
 does with one matrix: GGUF blocks to super-blocks or integers, bf16 rounded to int4 or int8, or kept. Its bytes are
 those of the file and the packed ones; each target is fresh memory, as at a load.
@@ -52,7 +53,7 @@ from quire.quant.registry import DENSE, QUANTIZERS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-from benchmarks.kernels.row_ops import HEAD_DIM, HEADS, KV_HEADS, Calls, recurrent_calls, row_calls
+from benchmarks.kernels.row_ops import HEAD_DIM, HEADS, KV_HEADS, Calls, indexer_calls, recurrent_calls, row_calls
 from op_cases.weights import normal
 from over_torch import arrays
 
@@ -370,7 +371,8 @@ def main() -> None:
     g = torch.Generator().manual_seed(0)
     parts = {"linear": bench.linear, "embedding": bench.embedding, "attention": bench.attention,
              "latents": bench.latents, "rows": lambda g: map(bench.calls, row_calls(g)),
-             "recurrent": lambda g: map(bench.calls, recurrent_calls(g)), "pack": bench.pack}  # fmt: skip
+             "recurrent": lambda g: map(bench.calls, recurrent_calls(g)), "pack": bench.pack,
+             "indexer": lambda g: map(bench.calls, indexer_calls(g))}  # fmt: skip
     rows = [row for name, part in parts.items() if name.startswith(options.only) for row in part(g)]
     show(Console(width=None if sys.stdout.isatty() else 110), bench.limits, rows)
     options.output.parent.mkdir(parents=True, exist_ok=True)

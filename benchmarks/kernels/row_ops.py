@@ -10,10 +10,14 @@ import torch
 
 from op_cases import reference as cases
 from op_cases.convolution import convolution_case
+from op_cases.indexer import index_case
+from op_cases.mla import chosen_tokens, latent_case
 from op_cases.recurrent import delta_spec, scan_spec, state_batch
 from op_cases.weights import normal
 from quire.core.dtypes import BF16
 from quire.ops.convolution import Convolution, RowLayout
+from quire.ops.indexer import IndexLayout
+from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVLayout
 from quire.ops.recurrent import DeltaSpec, ScanSpec
 from quire.ops.reference.caches import allocate
@@ -80,6 +84,20 @@ def recurrent_calls(g: torch.Generator) -> Iterator[Calls]:
             size = 8 * each * len(rows) + 8 * inputs[0].numel()
             calls = [(*inputs, each_layer, batch, spec) for each_layer in states]
             yield Calls(op, f"{name}, {label}", calls, size, per_number * each * sum(rows))
+
+
+def indexer_calls(g: torch.Generator) -> Iterator[Calls]:
+    """The choice of 2,048 of 8,192 tokens by 64 heads (DeepSeek-V3.2), and attention of 16 heads to these."""
+    keys, latents = IndexLayout.of(16, 128, BF16), LatentLayout(16, 1, 64, BF16, rank=512)
+    context, most = 8192, 2048
+    for name, new in (("decode 1 x 8192", 1), ("prefill 64 at 8192", 64)):
+        choosing = index_case(g, keys, 64, most, ((new, context),))
+        size, work = context * keys.bytes_per_token, 2 * 64 * 128 * context * new
+        yield Calls("choose_tokens", name, [tuple(choosing.values())], size, work)
+        attending = latent_case(g, latents, 16, 192, ((new, context),))
+        attending["chosen"] = chosen_tokens(g, attending, most)
+        size, work = new * most * latents.bytes_per_token, 2 * 16 * new * most * (512 + 64 + 512)
+        yield Calls("latent_attention", f"to chosen tokens, {name}", [tuple(attending.values())], size, work)
 
 
 def row_inputs(g: torch.Generator, spec: DeltaSpec | ScanSpec, t: int) -> tuple[str, tuple[Any, ...], int]:

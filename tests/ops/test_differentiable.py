@@ -22,6 +22,7 @@ from quire.ops.backend import Ops
 from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.differentiable import MatrixSite, differentiable
 from quire.ops.experts import Grouped
+from quire.ops.indexer import IndexLayout
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import REGISTRY, Case
@@ -31,7 +32,7 @@ from quire.ops.weights import Packed, Weight, plain_packed
 
 TOLERANCE = 1e-5
 OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "causal_conv",
-       "clamped_swiglu", "clip", "combine", "delta_rule", "embedding", "expert_mlp", "gated_activation", "gated_mlp",
+       "choose_tokens", "index_rope_and_cache", "clamped_swiglu", "clip", "combine", "delta_rule", "embedding", "expert_mlp", "gated_activation", "gated_mlp",
        "gated_rmsnorm", "grouped_linear", "head_linear", "join_columns", "latent_attention", "latent_rope_and_cache",
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "norm_spans", "pick_rows", "place_columns",
        "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap",
@@ -59,7 +60,9 @@ def held(cache: KVCache) -> AutogradCache:
     """The same rows, each in its slot."""
     made, size = AutogradCache.of(cache.layout), cache.layout.block_size
     slots = torch.arange(len(cache.keys) * size)
-    if isinstance(cache.layout, LatentLayout):
+    if isinstance(cache.layout, IndexLayout):
+        made.put(slots, cache.keys.flatten(0, 1).float(), torch.empty(len(slots), 0))
+    elif isinstance(cache.layout, LatentLayout):
         made.put(slots, cache.keys.flatten(0, 1).float(), cache.values.flatten(0, 1).float())
     else:
         keys, values = (t.transpose(1, 2).flatten(0, 1) for t in logical(cache, torch.arange(len(cache.keys))))

@@ -36,6 +36,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "convolutions": {"model": "convolutions"},
     "experts": {"model": "experts"},
     "latents": {"model": "latents"},
+    "indexers": {"model": "indexers"},
 }
 """What runs beside it: options of the engine; `model` is one of `TINY`, or else the embedded one."""
 
@@ -51,7 +52,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("draft")
     write(path, "llama", 3, num_hidden_layers=1, max_position_embeddings=64, vocab_size=104, dtype=torch.bfloat16)
     made["draft"] = str(write_words(path, 99))
-    wide = {"windows": 64, "experts": 64, "latents": 64, "all_windows": 64, "convolutions": 64, "embedded": 256}
+    wide = {"windows": 64, "experts": 64, "latents": 64, "all_windows": 64, "convolutions": 64, "embedded": 256,
+            "indexers": 64}  # fmt: skip
     for name, hidden in wide.items():
         vocab = 6144 if name == "embedded" else 99
         made[f"medusa {name}"] = str(write_medusa(tmp_path_factory.mktemp("medusa"), hidden, vocab, own=hidden == 64))
@@ -109,7 +111,7 @@ def test_the_bits_are_those_of_plain_decoding(
 ) -> None:
     if adaptive and feature not in ("plain", "preempted", "windows", "experts"):
         pytest.skip("the cost model knows nothing of it")
-    if method.endswith("tree") and feature == "latents":
+    if method.endswith("tree") and feature in ("latents", "indexers"):
         pytest.skip("refused, see test_trees_over_latents_are_refused")
     options, tiny = options_of(feature, folders), "model" in FEATURES[feature]
     requests = requests_of(99 if tiny else 6144, "a" if "lora_modules" in options else "")

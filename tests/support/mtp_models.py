@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from model_variants import LATENT_GROUPS, LATENT_SIZES, ROUTED
 from oracle import edit_config, is_norm, write
-from speculation_methods import TINY, write_words
+from speculation_methods import INDEXED, TINY, write_words
 
 DELTA = TINY["states"][1] | {"head_dim": 16}
 NARROW = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
@@ -34,6 +34,8 @@ WITH_MTP: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", ROUTED | {"use_qk_norm": True, "attention_bias": True, "moe_intermediate_size": 32}),
     "nemotron_h": ("nemotron_h", NEMOTRON),
     "nemotron_h_latent": ("nemotron_h", NEMOTRON | {"moe_latent_size": 32}),
+    "deepseek_v32": ("deepseek_v32", INDEXED | LATENT_GROUPS),
+    "glm_moe_dsa": ("glm_moe_dsa", INDEXED | {"indexer_types": ["full", "shared", "full"]}),
     "deepseek_v3": ("deepseek_v3", LATENT_SIZES | LATENT_GROUPS | {"v_head_dim": 16, "q_lora_rank": 32}),
 }
 """Family and facts of each model."""
@@ -131,7 +133,8 @@ class MtpLayer:
         places = torch.arange(n)[None]
         mask = torch.full((n, n), -torch.inf).triu(1)[None, None]
         turns = None if isinstance(self.block, LayersOfOnePart) else self.model.model.rotary_emb(x, places)
-        return self.final_norm(self.block(x, position_embeddings=turns, attention_mask=mask, position_ids=places))[0]
+        found = self.block(x, position_embeddings=turns, attention_mask=mask, position_ids=places)
+        return self.final_norm(found[0] if isinstance(found, tuple) else found)[0]
 
     @torch.no_grad()
     def logits(self, tokens: list[int], count: int) -> Tensor:
@@ -161,7 +164,7 @@ def write_mtp(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **fac
     path = folder / "model.safetensors"
     whole = load_file(path) | {name: t.to(dtype).contiguous().clone() for name, t in layer.tensors().items()}
     save_file(whole, str(path), {"format": "pt"})
-    if kind in ("glm4_moe", "deepseek_v3"):
+    if kind in ("glm4_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"):
         edit_config(folder, num_nextn_predict_layers=1)
     if family == "nemotron_h":
         edit_config(folder, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")

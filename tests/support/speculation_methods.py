@@ -49,6 +49,7 @@ METHODS |= {
     "eagle_tree": {"method": "eagle"} | GROWN,
     "eagle3_tree": {"method": "eagle3"} | GROWN,
 }
+INDEXED = SIZES | {"q_lora_rank": 32, "v_head_dim": 16, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 12}
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma3_text", {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 20,
                                 "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),
@@ -78,6 +79,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
                               "block_multiple_of": 32}),
     "all_windows": ("mistral", {"sliding_window": 20}),
     "decays of channels": ("kimi_linear", KIMI | {"v_head_dim": 16}),
+    "indexers": ("deepseek_v32", INDEXED | GROUPS),
+    "shared indexers": ("glm_moe_dsa", INDEXED | {
+        "num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}),
 }  # fmt: skip
 
 

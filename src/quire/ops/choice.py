@@ -24,10 +24,10 @@ from quire.ops.native import load_native, require_native
 log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
-    "causal_conv", "choose_tokens", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule", "embedding", "expert_mlp",
-    "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
-    "head_linear", "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm", "linear", "lora",
-    "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "plain_mlp",
+    "causal_conv", "choose_tokens", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule", "embedding",
+    "expert_mlp", "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
+    "head_linear", "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm",
+    "linear", "lora", "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns", "plain_mlp",
     "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
     "ssm_scan", "take_columns",

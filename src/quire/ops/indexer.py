@@ -31,6 +31,10 @@ class Indexer:
         """Whether `layer` has an indexer of its own."""
         return bool(self.own) and self.own[layer]
 
+    def source(self, layer: int) -> int:
+        """The layer whose indexer chooses for `layer`; itself where no layer has one."""
+        return next((i for i in range(layer, -1, -1) if self.at(i)), layer)
+
 
 NO_INDEXER = Indexer()
 EPS = 1e-6

@@ -27,6 +27,7 @@ from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
+from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
@@ -49,6 +50,7 @@ SHAPES: list[Mixer] = [
     EncoderDecoderAttention(4, 4, 16),
     Latents(4, 48, 0, 32, 16),
     Latents(8, 192, 64, 512, 64),
+    IndexedLatents(8, 192, 64, 512, 64, index_heads=4, index_dim=128),
     ShortConvolution(64, 3),
     ShortConvolution(2048, 4),
     DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
@@ -79,7 +81,7 @@ def test_formats_of_a_cache() -> None:
     assert [heads.kept_in(asked, BF16, "cpu") for asked in ("auto", "int8", "fp8")] == [BF16, I8, F8]
     assert [latents.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     assert latents.kept_in("auto", F16, "triton") == F16
-    rows = SHAPES[5]
+    rows = SHAPES[6]
     assert [rows.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F16]
     assert [rows.kept_in("int8", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     for asked in ("int8", "fp8", "float16"):
@@ -89,7 +91,7 @@ def test_formats_of_a_cache() -> None:
 
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
-    assert CONVOLUTIONS in SHAPES[5].features and STATES in SHAPES[7].features & SHAPES[8].features
+    assert CONVOLUTIONS in SHAPES[6].features and STATES in SHAPES[8].features & SHAPES[9].features
     own = [isinstance(mixer, Attention) and not isinstance(mixer, SharedBlock) for mixer in SHAPES]
     assert [mixer.own_heads for mixer in SHAPES] == own
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"

@@ -223,11 +223,12 @@ class Net:
         return found.view(*tokens.shape, -1)
 
     def reads(self, index: int) -> str:
-        """Name what makes keys and values that layer `index` reads beside its own: an encoder or another layer.
+        """Name what makes or chooses keys and values that layer `index` reads beside its own: an encoder or another
+        layer.
 
         "" where nothing does, so that the layer runs by itself.
         """
-        other = self.spec.kv_layer(index)
+        other = self.spec.kv_layer(self.spec.mla.indexer.source(index))
         return "an encoder" if self.spec.encoder_decoder else f"layer {other}" if other != index else ""
 
     def layer(self, index: int) -> Layer:

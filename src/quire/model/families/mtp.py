@@ -43,6 +43,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
     a router for it."""
     like = max((i for i in range(spec.layers) if spec.attends(i)), default=spec.layers - 1)
     router = f"{family.names['layer']}{family.names.get('router', '')}."
+    indexer = replace(spec.mla.indexer, own=spec.mla.indexer.own[:1])
     sparse = "router" in family.names and any(name.startswith(router) for name in tensors)
     return replace(
         spec,
@@ -52,6 +53,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
         windows=(spec.windows[like],),
         mixers=(),
         kv_source=(),
+        mla=replace(spec.mla, indexer=indexer),
         moe=replace(spec.moe, sparse=(sparse,) if spec.moe.sparse else ()),
         conv=ConvSizes(),
         delta=DeltaSizes(),

@@ -35,9 +35,7 @@ class TokenIndexer:
     heads: int
     most: int
 
-    def __call__(
-        self, ops: Ops, layer: Layer, h: Array, latent: Array, batch: Batch, cache: KVCache
-    ) -> Array:
+    def __call__(self, ops: Ops, layer: Layer, h: Array, latent: Array, batch: Batch, cache: KVCache) -> Array:
         """h [T, hidden], `latent` [T, q_rank] -> positions [T, most] int32, as of `choose_tokens`; keys of the rows are
         written to `cache`."""
         k = self.norm(ops, self.k(ops, h))

@@ -54,7 +54,9 @@ def choose_tokens(
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
             continue
-        keys = _keys(cache, (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten())
+        keys = _keys(
+            cache, (block_tables[s, : -(-length // size)].long()[:, None] * size + torch.arange(size)).flatten()
+        )
         found = torch.einsum("thd,sd->hts", queries[begin:end], keys[:length].float()).clamp(min=0)
         scores = torch.einsum("hts,th->ts", found, weights[begin:end].detach())
         for row in range(begin, end):
