@@ -1,4 +1,4 @@
-"""Rows that read chosen tokens behind the engine: recorded steps, shared prefixes, copied blocks, preemption, stores."""
+"""Rows that read chosen tokens behind the engine: recorded steps, shared prefixes, preemption, stores."""
 
 from __future__ import annotations
 

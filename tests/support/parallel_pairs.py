@@ -122,12 +122,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "experts, ngram": {"model": "experts", "speculative_config": METHODS["ngram"]},
     "latents": {"model": "latents"},
     "indexers": {"model": "indexers"},
-    "indexers, preemption": {
-        "model": "indexers",
-        "num_blocks": 8,
-        "max_num_batched_tokens": 32,
-        "max_num_seqs": 16,
-    },
     "indexers, ngram": {"model": "indexers", "speculative_config": METHODS["ngram"]},
     "shared indexers": {"model": "shared indexers"},
     "T5": {"model": "encoder"},
@@ -159,7 +153,7 @@ SIZES = re.compile("cannot be split over|bytes of KV cache|do not lie on group b
 """Reasons that are numbers of this model and this way, which no table has."""
 ROUNDED = ("int8", "int4", "nf4", "GPTQ", "int8 KV", "fp8 KV", "latents", "convolutions, int8 KV", "states, int8",
            "states, int8 KV", "experts, int8", "experts, int8 KV", "mtp, latents",
-           "indexers", "indexers, preemption", "indexers, ngram", "shared indexers")  # fmt: skip
+           "indexers", "indexers, ngram", "shared indexers")  # fmt: skip
 """Where a difference in the last bit of a sum moves an integer by one, tokens of one process are not to be expected."""
 
 

@@ -35,9 +35,7 @@ def indexers(config: HfConfig, layers: int) -> tuple[bool, ...]:
         every, first = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2, low=0)
         kinds = tuple("shared" if max(i - first + 1, 0) % every else "full" for i in range(layers))
     if len(kinds) != layers or not set(kinds) <= {"full", "shared"} or kinds[0] != "full":
-        raise config.fail(
-            "indexer_types", f"needs a list of {layers} times 'full' or 'shared', 'full' first"
-        )
+        raise config.fail("indexer_types", f"needs a list of {layers} times 'full' or 'shared', 'full' first")
     return tuple(kind == "full" for kind in kinds)
 
 
@@ -51,9 +49,7 @@ def read_indexed(interleaved: bool, shared: bool) -> Callable[[HfConfig, int], M
         if not mla.q_rank:
             raise config.fail("q_lora_rank", "is not there, and the indexer reads the space that it is the size of")
         if dim < mla.rope or dim % 8:
-            raise config.fail(
-                "index_head_dim", f"is {dim}, needs a multiple of 8 from qk_rope_head_dim {mla.rope} on"
-            )
+            raise config.fail("index_head_dim", f"is {dim}, needs a multiple of 8 from qk_rope_head_dim {mla.rope} on")
         indexer = Indexer(
             config.integer("index_n_heads", high=1 << 10),
             dim,
