@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.convolution import Convolution, RowLayout
 from quire.ops.experts import ACTIVATIONS, SCORES, Grouped, Routing
-from quire.ops.latents import LatentHeads, LatentLayout
+from quire.ops.latents import LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KV_FORMATS, LARGEST, KVCache, PlainLayout
 from quire.ops.lazy import array_dtype, torch_dtype
 from quire.ops.recurrent import DeltaSpec, ScanSpec, StateBatch
@@ -212,7 +212,7 @@ def latents(gpu: Gpu) -> Iterator[Launch]:
             yield f"latents of {rank}, {heads} heads, {NAMES[dtype]}, {what}", partial(
                 attention.latent_attention, gpu, zeros(rows, heads * rank, dtype=dtype),
                 zeros(rows, heads * 192, dtype=dtype), store, ints(sequences + 1), ints(sequences),
-                ints(sequences, 512), 0.1,
+                ints(sequences, 512), LatentReads(0.1),
             )  # fmt: skip
 
 

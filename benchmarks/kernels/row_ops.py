@@ -11,7 +11,7 @@ import torch
 from op_cases import reference as cases
 from op_cases.convolution import convolution_case
 from op_cases.indexer import index_case
-from op_cases.mla import chosen_tokens, latent_case
+from op_cases.mla import chosen_tokens, latent_case, reading
 from op_cases.recurrent import delta_spec, scan_spec, state_batch
 from op_cases.weights import normal
 from quire.core.dtypes import BF16
@@ -94,8 +94,8 @@ def indexer_calls(g: torch.Generator) -> Iterator[Calls]:
         choosing = index_case(g, keys, 64, most, ((new, context),))
         size, work = context * keys.bytes_per_token, 2 * 64 * 128 * context * new
         yield Calls("choose_tokens", name, [tuple(choosing.values())], size, work)
-        attending = latent_case(g, latents, 16, 192, ((new, context),))
-        attending["chosen"] = chosen_tokens(g, attending, most)
+        case = latent_case(g, latents, 16, 192, ((new, context),))
+        attending = reading(case, chosen_tokens(g, case, most))
         size, work = new * most * latents.bytes_per_token, 2 * 16 * new * most * (512 + 64 + 512)
         yield Calls("latent_attention", f"to chosen tokens, {name}", [tuple(attending.values())], size, work)
 

@@ -54,7 +54,7 @@ def test_a_row_does_not_depend_on_the_batch(dtype: Dtype, isa: str) -> None:
                 case["latent"][at], case["q"][at], case["cache"],
                 torch.tensor([0, last - first], dtype=torch.int32),
                 torch.tensor([context - count + last], dtype=torch.int32),
-                case["block_tables"][s : s + 1].contiguous(), case["scale"],
+                case["block_tables"][s : s + 1].contiguous(), case["reads"],
             )  # fmt: skip
             assert torch.equal(part, whole[at]), (s, first, last)
         begin += count

@@ -7,7 +7,7 @@ import torch
 
 from op_cases import CASES
 from op_cases.indexer import MIXED, index_case, whole_numbers
-from op_cases.mla import beside_others, chosen_tokens, latent_case
+from op_cases.mla import beside_others, chosen_tokens, latent_case, reading
 from op_runs import UNITS_HERE, close, copied, generator, ops_of, reference, run
 from quire.core.dtypes import BF16, F32, Dtype
 from quire.ops.indexer import IndexLayout
@@ -46,7 +46,9 @@ def test_of_equal_scores_the_earlier_token_is_chosen(isa: str) -> None:
 def alone(case: Case, s: int, first: int, last: int) -> Case:
     """Rows first..last of sequence `s` of a case, in a batch of their own."""
     begin, end = int(case["cu_q"][s]), int(case["cu_q"][s + 1])
-    at, rows = slice(begin + first, begin + last), ("q", "weights", "latent", "chosen")
+    at, rows = slice(begin + first, begin + last), ("q", "weights", "latent")
+    if "reads" in case:
+        case = reading(case, case["reads"].chosen[at].contiguous())
     return case | {name: case[name][at].contiguous() for name in rows if name in case} | {
         "cu_q": torch.tensor([0, last - first], dtype=torch.int32),
         "context": torch.tensor([int(case["context"][s]) - (end - begin) + last], dtype=torch.int32),
@@ -63,7 +65,7 @@ def test_a_row_does_not_depend_on_the_batch(name: str, dtype: Dtype, isa: str) -
         case = index_case(g, IndexLayout.of(16, 64, dtype), 40, 100, rows, exact=False)
     else:
         case = latent_case(g, LatentLayout(16, 1, 16, dtype, rank=32), 6, 24, rows)
-        case["chosen"] = chosen_tokens(g, case, 600)
+        case = reading(case, chosen_tokens(g, case, 600))
     whole, begin = run(ops, name, case)[0], 0
     for s, (count, _) in enumerate(rows):
         for first, last in ((0, 1), (count // 2, count), (count - 1, count)):
@@ -78,10 +80,9 @@ def test_all_tokens_chosen_are_as_none(dtype: Dtype, isa: str) -> None:
     """Bit for bit, so a row does not depend on how many tokens could be chosen."""
     case = latent_case(generator(), LatentLayout(16, 1, 16, dtype, rank=32), 40, 24, ((40, 1100), (5, 5), (1, 700)))
     ops, every = ops_of(isa), chosen_tokens(generator(), case, 1200)
-    assert torch.equal(*(run(ops, "latent_attention", case | own)[0] for own in ({}, {"chosen": every})))
-    assert not torch.equal(*(
-        run(ops, "latent_attention", case | own)[0] for own in ({}, {"chosen": chosen_tokens(generator(), case, 600)})
-    ))  # fmt: skip
+    few = chosen_tokens(generator(), case, 600)
+    want, same, other = (run(ops, "latent_attention", c)[0] for c in (case, reading(case, every), reading(case, few)))
+    assert torch.equal(want, same) and not torch.equal(want, other)
 
 
 @pytest.mark.parametrize("isa", [*UNITS_HERE, "reference"])
@@ -111,4 +112,4 @@ def test_tokens_that_are_not_before_a_row_are_refused(isa: str) -> None:
     chosen = chosen_tokens(generator(), case, 4)
     chosen[0, 3] = 19
     with pytest.raises(ValueError, match="not before it"):
-        ops_of(isa).latent_attention(**case, chosen=chosen)
+        ops_of(isa).latent_attention(**reading(case, chosen))

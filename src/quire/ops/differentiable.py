@@ -24,7 +24,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.autograd_cache import KeySpan, attend, held, spans
 from quire.ops.choice import READ_WEIGHTS
 from quire.ops.experts import Grouped
-from quire.ops.latents import LatentHeads, rank_of
+from quire.ops.latents import LatentHeads, LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import REGISTRY
 from quire.ops.reference.backend import ReferenceOps
@@ -81,9 +81,8 @@ def attention(
 
 
 def latent_attention(
-    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, scale: float,
-    chosen: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    latent: Tensor, q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, reads: LatentReads
+) -> Tensor:
     """Compute latent attention as the definition does, over an `AutogradCache`: attention of one head of keys, whose
     values are a part of them."""
     rank, r = rank_of(cache), cache.layout.head_dim
@@ -93,9 +92,9 @@ def latent_attention(
     rows = place, torch.cat((values, keys), -1)[:, None], values[:, None]
     batch = spans(cu_q, context, block_tables, cache.layout.block_size)
     queries = torch.cat((latent.view(len(q), heads, rank), turned), -1)
-    if chosen is not None:
-        return attend_chosen(queries, rows, batch, scale, chosen).flatten(1)
-    return attend(queries, rows, batch, AttentionSpec(scale)).flatten(1)
+    if reads.chosen is not None:
+        return attend_chosen(queries, rows, batch, reads.scale, reads.chosen).flatten(1)
+    return attend(queries, rows, batch, AttentionSpec(reads.scale)).flatten(1)
 
 
 def attend_chosen(

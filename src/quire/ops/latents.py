@@ -49,3 +49,12 @@ class LatentHeads:
 
     count: int
     norm: Array
+
+
+@dataclass(frozen=True, eq=False)
+class LatentReads:
+    """How rows read latents: `scale` of their scores, and `chosen` [T, most] int32, as of `choose_tokens`, where each
+    row reads these tokens alone; None: all up to its own."""
+
+    scale: float
+    chosen: Array | None = None

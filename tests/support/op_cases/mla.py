@@ -12,7 +12,7 @@ from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
 from quire.ops.experts import padded_rows
-from quire.ops.latents import LatentHeads, LatentLayout
+from quire.ops.latents import LatentHeads, LatentLayout, LatentReads
 from quire.ops.layout import KVCache, SharedLayout, carved
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
@@ -76,7 +76,7 @@ def latent_case(g: Generator, layout: LatentLayout, heads: int, width: int, rows
         "cu_q": counts.cumsum(0).int(),
         "context": torch.tensor([context for _, context in rows], dtype=torch.int32),
         "block_tables": tables,
-        "scale": (layout.rank + layout.head_dim) ** -0.5,
+        "reads": LatentReads((layout.rank + layout.head_dim) ** -0.5),
     }
 
 
@@ -88,6 +88,11 @@ def chosen_tokens(g: Generator, case: Case, most: int) -> Tensor:
             own = torch.randperm(seen, generator=g)[:most].sort().values
             rows.append(torch.cat((own, torch.full((most - len(own),), -1))))
     return torch.stack(rows).int()
+
+
+def reading(case: Case, chosen: Tensor) -> Case:
+    """`case` of rows that read `chosen` tokens alone."""
+    return case | {"reads": LatentReads(case["reads"].scale, chosen)}
 
 
 def beside_others(cache: KVCache) -> tuple[KVCache, tuple[Tensor, Tensor]]:
@@ -115,4 +120,4 @@ def latent_attention_cases(g: Generator) -> Iterator[Case]:
         yield latent_case(g, layout, 16, 192, ((1, 1300), (40, 540)))
         for heads, most in ((4, 20), (40, 520)):
             case = latent_case(g, LatentLayout(16, 1, 8, dtype, rank=32), heads, 16, (*mixed, (2, 900)))
-            yield case | {"chosen": chosen_tokens(g, case, most)}
+            yield reading(case, chosen_tokens(g, case, most))

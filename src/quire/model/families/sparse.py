@@ -63,7 +63,7 @@ def read_indexed(interleaved: bool, shared: bool) -> Callable[[HfConfig, int], M
 
 
 def listed_experts(config: HfConfig, layers: int) -> MoE:
-    """Those of DeepSeek-V3, in the layers that `mlp_layer_types` names if the file has such a list."""
+    """Experts as those of DeepSeek-V3, in the layers that `mlp_layer_types` names if the file has such a list."""
     moe, kinds = sigmoid_experts(True)(config, layers), config.texts("mlp_layer_types")
     if kinds and (len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}):
         raise config.fail("mlp_layer_types", f"needs a list of {layers} times 'dense' or 'sparse'")

@@ -10,7 +10,7 @@ from quire.model.net.decoder import Layer, Wanted, chosen
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
-from quire.ops.latents import LatentHeads
+from quire.ops.latents import LatentHeads, LatentReads
 from quire.ops.layout import LayerCache
 from quire.ops.weights import Packed
 
@@ -52,9 +52,8 @@ class LatentAttention:
         q, kv = made
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
-        attended = ops.latent_attention(
-            latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, layer.attend.scale, tokens
-        )
+        reads = LatentReads(layer.attend.scale, tokens)
+        attended = ops.latent_attention(latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, reads)
         attended = chosen(ops, attended, wanted)
         return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
 

@@ -7,7 +7,7 @@ from quire.ops.arrays import Host
 from quire.ops.cpu.descriptor_cache import batch_descriptor, latent_cache_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import AttentionDescriptor
-from quire.ops.latents import EPS, LatentHeads, rank_of
+from quire.ops.latents import EPS, LatentHeads, LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -61,10 +61,9 @@ def latent_attention(
     cu_q: Host,
     context: Host,
     block_tables: Host,
-    scale: float,
-    chosen: Host | None = None,
+    reads: LatentReads,
 ) -> Host:
-    rank = rank_of(cache)
+    rank, chosen = rank_of(cache), reads.chosen
     rows, width = check(latent, "latent_attention latent", F32, -1, -1).shape
     heads = width // rank
     if width % rank or q.shape[1] % max(heads, 1):
@@ -75,6 +74,6 @@ def latent_attention(
     most = 0 if chosen is None else check(chosen, "latent_attention chosen", I32, rows, -1).shape[1]
     out = cpu.arena.empty(rows, heads * rank)
     if rows:
-        spec = AttentionDescriptor(heads=heads, scale=scale)
+        spec = AttentionDescriptor(heads=heads, scale=reads.scale)
         cpu.call("latent_attention", out, latent, q, at_cache, batch, spec, chosen, rows, q.shape[1] // heads, most)
     return out

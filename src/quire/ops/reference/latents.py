@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.ops.latents import EPS, LatentHeads, rank_of
+from quire.ops.latents import EPS, LatentHeads, LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import op
 from quire.ops.reference.caches import write_latents
@@ -73,14 +73,13 @@ def latent_attention(
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
-    scale: float,
-    chosen: Tensor | None = None,
+    reads: LatentReads,
 ) -> Tensor:
-    """Causal softmax(scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
+    """Causal softmax(reads.scale * (latent . c + q_rotated . k)) c over paged latents c and rotated keys k.
 
     latent [T, heads * rank] f32: queries in the latents' space; q [T, heads * width] f32 holds their rotated part at
-    the end of each head. The batch is as in `attention`. `chosen` [T, most] int32, as of `choose_tokens`: each row
-    reads these tokens alone. Returns f32 [T, heads * rank].
+    the end of each head. The batch is as in `attention`. Of `reads.chosen` each row reads its tokens alone.
+    Returns f32 [T, heads * rank].
     """
     rank, r, size = rank_of(cache), cache.layout.head_dim, cache.layout.block_size
     heads = latent.shape[1] // rank
@@ -93,11 +92,11 @@ def latent_attention(
         table = block_tables[s, : -(-length // size)].long()
         values = cache.values[table].flatten(0, 1)[:length].float()
         keys = torch.cat((values, cache.keys[table].flatten(0, 1)[:length].float()), -1)
-        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * scale
+        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys) * reads.scale
         row = torch.arange(length - (end - begin), length)[:, None]
         hidden = torch.arange(length)[None] > row
-        if chosen is not None:
-            hidden = hidden | unchosen(chosen[begin:end], length)
+        if reads.chosen is not None:
+            hidden = hidden | unchosen(reads.chosen[begin:end], length)
         scores = scores.masked_fill(hidden, -torch.inf)
         out[begin:end] = torch.einsum("hts,sr->thr", scores.softmax(-1), values)
     return out.flatten(1)

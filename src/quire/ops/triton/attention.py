@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16, F16, F32, I8
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.latents import rank_of
+from quire.ops.latents import LatentReads, rank_of
 from quire.ops.layout import KVCache
 from quire.ops.op import impl
 from quire.ops.triton import attention_kernels as kernels
@@ -90,10 +90,9 @@ def latent_attention(
     cu_q: Tensor,
     context: Tensor,
     block_tables: Tensor,
-    scale: float,
-    chosen: Tensor | None = None,
+    reads: LatentReads,
 ) -> Tensor:
-    if chosen is not None:
+    if reads.chosen is not None:
         raise ValueError("latent_attention: its kernel reads all tokens, not chosen ones")
     rank = rank_of(cache)
     rows, width = activations(latent, "latent_attention latent")
@@ -102,7 +101,7 @@ def latent_attention(
     if width % rank or q_width % max(heads, 1):
         raise ValueError(f"latent_attention: {width} and {q_width} columns are not heads of one number")
     check_cache(cache)
-    batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(scale), None)
+    batch = _paged("latent_attention", cu_q, context, block_tables, AttentionSpec(reads.scale), None)
     sizes = gpu.config("latent_attention", rank=rank, bytes=_dot(cache).primitive_bitwidth // 8)
     queries = Queries(latent, heads, rank, q, q_width // heads, cache.layout.head_dim)
     return _attend(gpu, queries, cache, batch, sizes)
