@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.mixtures import deepseek_v3, sigmoid_experts
+from quire.model.families.mixtures import deepseek_v3
 from quire.model.families.readers import read_mla
 from quire.model.families.row import Family
-from quire.model.spec import MLA, MoE
+from quire.model.spec import MLA
 from quire.ops.indexer import Indexer
 
 INDEXER = {
@@ -62,14 +62,6 @@ def read_indexed(interleaved: bool, shared: bool) -> Callable[[HfConfig, int], M
     return read
 
 
-def listed_experts(config: HfConfig, layers: int) -> MoE:
-    """Experts as those of DeepSeek-V3, in the layers that `mlp_layer_types` names if the file has such a list."""
-    moe, kinds = sigmoid_experts(True)(config, layers), config.texts("mlp_layer_types")
-    if kinds and (len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}):
-        raise config.fail("mlp_layer_types", f"needs a list of {layers} times 'dense' or 'sparse'")
-    return replace(moe, sparse=tuple(kind == "sparse" for kind in kinds)) if kinds else moe
-
-
 def indexed(
     defaults: Mapping[str, Any], interleaved: bool = False, shared: bool = False
 ) -> Callable[[HfConfig], Family]:
@@ -81,7 +73,7 @@ def indexed(
             base,
             names={**base.names, **INDEXER},
             defaults={**base.defaults, "index_topk": 2048, "index_head_dim": 128, **defaults},
-            read={**base.read, "mla": read_indexed(interleaved, shared), "moe": listed_experts},
+            read={**base.read, "mla": read_indexed(interleaved, shared)},
             required=(*base.required, *INDEXER, "index_k_norm.bias"),
         )
 
