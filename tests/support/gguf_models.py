@@ -205,11 +205,13 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int,
         "Q6_K": ((208, 1 / 1370),), "IQ4_NL": ((0, 1 / 66),), "IQ4_XS": ((0, 1 / 1250),), "MXFP4": (),
         "IQ1_S": ((0, 1 / 7),), "IQ1_M": (), "IQ2_XXS": ((0, 1 / 55),), "IQ2_XS": ((0, 1 / 55),),
         "IQ2_S": ((0, 1 / 55),), "IQ3_XXS": ((0, 1 / 150),), "IQ3_S": ((0, 1 / 150),),
-        "TQ1_0": ((52, 1.2),), "TQ2_0": ((64, 1.2),),
+        "TQ1_0": ((52, 1.2),), "TQ2_0": ((64, 1.2),), "NVFP4": (),
     }  # fmt: skip
     for at, scale in halves[kind.name]:
         value = spread * scale * rng.uniform(0.8, 1.2, (*raw.shape[:-1], 1))
         raw[..., at : at + 2] = value.astype(np.float16).view(np.uint8)
+    if kind.name == "NVFP4":
+        raw[..., :4] = rng.integers(20, 28, (*raw.shape[:-1], 4))
     if kind.name == "MXFP4":
         raw[..., 0] = rng.integers(119, 122, raw.shape[:-1])
     if kind.name == "IQ1_M":  # its float16 lies in the highest nibbles of the last four words

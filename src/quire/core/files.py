@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,23 @@ SAMPLE = 64 << 10
 """Bytes of a file that are looked at, three times."""
 MAX_FILE_BYTES = 128 * 2**20
 """The largest file of text that is read."""
+
+
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def shard_number(path: Path) -> int | None:
+    """Which file of a model in several ones (-00001-of-00003.gguf) it is by its name; None for a model in one file."""
+    found = SHARD.fullmatch(path.name)
+    return None if found is None else int(found[2])
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The files of the model that `path` is the first file of, by its name; they may be missing."""
+    found = SHARD.fullmatch(path.name)
+    if found is None:
+        return [path]
+    return [path.with_name(f"{found[1]}-{i + 1:05}-of-{found[3]}.gguf") for i in range(int(found[3]))]
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -62,7 +80,7 @@ def sampled_digest(model: Path) -> str:
     """Digest of a model's folder or file: names and sizes of files with weights, and bytes from each one's beginning,
     middle and end. Copies of one model have the same; another one with the same shapes has not, but for odds nobody
     meets."""
-    files = [model] if model.is_file() else sorted(f for f in model.iterdir() if f.suffix in WEIGHTS)
+    files = shards_of(model) if model.is_file() else sorted(f for f in model.iterdir() if f.suffix in WEIGHTS)
     found = hashlib.blake2b(digest_size=16)
     for path in files:
         size = path.stat().st_size

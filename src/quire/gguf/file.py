@@ -7,10 +7,10 @@ that are there before anything of that size is made, so a file that lies costs n
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.gguf.block_types import BLOCKS, UNREADABLE, BlockType
+from quire.core.files import shard_number
+from quire.gguf.block_types import BLOCKS, REMOVED, BlockType
 
 MAGIC = b"GGUF"
-SHARD = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 MAX_HEADER = 256 << 20
 """Bytes of metadata and tensor infos; a vocabulary of 256,000 tokens takes about 10 MiB."""
 MAX_TENSORS = 1 << 16
 MAX_NAME = 1 << 16
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
+CLIP = "clip"
+"""The `general.architecture` of what makes rows of images."""
 _STRING, _ARRAY, _BOOL, _U32 = 8, 9, 7, 4
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
             12: "<f8"}  # fmt: skip
@@ -63,7 +65,20 @@ def gguf_files(folder: Path) -> list[Path]:
     if config.exists() or config.is_symlink():
         return []
     found = sorted(path for path in folder.glob("*.gguf") if is_gguf(path))
-    return [path for path in found if (shard := SHARD.search(path.name)) is None or int(shard[1]) == 1]
+    return [path for path in found if shard_number(path) in (None, 1) and kind_of(path) == "model"]
+
+
+def kind_of(path: Path) -> str:
+    """What a GGUF file holds, by the first entries of its metadata: "model", "mmproj" (what makes rows of images),
+    "imatrix" (statistics of activations), or what else it calls itself."""
+    with suppress(ModelError):
+        data = _map(path)
+        at = _Cursor(data, path, min(len(data), MAX_HEADER))
+        at.take(len(MAGIC) + 4 + 8, "header")
+        general = dict(at.generals(at.integer(8, "metadata count")))
+        own = "mmproj" if general.get("general.architecture") == CLIP else "model"
+        return str(general.get("general.type", own))
+    return "model"
 
 
 class Metadata(dict[str, Any]):
@@ -141,9 +156,8 @@ class GgufFile:
         kind = BLOCKS.get(code)
         if kind is None:
             known = ", ".join(t.name for t in BLOCKS.values())
-            raise self.fail(
-                name, f"has type {UNREADABLE.get(code, code)}, which cannot be read; known: {known}. Use another file"
-            )
+            what = f"{REMOVED[code]}, which the format lost" if code in REMOVED else f"{code}, which is not known"
+            raise self.fail(name, f"has type {what}; known: {known}. Use another file of the model")
         shape = dims[::-1]
         if shape[-1] % kind.numbers:
             raise self.fail(name, f"has rows of {shape[-1]} numbers, {kind.name} has blocks of {kind.numbers}")
@@ -247,6 +261,14 @@ class _Cursor:
             return self.take(count, field).decode()
         except UnicodeDecodeError:
             raise self.fail(field, "is not UTF-8 text") from None
+
+    def generals(self, count: int) -> Iterator[tuple[str, Any]]:
+        """The entries before the first of `count` that is not of the file as a whole."""
+        for _ in range(count):
+            key, value = self.pair()
+            if not key.startswith("general."):
+                return
+            yield key, value
 
     def pair(self) -> tuple[str, Any]:
         key = self.string("metadata key", MAX_NAME)

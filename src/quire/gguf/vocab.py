@@ -9,8 +9,10 @@ import numpy as np
 
 from quire.gguf.file import GgufFile
 
-KINDS = {"gpt2": "bpe", "llama": "spm"}
-"""`tokenizer.ggml.model` -> byte-level BPE with merges, or SentencePiece BPE with scores."""
+KINDS = {"gpt2": "bpe", "llama": "spm", "gemma4": "bpe", "whitespace": "bpe"}
+"""`tokenizer.ggml.model` -> BPE with merges, or SentencePiece BPE with scores. Those that are written come first."""
+OWN_PRE = {"gemma4": "gemma4"}
+"""Models that say by their name how text is cut."""
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator",
          "pad_token": "padding", "cls_token": "cls", "mask_token": "mask", "eot_token": "eot",
          "eom_token": "eom"}  # fmt: skip
@@ -19,7 +21,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 1 << 12
 BOS_BY_DEFAULT = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-                            "tekken", "chameleon"})  # fmt: skip
+                            "tekken", "chameleon", "jina-v5-nano"})  # fmt: skip
 """Pre-tokenizers whose files add the first token unless they say otherwise, as llama.cpp reads them."""
 ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
@@ -127,7 +129,7 @@ def read_vocab(file: GgufFile) -> Vocab:
         )
     if count > MAX_TOKENS:
         raise file.fail("tokenizer.ggml.tokens", f"has {count} tokens, at most {MAX_TOKENS} are read")
-    kind, pre = KINDS[model], read.get("tokenizer.ggml.pre", str, "default")
+    kind, pre = KINDS[model], OWN_PRE.get(model) or read.get("tokenizer.ggml.pre", str, "default")
     if kind == "spm" and "tokenizer.ggml.scores" not in file.metadata:
         raise file.fail("tokenizer.ggml.scores", "is missing; a SentencePiece vocabulary needs a score per token")
     named = special_ids(file)

@@ -1,5 +1,8 @@
 """GGUF's block formats as the weights the kernels take: codes, scales and minimums are only put in another order.
 
+A matrix `x.weight` may have a tensor `x.scale` of one number, by which its numbers are multiplied (NVFP4). That of its
+activations, `x.input_scale`, is for those who round these to as few bits.
+
 A file mixes formats, so the file's scheme holds one scheme per block type, and which of them a matrix has is the suffix
 its tensor goes by here: `blk.0.attn_q.Q4_K` is the bytes uint8 [n, bytes of a row] of a tensor in Q4_K.
 """
@@ -15,7 +18,7 @@ import numpy as np
 from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
 from quire.gguf.block_types import BLOCKS, BlockType
-from quire.ops.arrays import Host
+from quire.ops.arrays import Host, as_f32
 from quire.ops.kinds import SUPER_KINDS
 from quire.ops.weights import BlockForm, RowSelection, StoredMatrix, Weight
 from quire.quant.base import QWeight
@@ -26,6 +29,7 @@ from quire.quant.parallel_rows import over_rows
 from quire.quant.stored import StoredWeight
 
 KINDS = {4: "int4", 8: "int8"}
+SCALES: Mapping[str, bool] = {"scale": True, "input_scale": True}
 FORMS = PLAIN_FORMS | GRID_FORMS
 TYPES = {kind.name: kind for kind in BLOCKS.values() if kind.name in FORMS}
 
@@ -35,7 +39,7 @@ class Block:
     """One block type."""
 
     type: BlockType
-    optional: Mapping[str, bool] = field(default_factory=dict)
+    optional: Mapping[str, bool] = field(default_factory=lambda: SCALES)
     notes: tuple[str, ...] = ()
 
     @property
@@ -66,6 +70,8 @@ class Block:
     def load(self, raw: Mapping[str, Host], dtype: Dtype) -> QWeight:
         """The weight; `ModelError` for scales that are nan or inf, once it is packed or taken apart."""
         data, form = raw[self.name], self.form
+        if "scale" in raw:
+            return QWeight(_scaled(self._widen(data), raw["scale"]))
         if not form.native:
             return QWeight(self._widen(data))
         kind, wide = self._kind, form.wide
@@ -104,12 +110,21 @@ class Block:
         return weight
 
 
+def _scaled(weight: Weight, scale: Host) -> Weight:
+    """`weight` times the one number of `scale`, rounded to float32 once."""
+    factor = as_f32(scale).reshape(-1)
+    if factor.size != 1 or not np.isfinite(factor).all():
+        raise ModelError(f"its scale has {factor.size} numbers or is nan or inf, and needs one number")
+    scales, mins = (None if t is None else as_f32(t) * factor for t in (weight.scales, weight.mins))
+    return replace(weight, scales=scales, mins=mins, units=None, min_units=None, bits=0)
+
+
 @dataclass(frozen=True)
 class Gguf:
     """The formats of one file: `numbers` block type -> how many numbers of the file are in it."""
 
     numbers: Mapping[str, int]
-    optional: Mapping[str, bool] = field(default_factory=dict)
+    optional: Mapping[str, bool] = field(default_factory=lambda: SCALES)
 
     @property
     def notes(self) -> tuple[str, ...]:

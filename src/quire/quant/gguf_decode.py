@@ -185,6 +185,23 @@ def _mxfp4(raw: Host) -> tuple[Host, Host, None]:
     return _int8(_nibbles(raw[..., 1:]), 0), np.ldexp(np.float32(1), raw[..., :1].astype(np.int32) - 128), None
 
 
+def _nvfp4(raw: Host) -> tuple[Host, Host, None]:
+    """Four groups of 16 and their scales, floats of 4 bits of exponent and 3 of mantissa; 127 and 0 are no number."""
+    exponent, mantissa = raw[..., :4].astype(np.int32) >> 3 & 15, (raw[..., :4] & 7).astype(np.float32)
+    scale = np.ldexp(mantissa + 8 * (exponent > 0), np.maximum(exponent, 1) - 11)
+    scale[raw[..., :4] == 127] = 0
+    return _int8(_pairs(raw[..., 4:], 8), 0), scale.astype(np.float16), None
+
+
+def _q8_1(raw: Host) -> tuple[Host, Host, None]:
+    return raw[..., 4:36].view(np.int8), half(raw, 0), None
+
+
+def _q8_k(raw: Host) -> tuple[Host, Host, None]:
+    scale = np.ascontiguousarray(raw[..., :4]).view(np.float32)
+    return raw[..., 4:260].view(np.int8), scale.repeat(2, -1), None
+
+
 FORMS = {
     "Q4_0": Form(_q4_0, 4, 32),
     "Q4_1": Form(_q4_1, 4, 32, mins=True),
@@ -199,5 +216,8 @@ FORMS = {
     "IQ4_NL": Form(_iq4_nl, 4, 32, table=IQ4_TABLE),
     "IQ4_XS": Form(_iq4_xs, 4, 32, wide=True, table=IQ4_TABLE, super=SuperBlock(4, 8, 0)),
     "MXFP4": Form(_mxfp4, 4, 32, wide=True, table=MXFP4.digits),
+    "NVFP4": Form(_nvfp4, 4, 16, table=MXFP4.digits, native=False),
+    "Q8_1": Form(_q8_1, 8, 32, native=False),
+    "Q8_K": Form(_q8_k, 8, 128, wide=True, native=False),
 }
 """Block type -> how it is taken apart."""

@@ -4,6 +4,7 @@ The layouts are those of ggml-common.h and ggml-quants.c. Nothing is rounded. Nu
 values, signs included, so they become codes of 4 bits into a table (`table4`), whose scales are the file's times a
 power of two, in float32: 5 to 6 bits a number. The scales of IQ3_S are multiples of a float16 as those of IQ4_XS, and
 TQ's numbers are codes 0 to 2 over a minimum as those of Q2_K: these take the super-blocks of both, 4.3 and 2.6 bits.
+Q1_0 (-1, 1) and Q2_0 (-1 to 2) have no super-blocks, so their codes take 4 bits.
 """
 
 from __future__ import annotations
@@ -144,6 +145,14 @@ def _tq2_0(raw: Host) -> tuple[Host, Host, Host]:
     return _three(flat(data[..., None, :] >> shifts & 3), half(raw, 64))
 
 
+def _q1_0(raw: Host) -> tuple[Host, Host, None]:
+    return 2 * _eight(raw[..., 2:]).astype(np.int8) - np.int8(1), half(raw, 0), None
+
+
+def _q2_0(raw: Host) -> tuple[Host, Host, None]:
+    return flat(_bits(raw[..., 2:], 0, 2, 4, 6, mask=3)).astype(np.int8) - np.int8(1), half(raw, 0), None
+
+
 GRID_FORMS = {
     "IQ1_S": Form(_iq1_s, 4, 32, wide=True, table=IQ1_TABLE, native=False),
     "IQ1_M": Form(_iq1_m, 4, 16, wide=True, table=IQ1_TABLE, native=False),
@@ -154,5 +163,7 @@ GRID_FORMS = {
     "IQ3_S": Form(_iq3_s, 4, 32, wide=True, table=IQ3_S_TABLE, super=SuperBlock(4, 8, 0), native=False),
     "TQ1_0": Form(_tq1_0, 4, 16, mins=True, wide=True, super=SuperBlock(2, 8, 52, 52), native=False),
     "TQ2_0": Form(_tq2_0, 4, 16, mins=True, wide=True, super=SuperBlock(2, 8, 64, 64), native=False),
+    "Q1_0": Form(_q1_0, 4, 128, native=False),
+    "Q2_0": Form(_q2_0, 4, 64, native=False),
 }
 """Block type -> how it is taken apart."""

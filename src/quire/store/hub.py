@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from quire.core.config import ModelConfig
 from quire.core.errors import ModelError
+from quire.core.files import SHARD, shard_number
 
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<kind>\w+)|/(?P<file>[\w./-]+\.gguf))?")
 FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 """Weights, configuration, chat templates, and vocabularies in every form."""
+ENDS = (".gguf", "-*-of-*.gguf")
+"""Of the names of GGUF files: of a model in one, and in several."""
 
 
 class Hub(NamedTuple):
@@ -51,7 +54,9 @@ def wanted_files(name: str) -> list[str]:
     found = NAME.fullmatch(name)
     assert found is not None, "is_hub_name was asked"
     kind, file = found["kind"], found["file"]
-    return [file] if file else [f"*{kind.upper()}.gguf", f"*{kind.lower()}.gguf"] if kind else FILES
+    if file:
+        return [SHARD.sub(r"\1-*-of-\3.gguf", file)]
+    return [f"*{case}{end}" for case in (kind.upper(), kind.lower()) for end in ENDS] if kind else FILES
 
 
 def download(name: str, hub: Hub) -> Path:
@@ -74,7 +79,8 @@ def download(name: str, hub: Hub) -> Path:
         raise ModelError(f"{name!r} is not a folder here and could not be downloaded: {reason}") from None
     folder = Path(where)
     if kind or file:
-        return _gguf(name, folder, re.compile(rf"(.*[-._])?{kind}\.gguf", re.IGNORECASE) if kind else None, file or "")
+        ends = rf"(.*[-._])?{kind}(-\d+-of-\d+)?\.gguf"
+        return _gguf(name, folder, re.compile(ends, re.IGNORECASE) if kind else None, file or "")
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{name!r} has no config.json; if GGUF files are there, name one: {name}:Q4_K_M, or {name}/FILE.gguf"
@@ -110,7 +116,8 @@ def _gguf(name: str, folder: Path, pattern: re.Pattern[str] | None, file: str) -
     if pattern is None:
         files = [folder / file] if (folder / file).is_file() else []
     else:
-        files = sorted(path for path in folder.rglob("*.gguf") if pattern.fullmatch(path.name))
+        found = sorted(path for path in folder.rglob("*.gguf") if pattern.fullmatch(path.name))
+        files = [path for path in found if shard_number(path) in (None, 1)]
     if len(files) != 1:
         there = ", ".join(str(path.relative_to(folder)) for path in files) or "no file of the repository"
         raise ModelError(f"{name!r} means {there}; name one file as owner/model/FILE.gguf")

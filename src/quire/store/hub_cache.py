@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.gguf.file import is_gguf
+from quire.core.files import shard_number, shards_of
+from quire.gguf.file import is_gguf, kind_of
 from quire.store.hub_pull import hub_cache
 from quire.store.pull import quantization_of
 
@@ -21,7 +22,7 @@ class CachedModel(NamedTuple):
     @property
     def files(self) -> list[Path]:
         """Files of the snapshot, each a link to a blob."""
-        return [self.path] if self.path.is_file() else [p for p in self.path.rglob("*") if not p.is_dir()]
+        return shards_of(self.path) if self.path.is_file() else [p for p in self.path.rglob("*") if not p.is_dir()]
 
     @property
     def size(self) -> int:
@@ -40,7 +41,8 @@ def cached_models() -> Iterator[CachedModel]:
         newest = max(snapshots, key=lambda path: path.stat().st_mtime)
         if (newest / "config.json").is_file() and any(newest.glob("*.safetensors")):
             yield CachedModel(name, newest)
-        files = [path for path in sorted(newest.rglob("*.gguf")) if is_gguf(path)]
+        found = (path for path in sorted(newest.rglob("*.gguf")) if is_gguf(path))
+        files = [path for path in found if shard_number(path) in (None, 1) and kind_of(path) == "model"]
         kinds = [quantization_of(path) for path in files]
         for path, kind in zip(files, kinds, strict=True):
             alone = kind and kinds.count(kind) == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.core.errors import ModelError
+from quire.core.files import shards_of
 from quire.store.hub import FILES, Hub, download, repository_of, wanted_files
 from quire.store.progress import DownloadProgress
 from quire.store.transfer import CHUNK, check_space
@@ -48,9 +49,9 @@ def pull_from_hub(name: str, hub: Hub, progress: DownloadProgress) -> Pulled:
             path = download(name, hub)
     else:
         path = download(name, hub)
-    files = [path] if path.is_file() else _files(path)
+    files = shards_of(path) if path.is_file() else _files(path)
     blob = path.resolve().name
-    digest = blob if path.is_file() and SHA256.fullmatch(blob) else ""
+    digest = blob if len(files) == 1 and path.is_file() and SHA256.fullmatch(blob) else ""
     if digest and missing:
         _check_digest(path, digest)
     return Pulled(path, _revision(path), sum(file.stat().st_size for file in files), digest)

@@ -151,7 +151,7 @@ def _now() -> str:
 
 def quantization_of(path: Path) -> str:
     """The quantization that the name of a GGUF file ends with; "" for a folder, whose headers say more."""
-    found = re.search(rf"[-._](?P<kind>{_KINDS})\.gguf$", path.name, re.IGNORECASE)
+    found = re.search(rf"[-._](?P<kind>{_KINDS})(-\d+-of-\d+)?\.gguf$", path.name, re.IGNORECASE)
     return found["kind"].upper() if found else ""
 
 

@@ -1,7 +1,8 @@
 """A tokenizer from the vocabulary of a GGUF file, cutting text as llama.cpp does with the same file.
 
-Byte-level BPE: the file names its pre-tokenizer, whose regular expressions are in PRE. SentencePiece ("llama"): pieces
-merge by score, the highest first: BPE whose merges are all ways to make a piece of two others, ranked by score.
+Byte-level BPE: the file names its pre-tokenizer (`gguf_words.PRE`); a few have tokens of text instead of bytes.
+SentencePiece ("llama"): pieces merge by score, the highest first: BPE whose merges are all ways to make a piece of two
+others, ranked by score.
 """
 
 from __future__ import annotations
@@ -16,57 +17,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
 from quire.gguf.vocab import CONTROL, UNKNOWN, USER_DEFINED, Vocab, chat_templates, read_vocab
+from quire.text.gguf_words import PRE, SPACED, TEXTS, WHOLE_WORDS
 from quire.text.special_tokens import put_around
 
 SPACE = "\u2581"
 MAX_SPLIT_WORK = 1 << 30
 """Characters compared to find how pieces are made of pieces; the largest published vocabularies need 2 % of it."""
-_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_LLAMA3 = rf"{_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
-_QWEN2 = rf"{_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
-_QWEN35 = (
-    rf"{_CASE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CASE}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CASE}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DEEPSEEK3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DIGITS = (r"\p{N}", _GPT2)
-PRE: dict[str, tuple[str, ...]] = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "gigachat", "mellum"), (_GPT2,)),
-    **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx", "smaug-bpe",
-         "glm4", "chatglm-bpe"),
-        (_LLAMA3,),
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "grok-2", "solar-open"), (_QWEN2,)),
-    "qwen35": (_QWEN35,),
-    **dict.fromkeys(
-        ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS
-    ),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (_GPT4O,)),
-    "tekken": (_TEKKEN,),
-    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"),
-    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"),
-    "deepseek-v3": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
-}  # fmt: skip
-"""`tokenizer.ggml.pre` -> the expressions that cut text into words, applied one after the other."""
-WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-                         "tekken", "glm4"})  # fmt: skip
-"""Pre-tokenizers whose vocabularies take a word that is a token as it is, whatever its merges give."""
 
 
 class GgufTokenizer(NamedTuple):
@@ -111,7 +67,7 @@ def _bpe(vocab: Vocab, path: Path) -> tokenizers.Tokenizer:
         )
     ids = {token: i for i, token in enumerate(vocab.tokens)}
     try:
-        model = models.BPE(ids, vocab.merges, ignore_merges=vocab.pre in WHOLE_WORDS)
+        model = _merging(vocab, ids)
     except Exception:
         for i, (left, right) in enumerate(vocab.merges):
             if left not in ids or right not in ids or left + right not in ids:
@@ -120,10 +76,26 @@ def _bpe(vocab: Vocab, path: Path) -> tokenizers.Tokenizer:
         raise
     backend = tokenizers.Tokenizer(model)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE[vocab.pre]]
+    if vocab.pre in TEXTS:
+        spaced = vocab.pre in SPACED
+        backend.normalizer = normalizers.Replace(" ", SPACE) if spaced else None
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts if spaced else [pre_tokenizers.WhitespaceSplit()])
+        spaces = [decoders.Replace(SPACE, " ")] if spaced else []
+        backend.decoder = decoders.Sequence([*spaces, decoders.ByteFallback(), decoders.Fuse()])
+        return backend
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _merging(vocab: Vocab, ids: dict[str, int]) -> models.BPE:
+    if vocab.pre not in TEXTS:
+        return models.BPE(ids, vocab.merges, ignore_merges=vocab.pre in WHOLE_WORDS)
+    made = {left + right for left, right in vocab.merges}
+    lines = [token for token in ids if len(token) > 1 and not token.strip("\n") and token not in made]
+    whole = [(t[:i], t[i:]) for t in sorted(lines, key=len) for i in range(1, len(t)) if {t[:i], t[i:]} <= ids.keys()]
+    return models.BPE(ids, [*vocab.merges, *whole], byte_fallback=True)
 
 
 def _sentencepiece(vocab: Vocab, path: Path) -> tokenizers.Tokenizer:

@@ -25,8 +25,9 @@ from quire.gguf.encode import ENCODERS, encode
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
-from quire.model.disk.gguf_model import PLAIN, GgufModel
+from quire.model.disk.gguf_model import GgufModel
 from quire.model.disk.gguf_names import BIASES, NAKED, NAMES, NEXTN, PARTED, ROPE_TENSORS, WINDOW
+from quire.model.disk.gguf_tensors import PLAIN
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.mtp import mtp_family
 from quire.model.families.names import GGUF_NEXTN

@@ -8,20 +8,16 @@ architectures have the rows of queries and keys interleaved for rope.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quire.core.dtypes import BF16, F16, F32, U8, Dtype
 from quire.core.errors import ModelError
-from quire.gguf.file import GgufFile, GgufTensor
+from quire.gguf.file import GgufFile
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.disk.checkpoint import TensorInfo, give_back, read_ahead, view
 from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
 from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.gguf_names import (
@@ -34,7 +30,6 @@ from quire.model.disk.gguf_names import (
     NAMES,
     NEXTN,
     NORMED,
-    ONE_BELOW_OTHER,
     PARTED,
     RECURRENT,
     ROPE_FIELDS,
@@ -42,6 +37,7 @@ from quire.model.disk.gguf_names import (
     WIDTH,
     WINDOW,
 )
+from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.names import GGUF_NEXTN
@@ -49,74 +45,6 @@ from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
-from quire.ops.arrays import Host
-from quire.quant.base import QuantScheme
-from quire.quant.gguf import TYPES, Gguf
-from quire.quant.registry import DENSE
-
-PLAIN = {"F32": F32, "F16": F16, "BF16": BF16}
-
-
-class GgufTensors:
-    """The tensors of one file as a `Source`: a quantized matrix `x.weight` is called x.Q4_K and is rows of bytes."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.infos: dict[str, TensorInfo] = {}
-        self._tensors: dict[str, GgufTensor] = {}
-        numbers: Counter[str] = Counter()
-        for tensor in file.tensors.values():
-            numbers[tensor.type.name] += int(np.prod(tensor.shape, dtype=object))
-            name, info = self._info(tensor)
-            if tensor.name not in ROPE_TENSORS:
-                self.infos[name] = info
-            self._tensors[name] = tensor
-        blocks = {name: count for name, count in numbers.items() if name in TYPES}
-        self.scheme: QuantScheme = Gguf(blocks) if blocks else DENSE
-        most = max(numbers, key=numbers.__getitem__, default="F32")
-        self.dtype: Dtype = PLAIN.get(most, BF16)
-        """Of most of the numbers; bfloat16 for a quantized file, whose other tensors are few."""
-
-    def _info(self, tensor: GgufTensor) -> tuple[str, TensorInfo]:
-        if tensor.type.name in PLAIN:
-            one_row = (
-                tensor.name.endswith("inp_shexp.weight") and len(tensor.shape) == 1
-            )  # as older converters wrote it
-            shape = (1, *tensor.shape) if one_row else tensor.shape
-            if tensor.name.endswith(".ssm_norm.weight"):
-                shape = (math.prod(shape),)  # a row for each group
-            if tensor.name.endswith(ONE_BELOW_OTHER):
-                shape = (math.prod(shape[:-1]), shape[-1])
-            return tensor.name, TensorInfo(PLAIN[tensor.type.name], shape, self.file.path.name)
-        *rows, k = tensor.shape
-        width = k // tensor.type.numbers * tensor.type.nbytes
-        name = f"{tensor.name.removesuffix('.weight')}.{tensor.type.name}"
-        if not tensor.name.endswith(".weight") or not rows:
-            raise self.file.fail(tensor.name, f"is quantized ({tensor.type.name}), only matrices can be")
-        rows = [math.prod(rows)] if tensor.name.endswith(ONE_BELOW_OTHER) else rows
-        return name, TensorInfo(U8, (*rows, width), self.file.path.name)
-
-    def tensor(self, name: str) -> Host:
-        """A view of the mapped file; the caller must not write to it."""
-        info, tensor = self.infos[name], self._tensors[name]
-        return view(self.file.data, info.dtype, info.shape, tensor.start)
-
-    def read_ahead(self, names: Iterable[str]) -> None:
-        """Have the system read the tensors `names`."""
-        found = [self._tensors[name] for name in names]
-        read_ahead(self.file.path, [(tensor.start, tensor.start + tensor.nbytes) for tensor in found])
-
-    def give_back(self) -> None:
-        """Give back the memory of what was read; tensors handed out stay valid."""
-        give_back(self.file.data)
-
-    def row(self, name: str) -> list[float]:
-        """The numbers of a tensor that belongs to the header, a row of F32."""
-        tensor = self.file.tensors[name]
-        if tensor.type.name != "F32" or len(tensor.shape) != 1:
-            raise self.file.fail(name, "needs a row of F32 numbers")
-        found: list[float] = np.frombuffer(self.file.data, "<f4", tensor.shape[0], tensor.start).tolist()
-        return found
 
 
 @dataclass(frozen=True)
@@ -132,14 +60,13 @@ class GgufModel:
     @classmethod
     def open(cls, path: Path) -> GgufModel:
         """Read the header; `ModelError` for a file, an architecture or a key that cannot be read."""
-        file = GgufFile(path)
-        if file.metadata.get("split.count", 0) not in (0, 1):
-            raise file.fail("split.count", "the model is split over files; join them: llama-gguf-split --merge")
+        files = open_files(path)
+        file = files[0]
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise file.fail("general.architecture", f"{name!r:.40} is not supported; supported: {known}")
-        found = cls(file, GgufTensors(file), ARCHITECTURES[name], f"{name}.")
+        found = cls(file, GgufTensors(files), ARCHITECTURES[name], f"{name}.")
         fixed = found.architecture.fixed
         for key, value in file.metadata.items():
             below = key.removeprefix(found.prefix)
@@ -167,7 +94,7 @@ class GgufModel:
             raise ModelError(message) from None
         norm = "rms" if spec.norm == "rms1p" else spec.norm
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
-        names = {**names_of(family.names, self.file.tensors), **self.architecture.names}
+        names = {**names_of(family.names, self.tensors.headers), **self.architecture.names}
         required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
         mtp = None if family.mtp is None else GGUF_NEXTN
         family = replace(
@@ -250,7 +177,7 @@ class GgufModel:
 
     def _has(self, part: str) -> bool:
         """Whether the name of a tensor has `part` in it."""
-        return any(part in name for name in self.file.tensors)
+        return any(part in name for name in self.tensors.headers)
 
     def _by_layers(self, layers: Any) -> dict[str, Any]:
         """Heads of keys and values, the width of MLPs, and what each of the `layers` is."""
@@ -266,7 +193,7 @@ class GgufModel:
         common = {ours: next(filter(None, each), None) for ours, each in found.items()}
         if self.architecture.kinds is None or None in found[KV_HEADS]:
             return common
-        routed = [f"blk.{i}.ffn_gate_inp.weight" in self.file.tensors for i in range(len(found[KV_HEADS]))]
+        routed = [f"blk.{i}.ffn_gate_inp.weight" in self.tensors.headers for i in range(len(found[KV_HEADS]))]
         told = Layers(str(self.file.path), found[KV_HEADS], found[WIDTH], routed)
         return {**common, **self.architecture.kinds(told)}
 
@@ -325,7 +252,7 @@ class GgufModel:
         """`rope_scaling` from the metadata and from tensors of factors."""
         kind = self.get("rope.scaling.type")
         fields = {ours: v for ours, key in ROPE_FIELDS.items() if (v := self.get(key)) is not None}
-        factors = {name: self.tensors.row(name) for name in ROPE_TENSORS if name in self.file.tensors}
+        factors = {name: self.tensors.row(name) for name in ROPE_TENSORS if name in self.tensors.headers}
         if factors:
             if kind not in (None, "none", "longrope"):
                 raise self.file.fail(self.prefix + "rope.scaling.type", f"{kind!r:.40} beside {next(iter(factors))}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from quire.core.config import ModelConfig
+from quire.core.files import shards_of
 from quire.core.machine import cache_folder
 from quire.model.disk.checkpoint import read_ahead
 from quire.store.names import local_path
@@ -53,7 +54,7 @@ def ask_ahead(options: ModelConfig) -> None:
     That is the packed file if there is one, or else the model's own.
     """
     model = local_path(options.model)
-    files = [model] if model.is_file() else sorted(model.glob("*.safetensors")) if options.model else []
+    files = shards_of(model) if model.is_file() else sorted(model.glob("*.safetensors")) if options.model else []
     if not files or options.load_format == "dummy":
         return
     if options.cache_packed != "off":
