@@ -38,7 +38,6 @@ from quire.quant.gguf import TYPES as ALL_TYPES  # noqa: E402
 from quire.quant.gguf import Block  # noqa: E402
 from torch_weights import load_torch  # noqa: E402
 
-
 TYPES = {name: kind for name, kind in ALL_TYPES.items() if name not in ("Q1_0", "Q2_0", "Q8_1", "Q8_K")}
 """Those that the package reads; the others are in test_gguf_types.py."""
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 def inspect(options: dict[str, Any], as_json: bool) -> None:
     """Facts of a model and what would be decided for it, from its headers alone: no weight is read."""
     config = to_engine(with_default(options))
+    from quire.cli.inspect_refused import check_type_on_hub, show_refused
+    from quire.core.errors import ModelError
     from quire.core.exclusions.table import check_known
     from quire.model.describe import describe
     from quire.model.known import known_of, known_of_device
@@ -39,7 +41,12 @@ def inspect(options: dict[str, Any], as_json: bool) -> None:
     from quire.ops.choice import choose
     from quire.store.hub import hub_of
 
-    found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    try:
+        check_type_on_hub(config.model.model, hub_of(config.model))
+        found = describe(config.model.model, config.model.load_format, hub_of(config.model))
+    except ModelError as error:
+        show_refused(config, error, as_json)
+        raise
     choice, config = choose(config.device), with_own_drafts(config, found)
     check_known(config.features, known_of(config, found) | known_of_device(config, choice.backend, choice.chosen))
     tables = _tables(config, found, choice)

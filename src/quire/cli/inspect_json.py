@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from quire.cli.show import Rows
-from quire.gguf.file import GgufFile, Metadata
+from quire.gguf.file import Metadata
 from quire.model.disk.checkpoint import Checkpoint
+from quire.model.disk.gguf_tensors import open_files
 
 MOST = 64
 """Values of a list that are shown whole; of a longer one, as a vocabulary is, the first."""
@@ -29,9 +30,11 @@ def inspected(tables: Mapping[str, Rows], notes: Sequence[str], path: Path) -> s
 
 def _files(path: Path) -> dict[str, Any]:
     if path.is_file():
-        file = GgufFile(path)
-        tensors = [{"name": t.name, "type": t.type.name, "shape": list(t.shape)} for t in file.tensors.values()]
-        return {"metadata": {key: _value(file.metadata, key) for key in file.metadata}, "tensors": tensors}
+        files = open_files(path)
+        listed = (t for file in files for t in file.tensors.values())
+        tensors = [{"name": t.name, "type": t.type.name, "shape": list(t.shape)} for t in listed]
+        metadata = files[0].metadata
+        return {"metadata": {key: _value(metadata, key) for key in metadata}, "tensors": tensors}
     if not any(path.glob("*.safetensors")):
         return {"metadata": {}, "tensors": []}
     infos = Checkpoint(path).infos

@@ -115,7 +115,7 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
-        source = gguf.source()
+        source, notes = gguf.source(), [*gguf.notes]
     family = family.named_as(source.infos)
     source, further = part_mtp(source, spec, family)
     if gguf is None:  # whose readers count tensors

@@ -88,6 +88,22 @@ def download(name: str, hub: Hub) -> Path:
     return folder
 
 
+def config_on_hub(name: str, hub: Hub) -> Path | None:
+    """The config.json of owner/model, of which nothing else is downloaded; None where the hub does not give it, and
+    for whatever is no repository with one."""
+    found = NAME.fullmatch(name)
+    if found is None or found["kind"] or found["file"] or not is_hub_name(name) or Path(name).expanduser().exists():
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        where = snapshot_download(name, revision=hub.revision, cache_dir=hub.folder, allow_patterns=["config.json"])
+    except (ImportError, OSError, ValueError):
+        return None
+    path = Path(where) / "config.json"
+    return path if path.is_file() else None
+
+
 def _reason(error: Exception, repository: str) -> str:
     """Why the hub did not give a repository, and what to do."""
     kinds = {each.__name__ for each in type(error).__mro__}

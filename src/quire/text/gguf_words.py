@@ -6,6 +6,9 @@ adapted them to its own matcher.
 
 from __future__ import annotations
 
+from quire.gguf.file import GgufFile
+from quire.gguf.vocab import KINDS, OWN_PRE
+
 _CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -133,3 +136,14 @@ SPACED = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
 """Those of texts whose spaces are written as in SentencePiece, and whose tokens are texts instead of bytes."""
 TEXTS = SPACED | {"whitespace"}
 """Those whose tokens are texts, with tokens of single bytes for what has none."""
+
+
+def why_no_tokenizer(file: GgufFile) -> str:
+    """Why no tokenizer can be made of a file's vocabulary, by its name alone; "" where nothing is known against it."""
+    kind, pre = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if kind is None:
+        return "the file has no vocabulary"
+    if kind not in KINDS:
+        return f"tokenizer.ggml.model {kind!r:.40} cannot be built"
+    unknown = KINDS[kind] == "bpe" and kind not in OWN_PRE and pre is not None and pre not in PRE
+    return f"tokenizer.ggml.pre {pre!r:.40} is not known" if unknown else ""

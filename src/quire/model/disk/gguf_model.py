@@ -45,6 +45,7 @@ from quire.model.families.row import Family
 from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
+from quire.text.gguf_words import why_no_tokenizer
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,12 @@ class GgufModel:
             if below != key and below not in found.architecture.known:
                 raise file.fail(key, "is not known: the model may have a feature that is not supported")
         return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the file beside its tensors."""
+        why = why_no_tokenizer(self.file)
+        return (f"{why}: texts need the original folder as --tokenizer",) if why else ()
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""

@@ -1,0 +1,125 @@
+"""`quire inspect` of what does not load: what it is, why not, which row is nearest, and what to do."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+
+from gguf import GGMLQuantizationType as Type
+
+from gguf_families import FAMILIES, WIDE
+from gguf_models import write_gguf
+from oracle import write
+from quire.cli import main
+from quire.gguf.writer import NewTensor, write_file
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def inspect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """`inspect(path, "--flag")` -> (exit code, stdout, stderr)."""
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["quire", "inspect", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def renamed(path: Path, old: str, new: str) -> Path:
+    assert len(old) == len(new)
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
+    return path
+
+
+def test_gguf_of_an_unknown_architecture(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    kind, facts = FAMILIES["qwen3moe"]
+    write_gguf(tmp_path / "model.gguf", kind, lambda name: Type.Q8_0, **facts)
+    renamed(tmp_path / "model.gguf", "qwen3moe", "qwen9moe")
+    code, told, error = inspect(tmp_path / "model.gguf")
+    assert code == 2 and "'qwen9moe' is not supported" in error
+    for line in (
+        "architecture     qwen9moe",
+        "Q8_0",
+        "experts          6",
+        "runs here   no",
+        "qwen3moe: its roles take all",
+    ):
+        assert line in told
+    renamed(tmp_path / "model.gguf", "attn_q_norm", "attn_x_norm")
+    _, said, _ = inspect(tmp_path / "model.gguf", "--json")
+    found = json.loads(said)
+    assert found["model"]["architecture"] == "qwen9moe"
+    assert "not blk.{}.attn_x_norm.weight" in found["does it run"]["nearest"]
+    assert "'qwen9moe' is not supported" in found["does it run"]["because"]
+
+
+def test_gguf_of_what_is_no_model(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    facts = {"general.type": "imatrix", "imatrix.chunk_count": 1}
+    sums = NewTensor("blk.0.attn_q.weight.in_sum2", "F32", (1, 64))
+    write_file(tmp_path / "imatrix.gguf", facts, [sums], [np.ones((1, 64), np.float32)])
+    code, told, _ = inspect(tmp_path / "imatrix.gguf")
+    assert code == 2 and "statistics of activations" in told and "nearest" not in told
+
+
+def test_folder_of_an_unknown_type(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    write(tmp_path, "qwen2", **WIDE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen99"}))
+    code, told, error = inspect(tmp_path)
+    assert code == 2 and "'qwen99' is not supported" in error
+    assert "model type" in told and "Qwen2ForCausalLM" in told and "nearest     qwen2: its roles take all" in told
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "mllama"}))
+    code, told, error = inspect(tmp_path)
+    assert code == 2 and "attends to images in layers of their own" in error
+
+
+def test_a_name_of_the_hub_is_refused_by_its_config_alone(
+    inspect: Callable[..., Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen99", "num_hidden_layers": 7}))
+    asked = list[Any]()
+
+    def snapshot_download(name: str, allow_patterns: list[str], **options: Any) -> str:
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    code, told, error = inspect("somebody/Qwen99-7B")
+    assert code == 2 and "'qwen99' is not supported" in error
+    assert "layers      7" in told and "qwen" in told.partition("nearest")[2].partition("\n")[0]
+    assert {*asked[0][1]} == {"config.json"} and all(patterns == ["config.json"] for _, patterns in asked)
+
+
+def test_large_vocabularies_take_less_than_a_second(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama", **WIDE | {"vocab_size": 256_000})
+    renamed(tmp_path / "model.gguf", "llama", "gaucho"[:5])
+    run = [sys.executable, "-m", "quire", "inspect", str(tmp_path / "model.gguf")]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 2 and "256,000 tokens" in done.stdout, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_a_vocabulary_that_cannot_be_built_is_noted(inspect: Callable[..., Answer], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    raw = (tmp_path / "model.gguf").read_bytes()
+    at = raw.index(b"tokenizer.ggml.model")
+    (tmp_path / "model.gguf").write_bytes(raw[:at] + raw[at:].replace(b"llama", b"rwkv9", 1))
+    code, told, _ = inspect(tmp_path / "model.gguf")
+    assert code == 0 and "tokenizer.ggml.model 'rwkv9' cannot be built" in told
