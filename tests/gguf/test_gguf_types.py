@@ -106,6 +106,7 @@ def whole(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_a_matrix_may_have_a_scale(tmp_path: Path) -> None:
     """The scale of a matrix, of each expert, and one of activations, which changes nothing."""
     kind, facts = FAMILIES["qwen2moe"]
+    facts = facts | {"moe_intermediate_size": 64}
     experts, halves = facts["num_experts"], np.array([0.5], np.float32)
 
     def edit(writer: Any) -> None:

@@ -16,7 +16,7 @@ TEXT = "a1234567 12 1314151天! I've don'T\n\n  x我想apple    y"
 SPACE = "\u2581"
 
 WORDS = {
-    "gpt-2": "a|1234567| 12| 1314151|天|!| I|'ve| don|'|T|\n\n | | x我想apple|   | y",
+    "gpt-2": "a|1234567| 12| 1314151|天|!| I|'ve| don|'|T|\n\n | x我想apple|   | y",
     "llama3": "a|123|456|7| |12| |131|415|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
     "afmoe": "a|1|234|567| |12| |1|314|151|天|!| I|'ve| don|'T|\n\n| | x|我想|apple|   | y",
     "superbpe": "a|1|234|567| |12| |1|314|151|天! I've don'T\n\n  x我想apple    y",
@@ -28,9 +28,9 @@ WORDS = {
     "bailingmoe": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
     "ufakzeka": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
     "minicpm5": "a|123|456|7| |12| |131|415|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
-    "exaone-moe": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I|'ve| don|'T|\n|\n| | x我想apple|   | y",
+    "exaone-moe": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
     "laguna": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I|'ve| don|'T|\n\n| | x我想apple|   | y",
-    "bloom": "a1234567| 12| 1314151天|!| I've| don'T|\n\n | | x我想apple|   | y",
+    "bloom": "a1234567| 12| 1314151天|!| I've| don'T|\n\n | x我想apple|   | y",
     "youtu": "a|1|2|3|4|5|6|7| |1|2| |1|3|1|4|1|5|1|天|!| I've| don'T|\n\n| | x|我想|apple|   | y",
     "gemma4": "a1234567 12 1314151天! I've don'T|\n\n|  x我想apple    y",
 }
