@@ -225,7 +225,7 @@ BROKEN: dict[str, tuple[Edit, list[str]]] = {
     "twice": (swap(b"blk.0.ffn_up.weight", b"blk.1.ffn_up.weight"), ["blk.1.ffn_up.weight", "twice"]),
     "key twice": (swap(b"llama.context_length", b"llama.attention.head_count"[:20]), ["model.gguf"]),
     "missing": (swap(b"blk.0.ffn_up.weight", b"blk.9.ffn_up.weight"), ["missing", "blk.0.ffn_up.weight", "role up"]),
-    "architecture": (swap(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0bloom"), ["general.architecture", "bloom"]),
+    "architecture": (swap(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0rwkv6"), ["general.architecture", "rwkv6"]),
     "layers": (after(b"llama.block_count", "<I", 4, 1), ["no role", "blk.1."]),
     "heads": (after(b"llama.attention.head_count_kv", "<I", 4, 3), ["num_key_value_heads", "must divide"]),
     "width": (after(b"llama.embedding_length", "<I", 4, 0), ["llama.embedding_length"]),

@@ -11,15 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 from gguf_models import write_gguf
+from gguf_writing import add_tokenizer, pieces
 from llama_cpp_peer import ENVIRONMENT, MADE, MODELS, MOST, STEPS, TEXTS, Peer, replay, size, write_released
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
 from paged_model import prompt
 from paths import SUPPORT
+from quire.compress.layouts.gguf import write_gguf as write_folder
 from quire.gguf.file import GgufFile
 from quire.text.tokenizer import Tokenizer
 
@@ -93,6 +96,24 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
     print(f"{model} {name}: {away:.1e} theirs, {mine:.1e} ours; equal tokens {plain:.1%}, int8 {same:.1%}")
 
 
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in MADE])
+def test_written_files_hold_the_tensors_of_converted_ones(model: str, files: Path, tmp_path: Path) -> None:
+    """Names, shapes but for axes of one, and numbers are equal; so are keys that both have."""
+    add_tokenizer(files / model, pieces())
+    write_folder(files / model, tmp_path / "model.gguf", "F32")
+    theirs, ours = (gguf.GGUFReader(path) for path in (files / f"{model}.F32.gguf", tmp_path / "model.gguf"))
+    one, other = ({tensor.name: tensor.data.squeeze() for tensor in file.tensors} for file in (theirs, ours))
+    assert set(one) == set(other)
+    unlike = [name for name in one if one[name].shape != other[name].shape or not np.allclose(one[name], other[name])]
+    assert not unlike
+    for key in {key for key in theirs.fields if "." in key and not key.startswith(OUTSIDE)} & set(ours.fields):
+        a, b = theirs.fields[key].contents(), ours.fields[key].contents()
+        assert a == b or np.allclose(a, b) or key.endswith(INVENTED), key
+
+
+OUTSIDE = ("general.", "tokenizer.", "GGUF.")
+INVENTED = (".context_length", ".expert_shared_feed_forward_length", ".rope.dimension_sections")
+"""Keys to which the converter gives numbers that config.json has not, or that mean nothing of text."""
 CONTROL = "</s> <s> <|endoftext|> <|im_start|>user"
 VOCABULARIES = ("command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2",
                 "refact", "starcoder")  # fmt: skip

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gguf_writing import SHAPE, add_tokenizer, byte_level, decoded, normal, pieces
+from llama_cpp_models import FURTHER
 from llama_cpp_peer import ENVIRONMENT, MODELS, MOST, NEMOTRON, TEXTS, Peer, replay, size
 from llama_cpp_peer import peer as peer
 from llama_cpp_peer import pytestmark as pytestmark
@@ -26,7 +27,7 @@ from quire.text.tokenizer import Tokenizer
 __all__ = ["peer", "pytestmark"]
 WRITTEN = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen3moe", "qwen3next", "qwen35",
            "qwen35moe", "lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe", "mamba2", "mamba", "falcon-mamba",
-           "jamba")  # fmt: skip
+           "jamba", "deepseek2", "deepseek2 third", "deepseek2 yarn", "kimi-linear", "falcon-h1", *FURTHER)  # fmt: skip
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 

@@ -81,6 +81,18 @@ def pieces() -> Tokenizer:
     return tokenizer
 
 
+def small() -> Tokenizer:
+    """Pieces of letters alone, fewer than the rows of the smallest models."""
+    tokens = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [], unk_token="<unk>", fuse_unk=True)
+    )
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
 def add_tokenizer(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     eos = "</s>" if tokenizer.token_to_id("</s>") is not None else "<|im_end|>"

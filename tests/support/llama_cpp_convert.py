@@ -38,7 +38,9 @@ def main() -> None:
         own = {"set_vocab": set_vocab, "model_arch": kind.model_arch, "no_mtp": True}  # of which these have none
         made = type(kind.__name__, (kind,), own)
         with torch.inference_mode():
-            made(folder, gguf.LlamaFileType.ALL_F32, Path(command["out"]), model_name="tiny").write()
+            hparams = kind.load_hparams(folder, False) | config
+            out = Path(command["out"])
+            made(folder, gguf.LlamaFileType.ALL_F32, out, model_name="tiny", hparams=hparams).write()
         print(json.dumps({"out": command["out"]}), flush=True)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import llama_cpp_models
 from oracle import backend, write
 from paged_model import Paged
 from paths import SUPPORT
@@ -97,7 +98,8 @@ MODELS |= {
         "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 8,
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}),
 }  # fmt: skip
-RELEASED: dict[str, dict[str, Any]] = {
+MODELS |= llama_cpp_models.FURTHER
+RELEASED: dict[str, dict[str, Any]] = llama_cpp_models.RELEASED | {
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
     "deepseek2 third": {"scoring_func": "sigmoid"},
     "deepseek2 yarn": {"scoring_func": "sigmoid"},

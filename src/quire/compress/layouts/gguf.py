@@ -10,48 +10,41 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns
+from quire.compress.layouts.gguf_pieces import Piece, pieces_of, shape_of
+from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
-from quire.core.dtypes import F32
 from quire.core.errors import ConfigError, ModelError
-from quire.gguf.encode import ENCODERS, encode
+from quire.gguf.encode import ENCODERS
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
-from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_model import GgufModel
-from quire.model.disk.gguf_names import BIASES, NAKED, NAMES, NEXTN, PARTED, ROPE_TENSORS, WINDOW
+from quire.model.disk.gguf_names import NAMES, NEXTN, ROPE_TENSORS, WINDOW
 from quire.model.disk.gguf_tensors import PLAIN
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.mtp import mtp_family
 from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.rope import Llama3, LongRope, Plain
-from quire.model.load.roles import DISK_ROLES, FUSED, disk_rows
-from quire.model.role import COLUMNS
+from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
-from quire.ops.arrays import to_torch
-from quire.ops.lazy import torch
 from quire.ops.weights import Weight
-from quire.quant.base import QWeight
-from quire.quant.registry import DENSE, matrix_scheme
-from quire.quant.registry import load as load_matrix
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """Format for rows that are no whole number of its blocks -> one with shorter blocks, as llama.cpp chooses."""
 SHORT = "F16"
 """Format for rows that are no whole number of blocks of 32."""
-ROWS = 1 << 22
-"""Numbers that are widened at once."""
+EXACT = ("positions", "relative_bias", "encoder_relative_bias")
+"""Tables that are kept in F32."""
 UNTOLD = ("family", "norm", "interleaved_rope", "tied_head", "eos_token_ids", "rope")
 """Facts that tensors or the vocabulary say, or that are compared in a way of their own."""
 
@@ -107,45 +100,6 @@ def _architecture(opened: ModelHeaders) -> tuple[str, Architecture]:
     raise ConfigError(f"{opened.folder}: a model of {family!r} cannot be written as GGUF; can be: {', '.join(known)}")
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One tensor of the file: of `role` in `layer`, part "weight" or "bias", of one matrix or of all experts.
-
-    `of`: the model, or its layer that drafts. `holder`: the matrix of the folder that has the role's rows, or the role.
-    """
-
-    of: ModelHeaders
-    name: str
-    role: str
-    holder: str
-    layer: int | None
-    part: str
-    bases: tuple[str, ...]
-    parts: tuple[Mapping[str, str], ...]
-
-
-def _pieces(opened: ModelHeaders, architecture: Architecture, names: Mapping[str, str]) -> list[_Piece]:
-    """What becomes of the tensors of `opened`, by `names` of roles; `ConfigError` for a role without one."""
-    found: dict[str, list[tuple[str, Mapping[str, str]]]] = {}
-    keys: dict[str, tuple[str, str, int | None, str]] = {}
-    claimed, parted = opened.claim.parts.items(), {**PARTED, **architecture.parted}
-    naked = (*NAKED, *architecture.naked)
-    for role, holder, place, parts in ((r, h, p, parts) for (h, p), parts in claimed for r in parted.get(h, (h,))):
-        if role not in names:
-            raise ConfigError(f"{opened.folder}: {next(iter(parts.values()))} has no name in GGUF ({role})")
-        base = _base(parts)
-        prefix = "" if place.layer is None else names["layer"].format(place.layer)
-        for part in ("weight", *(("bias",) if "bias" in parts else ())):
-            called = "" if role in naked else ".bias" if role in BIASES else f".{part}"
-            name = f"{prefix}{names[role].removesuffix('.{}')}{called}"
-            found.setdefault(name, []).append((base, parts))
-            keys[name] = role, holder, place.layer, part
-    return [
-        _Piece(opened, name, *keys[name], tuple(base for base, _ in each), tuple(parts for _, parts in each))
-        for name, each in found.items()
-    ]
-
-
 @dataclass
 class _Writer:
     """A writer of what the model's tensors and facts become."""
@@ -156,18 +110,18 @@ class _Writer:
     kind: str
     weights: Mapping[str, Weight]
     kinds: Mapping[str, str]
-    pieces: list[_Piece] = field(init=False)
+    pieces: list[Piece] = field(init=False)
 
     def __post_init__(self) -> None:
-        names, layers = {**NAMES, **self.architecture.names}, self.opened.spec.layers
+        names, layers = {**NAMES, **self.architecture.called(self.opened.spec)}, self.opened.spec.layers
         outer = {"embed": -1}
         self.pieces = sorted(
-            _pieces(self.opened, self.architecture, names),
+            pieces_of(self.opened, self.architecture, names),
             key=lambda p: outer.get(p.role, layers) if p.layer is None else p.layer,
         )
         if self.drafts is not None:
             family = replace(self.opened.family, names=names, mtp=GGUF_NEXTN)
-            self.pieces += _pieces(self.drafts, self.architecture, mtp_family(family, layers).names)
+            self.pieces += pieces_of(self.drafts, self.architecture, mtp_family(family, layers).names)
 
     @property
     def drafts(self) -> ModelHeaders | None:
@@ -201,7 +155,7 @@ class _Writer:
             infos += [NewTensor(piece.name, "F32", (1,)) for piece in self.pieces]
             write_file(path, metadata, infos, (*ropes.values(), *(np.zeros(1, "<f4") for _ in self.pieces)))
             read, _, _ = GgufModel.open(path).read_spec()
-        spec = self.opened.spec
+        spec = self.opened.spec if self.architecture.stored is None else self.architecture.stored(self.opened.spec)
         if not set(spec.eos_token_ids) <= set(read.eos_token_ids):
             return "end tokens"
         wrong = (f.name for f in fields(ModelSpec) if f.name not in UNTOLD
@@ -224,30 +178,26 @@ class _Writer:
     def tensors(self) -> list[NewTensor]:
         """List what the file holds, in order."""
         ropes = [NewTensor(name, "F32", (len(t),)) for name, t in self._rope_factors().items()]
-        return ropes + [NewTensor(p.name, self._kind(p), self._shape(p)) for p in self.pieces]
+        return ropes + [NewTensor(p.name, self._kind(p), shape_of(p, self.architecture)) for p in self.pieces]
 
     def data(self) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the bytes of each tensor."""
         yield from self._rope_factors().values()
+        values = Values(self.architecture, self.weights)
         for piece in self.pieces:
             kind = self._kind(piece)
             try:
-                data = [self._bytes(piece, at, kind) for at in range(len(piece.bases))]
+                data = [values.encoded(piece, at, kind) for at in range(len(piece.bases))]
             except ModelError as error:
                 raise ModelError(f"{self.opened.folder}: {piece.name}: {error.message}") from None
             yield data[0] if len(data) == 1 else np.concatenate(data)
             piece.of.source.give_back()
 
-    def _shape(self, piece: _Piece) -> tuple[int, ...]:
-        own = self.architecture.shapes.get(piece.role)
-        shape = (own or DISK_ROLES[piece.role].shape)(piece.of.spec)
-        shape = shape[:1] if piece.part == "bias" else shape
-        return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape
-
-    def _kind(self, piece: _Piece) -> str:
+    def _kind(self, piece: Piece) -> str:
         """Choose the format of a tensor."""
         role = DISK_ROLES[piece.role]
-        if piece.part == "bias" or role.wide or role.kind not in ("linear", "table"):
+        plain = role.kind not in ("linear", "table") or piece.role in EXACT
+        if piece.part == "bias" or role.wide or plain:
             return "F32"
         kind = self.kinds.get(piece.bases[0], self.kind)
         heads = ("head", "embed") if piece.of.spec.tied_head else ("head",)
@@ -257,93 +207,3 @@ class _Writer:
         if k % TYPES[kind][1].numbers:
             kind = NARROWER.get(kind, SHORT)
         return SHORT if k % TYPES[kind][1].numbers else kind
-
-    def _bytes(self, piece: _Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
-        """Encode one matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
-        base, parts = piece.bases[at], piece.parts[at]
-        given = self.weights.get(base)
-        rows, columns = self._rows(piece), self._columns(piece)
-        if piece.part == "weight" and given is not None:
-            weight = given if rows is None else given.take_rows(torch.from_numpy(rows))
-            weight = weight if columns is None else QWeight(weight).take_cols(columns).weight
-            exact = _as_blocks(weight, kind)
-            if exact is not None:
-                return exact
-            values = weight.dequantize()
-        else:
-            values = self._values(piece.of, parts, piece.part)
-            values = values.view(self._shape(piece)) if DISK_ROLES[piece.role].biased else values
-            values = values if rows is None else values[rows]
-            values = values if columns is None else values[:, columns]
-        if piece.role in self.architecture.rates:
-            values = -values.float().exp()
-        if piece.role.endswith("norm") and piece.part == "weight" and piece.of.spec.norm == "rms1p":
-            values = values.float() + 1
-        if values.dim() == 1:
-            vector: np.ndarray[Any, Any] = encode(values.float()[None].numpy(), kind)[0]
-            return vector
-        n, k = values.shape
-        step = max(1, ROWS // k)
-        return np.concatenate([encode(values[i : i + step].float().numpy(), kind) for i in range(0, n, step)])
-
-    def _values(self, of: ModelHeaders, parts: Mapping[str, str], part: str) -> Tensor:
-        """Read what a folder holds of a role, its codes as numbers."""
-        source, scheme = of.source, matrix_scheme(of.scheme, parts)
-        if part == "bias" or scheme is DENSE:
-            return to_torch(source.tensor(parts[part]))
-        raw = {suffix: source.tensor(name) for suffix, name in parts.items() if suffix != "bias"}
-        return to_torch(load_matrix(scheme, raw, F32, 0).dequantize())
-
-    def _rows(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
-        """Return the order in which rows lie, None where it is the folder's."""
-        spec, layer = piece.of.spec, piece.layer
-        roles = FUSED.get(piece.role, (piece.role,))
-        if piece.holder != piece.role:
-            rows = [disk_rows(role, piece.holder, spec, False, 0) for role in roles]
-            return np.concatenate([one for one in rows if one is not None])
-        if any(role in self.architecture.orders for role in roles) and DISK_ROLES[piece.role].shard != COLUMNS:
-            return _file_order(spec, roles, self.architecture)
-        if layer is None or piece.role not in ("q", "k") or not self.architecture.interleaved:
-            return None
-        ours = disk_rows(piece.role, piece.role, spec, False, spec.rope[layer].dim)
-        return None if ours is None else ours.argsort()
-
-    def _columns(self, piece: _Piece) -> np.ndarray[Any, Any] | None:
-        """Return the order in which columns lie, None where it is the folder's."""
-        ordered = piece.role in self.architecture.orders and DISK_ROLES[piece.role].shard == COLUMNS
-        return self.architecture.orders[piece.role](piece.of.spec).argsort() if ordered else None
-
-
-def _file_order(spec: ModelSpec, roles: Sequence[str], architecture: Architecture) -> np.ndarray[Any, Any]:
-    """Return which of our rows is each row of the file, of `roles` below each other."""
-    found, before = list[np.ndarray[Any, Any]](), 0
-    for role in roles:
-        count = DISK_ROLES[role].shape(spec)[0]
-        own = architecture.orders.get(role)
-        found.append(before + (np.arange(count) if own is None else own(spec).argsort()))
-        before += count
-    return np.concatenate(found)
-
-
-def _base(parts: Mapping[str, str]) -> str:
-    """Return the name of a layer, from that of one of its tensors."""
-    suffix, name = next(iter(parts.items()))
-    return name.removesuffix(f".{suffix}")
-
-
-def _as_blocks(weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
-    """Return the bytes uint8 [n, bytes of a row] of a weight that Q4_0, Q4_1 or Q8_0 holds exactly; else None."""
-    form = {"Q4_0": ("int4", False), "Q4_1": ("int4", True), "Q8_0": ("int8", False)}.get(kind)
-    if (weight.kind, weight.mins is not None) != form or weight.zeros is not None or weight.order is not None:
-        return None
-    assert weight.scales is not None
-    n = weight.shape[0]
-    floats = [t for t in (weight.scales, weight.mins) if t is not None]
-    if weight.group % 32 or any(not torch.equal(t.half().float(), t.float()) for t in floats):
-        return None
-    halves = [t.half().repeat_interleave(weight.group // 32, 1).view(-1, 1).view(torch.uint8) for t in floats]
-    codes = weight.codes.contiguous().view(-1, 32).view(torch.uint8)
-    if weight.kind == "int4":
-        codes = codes if weight.mins is not None else codes + 8
-        codes = codes[:, :16] | codes[:, 16:] << 4
-    return torch.cat((*halves, codes), 1).view(n, -1).numpy()

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 
-from quire.model.disk.gguf_architectures import Architecture
-from quire.model.disk.gguf_names import FIELDS, INNER, KV_HEADS, NEXTN, NORMED, RECURRENT, ROPE_FIELDS, WIDTH, WINDOW
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_names import (
+    FIELDS,
+    GATING,
+    INNER,
+    KV_HEADS,
+    LATENT_LENGTHS,
+    LOG_MULTIPLIER,
+    NEXTN,
+    NORMED,
+    RECURRENT,
+    ROPE_FIELDS,
+    WIDTH,
+    WINDOW,
+)
 from quire.model.disk.headers import ModelHeaders
 from quire.model.families.rope import LinearScaling, LongRope, Rope, Yarn
 from quire.model.spec import ModelSpec
@@ -22,40 +36,77 @@ SAID = ("attention_factor", "stretch")
 def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHeaders | None) -> dict[str, Any]:
     """Return values by keys below the architecture's name. `drafts`: the layer that drafts, where the file has it."""
     spec, raw = opened.spec, opened.config.raw
-    rope = next((r for r, window in zip(spec.rope, spec.windows, strict=True) if not window), spec.rope[0])
+    rope = _whole_rope(spec)
     attends = [spec.attends(layer) for layer in range(spec.layers)]
     own = {
         "head_dim": spec.head_dim if any(attends) else None,
-        "rope_theta": float(rope.theta) if any(attends) else None,
+        "rope_theta": float(rope.theta) if any(attends) and rope.dim else None,
         "num_attention_heads": spec.heads,
         WIDTH: _widths(spec, architecture),
         KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
     }
+    if spec.moe.shared:
+        own["shared_expert_intermediate_size"] = spec.moe.shared
+    if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
+        own["layer_norm_eps"] = raw["rms_norm_eps"]
+    if architecture.latent:
+        own |= {"head_dim": spec.mla.rank + spec.mla.rope, "norm_topk_prob": spec.moe.routing.renormalize}
+        own[KV_HEADS] = np.array(attends, np.int32) if architecture.kinds else 1
     found: dict[str, Any] = {}
     spelled = dict(architecture.spelling)
     for name, key in (*FIELDS.items(), *architecture.fields.items()):
-        value = own[name] if name in own else raw.get(name, raw.get(spelled.get(name, "")))
+        value = own[name] if name in own else _field(raw, name, raw.get(spelled.get(name, "")))
+        if name == "rms_norm_eps" and "layer_norm_eps" in own and name not in architecture.fields:
+            continue
         if value is not None and (any(spec.moe.sparse) or key == SHARED_WIDTH or not key.startswith("expert_")):
             found[key] = value
     if any(attends):
         turned = rope.dim if architecture.turns else spec.head_dim
-        found |= {"attention.value_length": spec.head_dim, "rope.dimension_count": turned}
+        found |= {"attention.value_length": spec.mla.rank or spec.head_dim}
+        found |= {"rope.dimension_count": turned} if turned else {}
     found["vocab_size"] = spec.vocab_size
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
     if any(windows):
         found[WINDOW[0]] = max(windows)
         local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
-        if local.theta != rope.theta:
+        if local.dim and local.theta != rope.theta:
             found[WINDOW[2]] = float(local.theta)
     further = int(drafts is not None)
     if further:
         found |= {NEXTN: further, FIELDS["num_hidden_layers"]: spec.layers + further}
+    recurrent = _recurrent_sizes(spec)
     if spec.delta.value_heads:
-        found[RECURRENT] = ~np.array([*attends, *[True] * further])
-    found |= _recurrent_sizes(spec)
+        recurrent[RECURRENT] = ~np.array([*attends, *[True] * further])
+    found |= {key: value for key, value in recurrent.items() if key in architecture.known}
     if architecture.normed:
         found[NORMED] = spec.family == architecture.normed
+    if architecture.latent:
+        found |= _latents(opened, architecture)
     return {**found, **_scaling(rope), **architecture.fixed, **architecture.written}
+
+
+def _latents(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]:
+    """Return the parts of a head, the function by which experts are scored, and what YaRN multiplies scores with."""
+    spec = opened.spec
+    found: dict[str, Any] = dict(zip(LATENT_LENGTHS, (spec.head_dim, spec.mla.value), strict=True))
+    found["rope.dimension_count"] = spec.mla.rope
+    scored = {row: function for function, row in architecture.scored.items()}
+    found |= {GATING: scored[spec.family]} if spec.family in scored else {}
+    scaling = opened.config.raw.get("rope_scaling") or opened.config.raw.get("rope_parameters") or {}
+    weight = scaling.get("mscale_all_dim")
+    return found | ({LOG_MULTIPLIER: weight / 10} if weight else {})
+
+
+def _field(raw: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return a field of config.json, one called a.b of the object a."""
+    outer, dot, inner = name.partition(".")
+    return (raw.get(outer) or {}).get(inner, default) if dot else raw.get(name, default)
+
+
+def _whole_rope(spec: ModelSpec) -> Rope:
+    """Return the rope of layers that see everything; where none of these turns, of those with a window."""
+    whole = [r for r, window in zip(spec.rope, spec.windows, strict=True) if not window]
+    return next((r for r in (*whole, *spec.rope) if r.dim), (*whole, *spec.rope)[0])
 
 
 def _widths(spec: ModelSpec, architecture: Architecture) -> Any:
@@ -65,7 +116,7 @@ def _widths(spec: ModelSpec, architecture: Architecture) -> Any:
     return spec.intermediate * np.array([spec.has_mlp(layer) for layer in range(spec.layers)], np.int32)
 
 
-def _recurrent_sizes(spec: ModelSpec) -> dict[str, int]:
+def _recurrent_sizes(spec: ModelSpec) -> dict[str, Any]:
     """Return the numbers of all heads or channels that recur, and of the space of their time steps."""
     inner = spec.delta.values or spec.scan.inner or spec.channels.inner
     rank = {"ssm.time_step_rank": spec.channels.rank} if spec.channels.rank else {}

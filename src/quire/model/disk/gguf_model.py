@@ -18,7 +18,8 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.gguf.file import GgufFile
 from quire.gguf.vocab import end_ids, special_ids, vocab_size
-from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_layers import Layers
 from quire.model.disk.gguf_names import (
     FIELDS,
@@ -99,16 +100,16 @@ class GgufModel:
             key = f"{self.prefix}{self._fields[name]} ({name})"
             message = error.message.replace(f"{where}: {name}: ", f"{where}: {key}: ", 1)
             raise ModelError(message) from None
-        norm = "rms" if spec.norm == "rms1p" else spec.norm
+        norm = spec.norm.removesuffix("1p")
         spec = replace(spec, norm=norm, interleaved_rope=self.architecture.interleaved)
-        names = {**names_of(family.names, self.tensors.headers), **self.architecture.names}
+        names = names_of(family.names, self.tensors.headers, self.architecture.called(spec))
         required = tuple(part for name in (*family.required, *self.architecture.required) for part in _unfused(name))
         mtp = None if family.mtp is None else GGUF_NEXTN
-        family = replace(
-            family, names=names, required=required, grouped_qkv=False, prefix="", buffers=(), rewrites=(), mtp=mtp
-        )
+        family = replace(family, names=names, required=required, grouped_qkv=False, prefix="", mtp=mtp)
+        family = replace(family, buffers=(), rewrites=(), stacks={}, transposed=False)
         beyond = tuple(names["layer"].format(spec.layers + i) for i in range(self.get(NEXTN) or 0))
-        family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates, skipped=beyond)
+        family = replace(family, orders=self.architecture.orders, rates=self.architecture.rates)
+        family = replace(family, skipped=(*self.architecture.skipped, *beyond))
         return spec, family, config
 
     def get(self, below: str) -> Any:
@@ -124,12 +125,12 @@ class GgufModel:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
         own = (KV_HEADS, WIDTH) if architecture.kinds else ()
-        raw = {ours: self.get(key) for ours, key in self._fields.items() if ours not in own}
+        raw = nested({ours: self.get(key) for ours, key in self._fields.items() if ours not in own})
         raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
         raw |= {ours: value for ours, value in architecture.defaults.items() if raw.get(ours) is None}
         raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if own else {})}
-        raw |= {flag: self._has(part) for flag, part in architecture.told.items()}
-        raw |= {name: raw[ours] for ours, name in architecture.spelling if raw[ours] is not None}
+        for flag, parts in architecture.told.items():
+            raw[flag] = any(map(self._has, (parts,) if isinstance(parts, str) else parts))
         row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
         row = architecture.scored.get(self.get(GATING), row)
         raw["model_type"] = architecture.normed if architecture.normed and self.get(NORMED) else row
@@ -151,7 +152,9 @@ class GgufModel:
             self._heads(raw)
         self._window(raw)
         self._rope(raw)
-        kept = {"q_lora_rank"} if architecture.latent else set()  # null says that there is no smaller space
+        raw |= {} if architecture.further is None else architecture.further(raw, self._has)
+        raw |= {name: raw[ours] for ours, name in architecture.spelling if raw.get(ours) is not None}
+        kept = {"sliding_window"} | ({"q_lora_rank"} if architecture.latent else set())  # null says that there is none
         return {name: value for name, value in raw.items() if value is not None or name in kept}
 
     @property
@@ -273,10 +276,28 @@ class GgufModel:
             raw["rope_scaling"] = fields | {"rope_type": kind}
             if (multiplier := self.get(LOG_MULTIPLIER)) is not None:
                 raw["rope_scaling"] |= dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
+        local = raw.get("rope_local_base_freq")
+        if local not in (None, raw["rope_theta"]):
+            scaled = raw.pop("rope_scaling", {})
+            whole = {"rope_theta": raw["rope_theta"], **scaled}
+            raw["rope_parameters"] = {"full_attention": whole, "sliding_attention": {"rope_theta": local}}
 
 
-def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
-    """The format's names for the roles of a family; queries, keys and values may be one matrix or three.
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of config.json, those called a.b in the object a."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            found.setdefault(outer, {}).update({} if value is None else {inner: value})
+        else:
+            found[name] = value
+    return found
+
+
+def names_of(names: Mapping[str, str], tensors: Collection[str], called: Mapping[str, str]) -> dict[str, str]:
+    """The format's names for the roles of a family, `called` or as elsewhere; queries, keys and values may be one
+    matrix or three.
 
     Those of the gated delta rule and their gate are one in older files.
     """
@@ -289,7 +310,8 @@ def names_of(names: Mapping[str, str], tensors: Collection[str]) -> dict[str, st
     for whole, parts in PARTED.items():
         if whole in roles and not any(f".{NAMES[whole]}." in name for name in tensors):
             roles = roles - {whole} | set(parts)
-    return {role: NAMES[role] for role in sorted(roles) if role in NAMES}
+    named = {**NAMES, **called}
+    return {role: named[role] for role in sorted(roles) if role in named}
 
 
 def _unfused(name: str) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ NAMES = {
     "o": "attn_output",
     "q_norm": "attn_q_norm",
     "k_norm": "attn_k_norm",
+    "q_row_norm": "attn_q_norm",
+    "k_row_norm": "attn_k_norm",
+    "q_head_norms": "attn_q_norm",
+    "k_head_norms": "attn_k_norm",
     "attn_post_norm": "post_attention_norm",
     "mlp_norm": "ffn_norm",
     "gate": "ffn_gate",
@@ -102,10 +106,11 @@ NAKED = ("delta_decay", "scan_decay", "scan_skip", "channel_decay", "channel_ski
 """Roles whose one tensor has the name of the role alone."""
 REWRITES = (
     Rewrite(r"(blk\.\d+\.ffn_(?:gate|up|down)_exps)\.(\w+)", r"\1.{}.\2", stacked=True),
+    Rewrite(r"(blk\.\d+)\.ffn_gate_up_exps\.(\w+)", r"\1.ffn_{1}_exps.{0}.\2", stacked=True, parts=("gate", "up")),
     *(Rewrite(rf"(blk\.\d+\.{name})\.bias", r"\1.weight") for name in sorted({NAMES[role] for role in BIASES})),
     *(Rewrite(rf"(blk\.\d+\.{name})", r"\1.weight") for name in sorted({NAMES[role] for role in NAKED})),
 )
-"""A layer's experts lie in one tensor for each matrix."""
+"""A layer's experts lie in one tensor for each matrix; newer files may have gate and up in one."""
 FIELDS = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -152,6 +157,15 @@ LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 """A tenth of `mscale_all_dim`."""
 GATING = "expert_gating_func"
 """The function by which experts are scored."""
+SOFTMAX, SIGMOID = 1, 2
+"""Of these functions."""
+MULTIPLIERS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Fields of what is multiplied in a Granite."""
 ONE_BELOW_OTHER = tuple(f".{NAMES[role]}.weight" for role in ("k_b", "v_b", "delta_conv_q", "delta_conv_k",
                                                               "delta_conv_v"))  # fmt: skip
 """Matrices with further axes, of heads or of one: all rows lie below each other."""

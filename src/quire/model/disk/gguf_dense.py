@@ -1,0 +1,140 @@
+"""GGUF's architectures of decoders with one MLP a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_names import MULTIPLIERS, WINDOW
+
+BIASED_QKV = (".attn_q.bias", ".attn_qkv.bias")
+"""In names of tensors where queries have biases, fused or not."""
+EPSILON = (("layer_norm_eps", "layer_norm_epsilon"),)
+CLIPPED = {"clip_qkv": "attention.clamp_kqv"}
+QKV = {"qkv": ("q", "k", "v")}
+PARALLEL = {"use_parallel_residual": "use_parallel_residual"}
+SECTIONS = "rope.dimension_sections"
+"""How many pairs turn by time, height and width. Of text, all turn by one position."""
+ALIBI_LAYERS = 40
+"""Layers of the size of Baichuan that has ALiBi, which no key records."""
+
+
+def norms_of_falcon(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """One norm for attention and MLP, or two."""
+    return {"num_ln_in_parallel_attn": 2 if has(".attn_norm_2.") else 1}
+
+
+def positions_of_baichuan(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """The larger size has no field for positions that turn."""
+    large = raw["num_hidden_layers"] == ALIBI_LAYERS
+    return {"max_position_embeddings": None, "model_max_length": raw["max_position_embeddings"]} if large else {}
+
+
+def slopes_of_refact(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """ALiBi, as in Baichuan's larger size."""
+    return {"max_position_embeddings": None, "model_max_length": raw["max_position_embeddings"]}
+
+
+def join_of_stablelm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Parallel blocks have one norm; the key of older files may say otherwise."""
+    return {"use_parallel_residual": not has(".ffn_norm.")}
+
+
+def slopes_of_mpt(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Slopes up to 0 say that there are none."""
+    attention = raw.get("attn_config") or {}
+    return {"attn_config": attention if attention.get("alibi_bias_max") else attention | {"alibi": False}}
+
+
+def scales_of_minicpm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Older files have no multipliers, which are those of the 2B size (MiniCPM, Hu et al. 2024)."""
+    usual = {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 1.4 / raw["num_hidden_layers"] ** 0.5,
+        "logits_scaling": raw["hidden_size"] / 256,
+    }
+    found = {name: value for name, value in usual.items() if raw.get(name) is None}
+    return found | {"attention_multiplier": float(raw["head_dim"]) ** -0.5}
+
+
+DENSE: dict[str, Architecture] = {
+    "granite": Architecture("granite", interleaved=True, fields=MULTIPLIERS),
+    "command-r": Architecture(
+        "cohere", interleaved=True, fields={"logit_scale": "logit_scale"}, told={"use_qk_norm": ".attn_q_norm."}
+    ),
+    "cohere2": Architecture("cohere2", interleaved=True, extra=WINDOW, fields={"logit_scale": "logit_scale"}),
+    "glm4": Architecture("glm4", interleaved=True, told={"attention_bias": BIASED_QKV}),
+    "chatglm": Architecture("glm", interleaved=True, told={"attention_bias": BIASED_QKV}),
+    "olmo": Architecture("olmo", interleaved=True, fields=CLIPPED, spelling=(("layer_norm_eps", "rms_norm_eps"),)),
+    "olmo2": Architecture("olmo2", extra=WINDOW, windowed="olmo3"),
+    "smollm3": Architecture("smollm3", interleaved=True),
+    "starcoder2": Architecture(
+        "starcoder2", extra=WINDOW[:1], told={"use_bias": BIASED_QKV}, spelling=(("layer_norm_eps", "norm_epsilon"),)
+    ),
+    "starcoder": Architecture("gpt_bigcode", spelling=EPSILON),
+    "exaone4": Architecture("exaone4", extra=WINDOW),
+    "ernie4_5": Architecture("ernie4_5", interleaved=True, told={"use_bias": BIASED_QKV}),
+    "falcon": Architecture(
+        "falcon",
+        facts={"new_decoder_architecture": True},
+        spelling=(*EPSILON, ("num_key_value_heads", "num_kv_heads"), ("intermediate_size", "ffn_hidden_size")),
+        told={"bias": ".attn_qkv.bias"},
+        joined={"parallel_two_norms": {"attn_norm": "attn_norm_2", "mlp_norm": "attn_norm"}},
+        further=norms_of_falcon,
+    ),
+    "gpt2": Architecture("gpt2", spelling=EPSILON),
+    "gptj": Architecture("gptj", interleaved=True, fields={"rotary_dim": "rope.dimension_count"}, spelling=EPSILON),
+    "gptneox": Architecture(
+        "gpt_neox",
+        fields=PARALLEL,
+        spelling=(("partial_rotary_factor", "rotary_pct"), ("rope_theta", "rotary_emb_base")),
+        told={"attention_bias": BIASED_QKV},
+    ),
+    "bloom": Architecture("bloom", spelling=EPSILON),
+    "mpt": Architecture(
+        "mpt",
+        fields={
+            "attn_config.alibi_bias_max": "attention.max_alibi_bias",
+            "attn_config.clip_qkv": "attention.clamp_kqv",
+        },
+        spelling=EPSILON,
+        further=slopes_of_mpt,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        fields=PARALLEL,
+        told={"use_qkv_bias": BIASED_QKV, "qk_layernorm": ".attn_q_norm."},
+        further=join_of_stablelm,
+    ),
+    "nemotron": Architecture("nemotron", spelling=(("layer_norm_eps", "norm_eps"),)),
+    "internlm2": Architecture("internlm2", interleaved=True, parted=QKV),
+    "baichuan": Architecture(
+        "baichuan",
+        interleaved=True,
+        parted=QKV,
+        further=positions_of_baichuan,
+        stored=lambda spec: replace(spec, unit_head=False),
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        names={"mlp_norm": "post_attention_norm"},
+        told={"attention_bias": BIASED_QKV, "attention_out_bias": ".attn_output.bias", "mlp_bias": ".ffn_gate.bias"},
+    ),
+    "arcee": Architecture("arcee", interleaved=True),
+}
+LLAMA = Architecture("llama", read_only=True)
+READ = {
+    "xverse": replace(LLAMA, interleaved=True),
+    "mistral3": replace(LLAMA, interleaved=True),
+    "exaone": LLAMA,
+    "pangu-embedded": LLAMA,
+    "qwen2vl": Architecture("qwen2", extra=(SECTIONS,), read_only=True),
+    "qwen3vl": Architecture("qwen3", extra=(SECTIONS, "n_deepstack_layers"), read_only=True),
+    "paddleocr": replace(DENSE["ernie4_5"], interleaved=False, extra=(SECTIONS,), read_only=True),
+    "minicpm": Architecture("granite", interleaved=True, fields=MULTIPLIERS, further=scales_of_minicpm, read_only=True),
+    "codeshell": replace(DENSE["starcoder2"], read_only=True),
+    "refact": Architecture("baichuan", further=slopes_of_refact, read_only=True),
+}
+"""Architectures of models that are another row's, in files without images: folders of them have no row of their own."""

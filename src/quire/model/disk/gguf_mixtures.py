@@ -1,0 +1,41 @@
+"""GGUF's architectures of decoders whose layers have experts, and attend."""
+
+from __future__ import annotations
+
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_dense import BIASED_QKV, CLIPPED, SECTIONS
+from quire.model.disk.gguf_names import GATING, NEXTN, SIGMOID, WINDOW
+
+GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
+ROUTED = (("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace"))
+MIXTURES: dict[str, Architecture] = {
+    "glm4moe": Architecture(
+        "glm4_moe",
+        extra=(NEXTN,),
+        names={"mlp_norm": "post_attention_norm"},
+        fixed={GATING: SIGMOID},
+        fields=GROUPS,
+        spelling=ROUTED,
+    ),
+    "gpt-oss": Architecture("gpt_oss", extra=WINDOW, names={"mlp_norm": "post_attention_norm"}),
+    "olmoe": Architecture("olmoe", fields=CLIPPED),
+    "dots1": Architecture("dots1", fixed={GATING: SIGMOID}, fields=GROUPS, spelling=ROUTED),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        interleaved=True,
+        fields={
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+        spelling=(
+            ("num_experts", "moe_num_experts"),
+            ("num_experts_per_tok", "moe_k"),
+            ("n_shared_experts", "moe_num_shared_experts"),
+        ),
+        told={"use_bias": BIASED_QKV},
+    ),
+    "phimoe": Architecture("phimoe", extra=WINDOW[:1], fields={"rms_norm_eps": "attention.layer_norm_rms_epsilon"}),
+    "qwen3vlmoe": Architecture(
+        "qwen3_moe", extra=(SECTIONS, "n_deepstack_layers"), facts={"norm_topk_prob": True}, read_only=True
+    ),
+}

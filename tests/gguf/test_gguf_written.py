@@ -1,0 +1,86 @@
+"""Models of every architecture that is written: read again with the same logits, by names that the format has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+gguf = pytest.importorskip("gguf", reason="the gguf package knows the format's names; it is in the dev extra")
+
+from gguf_models import permuted  # noqa: E402
+from gguf_written import MULTIPLIED_IN, PERMUTED, WRITTEN, missing, unknown, write_folder  # noqa: E402
+from model_variants import Encoded  # noqa: E402
+from oracle import backend, logits, relative_error  # noqa: E402
+from paged_model import Paged, prompt  # noqa: E402
+from quire.compress.checkpoint.dequantized import as_plain_checkpoint  # noqa: E402
+from quire.compress.layouts.gguf import write_gguf  # noqa: E402
+from quire.core.config import flat_config  # noqa: E402
+from quire.gguf.file import GgufFile  # noqa: E402
+from quire.model.build import load_model  # noqa: E402
+from quire.model.describe import open_model  # noqa: E402
+from quire.ops.arrays import to_numpy  # noqa: E402
+
+TOKENS = prompt(19, 1)
+
+
+def answer(path: Path) -> Tensor:
+    """Logits of the file's model, of an encoder's with the same tokens before them."""
+    model = load_model(flat_config(model=str(path), dtype="float32"), backend("reference"))
+    paged = Paged(model, [TOKENS]) if model.encoder is None else Encoded(model, [TOKENS], [TOKENS])
+    return paged.run([[len(TOKENS)]])[0]
+
+
+def wanted(oracle: PreTrainedModel) -> Tensor:
+    """transformers' logits."""
+    if not oracle.config.is_encoder_decoder:
+        return logits(oracle, TOKENS)
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        found: Tensor = oracle(input_ids=ids, decoder_input_ids=ids).logits[0]
+    return found
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_files_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
+    oracle = write_folder(tmp_path, name)
+    if "second" in name and name.startswith("baichuan"):  # divides each row of its head by its length
+        with torch.no_grad():
+            oracle.lm_head.weight.copy_(torch.nn.functional.normalize(oracle.lm_head.weight))
+    path, arch = tmp_path / "model.gguf", name.split()[0]
+    write_gguf(tmp_path, path, "F32")
+    file = GgufFile(path)
+    assert file.metadata["general.architecture"] == arch
+    assert not unknown(file, arch)
+    assert not missing(file, arch, tmp_path)
+    assert relative_error(answer(path), wanted(oracle)) <= 1e-5
+    assert_rows_lie_as_converted(name, oracle, path)
+    if arch not in MULTIPLIED_IN and name != "baichuan second":
+        assert_a_folder_again(path, tmp_path)
+
+
+def assert_rows_lie_as_converted(name: str, oracle: PreTrainedModel, path: Path) -> None:
+    """Rows of queries and keys take turns in a file where the converter makes them do so."""
+    arch, config = name.split()[0], oracle.config
+    heads = {"q": getattr(config, "num_attention_heads", 0), "k": getattr(config, "num_key_value_heads", 0)}
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+    for matrix, count in heads.items():
+        theirs = oracle.state_dict().get(f"model.layers.1.self_attn.{matrix}_proj.weight")
+        ours = tensors.get(f"blk.1.attn_{matrix}.weight")
+        if theirs is not None and ours is not None and name != "llama helium" and arch not in MULTIPLIED_IN:
+            assert np.array_equal(ours, permuted(theirs, count) if arch in PERMUTED else theirs), matrix
+
+
+def assert_a_folder_again(path: Path, folder: Path) -> None:
+    """What the file is as a folder has the tensors of the folder that it was made of."""
+    plain, own = as_plain_checkpoint(open_model(str(path))).opened, open_model(str(folder))
+    assert set(plain.claim.parts) == set(own.claim.parts)
+    for place, parts in own.claim.parts.items():
+        for part, tensor in parts.items():
+            ours = to_numpy(plain.source.tensor(plain.claim.parts[place][part]))
+            assert np.allclose(ours, to_numpy(own.source.tensor(tensor)).reshape(ours.shape), atol=1e-6), place
