@@ -96,7 +96,12 @@ def test_greedy_generations(model: str, name: str, peer: Peer, files: Path, tmp_
     print(f"{model} {name}: {away:.1e} theirs, {mine:.1e} ours; equal tokens {plain:.1%}, int8 {same:.1%}")
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in MADE])
+OTHERWISE = ("falcon-h1", "nemotron_h_moe", "gpt-oss")
+"""Models whose multipliers are written into other matrices, whose queries and keys lie in another order that none of
+their products tells, and one whose YaRN of transformers' default no key says."""
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in (*MADE, *OTHERWISE)])
 def test_written_files_hold_the_tensors_of_converted_ones(model: str, files: Path, tmp_path: Path) -> None:
     """Names, shapes but for axes of one, and numbers are equal; so are keys that both have."""
     add_tokenizer(files / model, pieces())
