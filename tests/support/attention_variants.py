@@ -13,7 +13,7 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite_kinds": ("glm4_moe_lite", SIZES | ROUTED | GROUPS | {
         "mlp_layer_types": ["sparse", "dense", "sparse"], "attention_bias": True, "rope_interleave": False,
         "q_lora_rank": None, "norm_topk_prob": False}),
-    "youtu": ("youtu", SIZES),
+    "youtu": ("youtu", SIZES | {"pad_token_id": None}),
     "youtu_straight": ("youtu", SIZES | {"q_lora_rank": None, "tie_word_embeddings": False, "attention_bias": True}),
     "minicpm3": ("minicpm3", SIZES | {"dim_model_base": 48}),
     "minicpm3_biases": ("minicpm3", SIZES | {"scale_depth": 0.7, "scale_emb": 3.5, "mlp_bias": True,

@@ -160,8 +160,13 @@ FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "blo
                "helium", "phimoe", *SPAN_HEADS, *HYBRIDS)  # fmt: skip
 
 
-UNCUT = ("jamba", "jamba_dense", *(v for v in VARIANTS if v.startswith(("falcon_h1", "zamba2"))))
-"""Their config.json says by the number of a layer what it is, or a layer of it is two here."""
+UNCUT = (
+    "jamba",
+    "jamba_dense",
+    *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "minicpm", "zamba2"))),
+)
+"""Their config.json says by the number of a layer what it is, or a layer of it is two here, or what layers add is
+scaled by how many there are."""
 
 
 @pytest.mark.parametrize("variant", UNCUT)

@@ -122,9 +122,9 @@ def drop_heads(
     """Keep the query heads `keep_by_layer`: as many in every layer, ascending.
 
     Key/value heads that no query head reads any more go too; each that stays must keep as many query heads as the
-    others. A head is rows of q, k and v with biases, norms and sinks of its own, and columns of o. `head_dim` becomes a
-    field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the size of
-    heads from their number, or a norm spans all heads.
+    others. A head is rows of q, k, v and gates with biases, norms and sinks of its own, and columns of o. `head_dim`
+    becomes a field of config.json. `ConfigError` for heads that do not fit, `ModelError` where the family computes the
+    size of heads from their number, or a norm spans all heads.
     """
     model = PrunableCheckpoint.of(tensors, config)
     spec = model.spec
@@ -178,6 +178,10 @@ def _take_heads(model: PrunableCheckpoint, made: dict[str, Tensor], layer: int, 
         _take(model, made, "qkv", layer, torch.cat(fused).sort().values)
     columns = torch.arange(spec.heads * spec.head_dim).view(-1, spec.head_dim)[heads].flatten()
     _take(model, made, "o", layer, columns, inputs=True)
+    for role, width in (("attn_gate", spec.head_dim), ("head_gate", 1)):
+        if model.name(role, layer):
+            rows = torch.arange(spec.heads * width).view(-1, width)[heads].flatten()
+            _take(model, made, role, layer, rows)
     for role, units in (("q_head_norms", heads), ("k_head_norms", pairs), ("sinks", heads)):
         name = model.name(role, layer)
         if name:
