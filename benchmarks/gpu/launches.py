@@ -292,6 +292,7 @@ def row_by_row(gpu: Gpu) -> Iterator[Launch]:
     yield "scale", partial(rowwise.scale, gpu, x, 0.5)
     yield "cap", partial(rowwise.softcap, gpu, x, 30.0)
     yield "clip", partial(rowwise.clip, gpu, x, 30.0)
+    yield "xielu", partial(rowwise.xielu, gpu, x, 0.8, 0.8, 0.5)
     yield "heads", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, False, 1e-6)
     yield "heads, centered", partial(rowwise.norm_spans, gpu, x, weight, 0, 128, True, 1e-6)
 

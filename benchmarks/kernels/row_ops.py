@@ -50,6 +50,7 @@ def row_calls(g: torch.Generator) -> Iterator[Calls]:
         gated = normal(g, m, d), normal(g, m, d), torch.ones(128), 128, "silu", False, 1e-6
         yield Calls("add_rmsnorm", f"m={m}", [norm], 16 * m * d)
         yield Calls("gated_activation", f"m={m}", [(normal(g, m, 2 * f), "silu")], 12 * m * f)
+        yield Calls("xielu", f"m={m}", [(normal(g, m, f), 0.8, 0.8, 0.5)], 8 * m * f)
         yield Calls("gated_rmsnorm", f"m={m}", [gated], 12 * m * d)
         yield Calls("rope_and_cache", f"m={m}", [rope], 8 * qkv.numel())
         conv = convolution_case(g, RowLayout.of(16, d, BF16), gates, ((m, m + 2),))

@@ -205,6 +205,17 @@ void clip(float* x, int64_t count, double limit) {
     change_all(x, count, [&](F v) { return vmin(high, vmax(low, v)); });
 }
 
+// x > 0: positive x^2, else negative (exp(x) - 1 - x); beta x is added to both.
+void xielu(float* x, int64_t count, double positive, double negative, double beta) {
+    const F zero = set1(0.0f), one = set1(1.0f), p = set1(static_cast<float>(positive)), n = set1(static_cast<float>(negative)),
+            b = set1(static_cast<float>(beta));
+    change_all(x, count, [&](F v) {
+        const F high = vmax(zero, v), low = vmin(zero, v);
+        const F curved = mul(sub(sub(vexp(low), one), low), n);
+        return fma(v, b, fma(mul(high, high), p, curved));
+    });
+}
+
 }  // namespace
 
 constexpr OpEntry kOps[] = {
@@ -225,6 +236,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&scale>("scale"),
     op_entry<&softcap>("softcap"),
     op_entry<&clip>("clip"),
+    op_entry<&xielu>("xielu"),
     op_entry<&sample>("sample"),
     op_entry<&top_logprobs>("top_logprobs"),
 };

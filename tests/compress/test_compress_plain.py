@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from foreign_weights import awq, compressed_config, dequantize, gptq, packed, quantize, replace_linears
 from gguf_families import FAMILIES, WIDE
 from gguf_models import write_gguf
+from hidden_rows import hide_rows
 from model_variants import BORROWED
 from net_checks import ALL, error, oracle_logits, random_tokens, read_back, write_net
 from op_runs import generator
@@ -84,8 +85,9 @@ def test_quantized_checkpoints_become_folders(form: str, family: str, tmp_path: 
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
-def test_what_cannot_be_made_plain_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_made_plain_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family, facts = BORROWED["xielu"]
+    hide_rows(monkeypatch, family)
     write(tmp_path / "borrowed", family, **facts)
     with pytest.raises(ModelError, match="'apertus' runs by the code of transformers"):
         Net.open(str(tmp_path / "borrowed"))

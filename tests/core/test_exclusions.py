@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from head_folders import saved, write_medusa
+from hidden_rows import hide_rows
 from lora_adapters import LINEARS
 from model_variants import PLAIN_ROPE
 from oracle import write
@@ -189,7 +190,11 @@ AT_THE_START = [row for row in TABLE if not {row.a, row.b} & {*LATE}]
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 @pytest.mark.parametrize("row", [named(row) for row in AT_THE_START])
-def test_what_excludes_each_other_is_refused_at_the_start(row: Exclusion, folders: Callable[[f.Feature], str]) -> None:
+def test_what_excludes_each_other_is_refused_at_the_start(
+    row: Exclusion, folders: Callable[[f.Feature], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if f.BORROWED in (row.a, row.b):
+        hide_rows(monkeypatch, "apertus")
     on_gpu = options_of(row).get("device") == "cuda"
     if on_gpu and not HAS_TRITON:
         pytest.skip("triton is not installed")

@@ -37,7 +37,7 @@ OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "at
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "norm_spans", "pick_rows", "place_columns",
        "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap",
-       "sort_by_expert", "ssm_scan", "take_columns", "take_rows")  # fmt: skip
+       "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
 
 

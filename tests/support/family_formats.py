@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import foreign_weights as foreign
-from family_tensors import grouped_qkv, packed_qkv, rewrite
+from family_tensors import RELATIVES, write_relative
 from gguf_writing import add_tokenizer, small
 from model_variants import ENCODERS, MIXTURES, Encoded
 from model_variants import LATENTS as LATENT
-from oracle import BACKENDS, backend, edit_config, write
+from oracle import BACKENDS, OWN_NAMES, backend, edit_config, write
 from paged_model import VARIANTS, Paged, load, prompt
 from paths import DOCS, SOURCE
 from quantized_checkpoints import bits_and_bytes
@@ -46,11 +46,6 @@ WIDE = {"intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64, "
         "linear_num_value_heads": 8}  # fmt: skip
 """Sizes that groups of 32 and blocks of 64 divide."""
 STEP = 2.0**-5
-RENAMED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    "internlm2": grouped_qkv,
-    "baichuan": packed_qkv,
-}
-"""Families that transformers has no code for: how Llama's tensors become theirs."""
 Parts = dict[str, Tensor]
 
 
@@ -99,15 +94,11 @@ COLUMNS = ("bf16", *FILES, "GGUF", *(f"to {name}" for name in MADE))
 
 def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     """(transformers' model type, facts) of a small model of `family`."""
-    if family in RENAMED:
-        return "llama", {"intermediate_size": 128, "num_key_value_heads": 4 if family == "baichuan" else 2}
+    if family in RELATIVES:
+        return family, {} if RELATIVES[family].base in OWN_NAMES else {"intermediate_size": 128}
     all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *ENCODERS.values()]
     facts = next(f for t, f in all_variants if t == family)
-    plain = (
-        {}
-        if family in ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "mpt", "t5", "mt5")
-        else {"intermediate_size": 128}
-    )
+    plain = {} if family in OWN_NAMES else {"intermediate_size": 128}
     return family, plain | facts | {k: v for k, v in WIDE.items() if k in facts}
 
 
@@ -116,10 +107,7 @@ class Checkpoint:
 
     def __init__(self, family: str, folder: Path) -> None:
         self.folder, (model_type, facts) = folder, facts_of(family)
-        write(folder, model_type, **facts)
-        if family in RENAMED:
-            rewrite(folder, RENAMED[family])
-            edit_config(folder, model_type=family, architectures=None)
+        (write_relative if family in RELATIVES else write)(folder, model_type, **facts)
         self.tensors = load_file(folder / "model.safetensors")
         opened = open_model(str(folder))
         self.transposed = opened.family.transposed

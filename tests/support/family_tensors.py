@@ -1,15 +1,22 @@
-"""Tensors packed and ordered as relatives of a family store them."""
+"""Tensors packed and ordered as relatives of a family store them, and config.json as they spell it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from oracle import edit_config, write
 
 Tensors = dict[str, Tensor]
+Config = dict[str, Any]
 
 
 def rewrite(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
@@ -43,3 +50,171 @@ def packed_qkv(tensors: Tensors) -> Tensors:
             parts = [tensors[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
             found[name.replace("q_proj", "W_pack")] = torch.cat(parts)
     return found
+
+
+def renamed(names: Mapping[str, str]) -> Callable[[Tensors], Tensors]:
+    """Tensors whose names have, in the place of each key, its value."""
+
+    def change(tensors: Tensors) -> Tensors:
+        found: Tensors = {}
+        for name, tensor in tensors.items():
+            for old, new in names.items():
+                name = name.replace(old, new)
+            found[name] = tensor
+        return found
+
+    return change
+
+
+LIKE_GPT2 = {"model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f", "model.layers": "transformer.h",
+             "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "mlp.down_proj": "mlp.c_proj"}  # fmt: skip
+as_exaone = renamed(LIKE_GPT2 | {"self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention",
+                                 "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1"})  # fmt: skip
+
+
+def as_qwen(tensors: Tensors) -> Tensors:
+    """Qwen 2's tensors under the first Qwen's names."""
+    kept = {n: t for n, t in tensors.items() if not any(f"{p}_proj" in n for p in "qkv")}
+    for name in tensors:
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
+            kept[name.replace("self_attn.q_proj", "attn.c_attn")] = torch.cat(parts)
+    names = {"self_attn.o_proj": "attn.c_proj", "mlp.gate_proj": "mlp.w2", "mlp.up_proj": "mlp.w1"}
+    return renamed(LIKE_GPT2 | names)(kept)
+
+
+def as_chatglm(tensors: Tensors) -> Tensors:
+    """GLM's tensors under ChatGLM's names."""
+    kept = {n: t for n, t in tensors.items() if not any(f"{p}_proj" in n for p in "qkv")}
+    for name in tensors:
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
+            kept[name.replace("self_attn.q_proj", "self_attention.query_key_value")] = torch.cat(parts)
+    return renamed(
+        {
+            "model.embed_tokens": "transformer.embedding.word_embeddings",
+            "model.norm": "transformer.encoder.final_layernorm",
+            "model.layers": "transformer.encoder.layers",
+            "lm_head": "transformer.output_layer",
+            "self_attn.o_proj": "self_attention.dense",
+            "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        }
+    )(kept)
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A family of the table that transformers has no code for: an equal model of `base`, made with `facts`.
+
+    `change` makes its tensors of that model's, `fields` its fields of config.json of that model's; None removes one.
+    """
+
+    base: str = "llama"
+    change: Callable[[Tensors], Tensors] = dict
+    facts: Config = field(default_factory=dict)
+    fields: Callable[[Config], Config] = lambda config: {}
+
+
+WHOLE_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+RELATIVES: dict[str, Relative] = {
+    "internlm2": Relative(change=grouped_qkv),
+    "baichuan": Relative(change=packed_qkv, facts={"num_key_value_heads": 4}),
+    "gpt-sw3": Relative("gpt2"),
+    "aquila": Relative(),
+    "xverse": Relative(facts={"num_key_value_heads": 4}),
+    "internlm": Relative(
+        facts={
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        },
+        fields=lambda c: {
+            "bias": True,
+            "rotary": {"base": 500000, "type": "dynamic"},
+            "attention_bias": None,
+            "rope_parameters": None,
+        },
+    ),
+    "chatglm": Relative(
+        "glm",
+        as_chatglm,
+        {
+            "head_dim": 16,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        },
+        lambda c: (
+            {
+                "num_layers": c["num_hidden_layers"],
+                "ffn_hidden_size": c["intermediate_size"],
+                "padded_vocab_size": c["vocab_size"],
+                "vocab_size": 7,
+                "kv_channels": 16,
+                "multi_query_attention": True,
+                "multi_query_group_num": 2,
+                "layernorm_epsilon": 1e-3,
+                "seq_length": 64,
+                "rope_ratio": 50,
+                "add_qkv_bias": True,
+                "add_bias_linear": False,
+            }
+            | dict.fromkeys(("num_hidden_layers", "intermediate_size", "num_key_value_heads", "rms_norm_eps"))
+            | dict.fromkeys(("head_dim", "rope_parameters", "attention_bias"))
+        ),
+    ),
+    "exaone": Relative(
+        change=as_exaone,
+        facts={"rms_norm_eps": 1e-3},
+        fields=lambda c: {
+            "num_layers": c["num_hidden_layers"],
+            "activation_function": c["hidden_act"],
+            "layer_norm_epsilon": c["rms_norm_eps"],
+            "num_hidden_layers": None,
+            "hidden_act": None,
+            "rms_norm_eps": None,
+        },
+    ),
+    "minicpm": Relative(
+        "granite",
+        facts={
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 1.4 / 3**0.5,
+            "logits_scaling": 64 / 16,
+            "attention_multiplier": 16**-0.5,
+            "tie_word_embeddings": True,
+        },
+        fields=lambda c: (
+            {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}
+            | {f"{name}_multiplier": None for name in ("embedding", "residual", "attention")}
+            | {"logits_scaling": None}
+        ),
+    ),
+    "orion": Relative(
+        "stablelm",
+        facts=WHOLE_ROPE | {"use_parallel_residual": False, "use_qkv_bias": False, "layer_norm_eps": 1e-3},
+        fields=lambda c: {"rms_norm_eps": c["layer_norm_eps"], "layer_norm_eps": None},
+    ),
+    "qwen": Relative(
+        "qwen2",
+        as_qwen,
+        {"num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+        lambda c: {
+            "intermediate_size": 2 * c["intermediate_size"],
+            "layer_norm_epsilon": c["rms_norm_eps"],
+            "rms_norm_eps": None,
+            "seq_length": 64,
+            "kv_channels": 16,
+        },
+    ),
+}
+
+
+def write_relative(folder: Path, family: str, **facts: Any) -> PreTrainedModel:
+    """Write a tiny checkpoint of a family of `RELATIVES`; returns the equal model."""
+    own = RELATIVES[family]
+    oracle = write(folder, own.base, **own.facts | facts)
+    rewrite(folder, own.change)
+    fields = own.fields(json.loads((folder / "config.json").read_text()))
+    edit_config(folder, **fields | {"model_type": family, "architectures": None})
+    return oracle

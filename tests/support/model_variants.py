@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attention_variants import GATED, LATENT_VARIANTS
+from dense_variants import SHARED_DENSE
 from loaded_folders import KEPT
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
@@ -209,4 +210,5 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "scans beside attention": ("falcon_h1", FALCON | {"mamba_n_groups": 1, "ssm_multipliers": [0.3, 0.5, 0.7, 0.9, 1.1],
                                                       "mlp_multipliers": [0.8, 0.3], "projectors_bias": True}),
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
+    **SHARED_DENSE,
 }  # fmt: skip

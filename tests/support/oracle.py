@@ -39,11 +39,13 @@ GPT2_NAMES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_atte
 T5_NAMES = {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
             "max_position_embeddings": "n_positions"}  # fmt: skip
 OWN_NAMES = {
-    "gpt2": GPT2_NAMES, "gpt_bigcode": GPT2_NAMES, "gptj": GPT2_NAMES,
+    "gpt2": GPT2_NAMES, "gpt_bigcode": GPT2_NAMES, "gptj": GPT2_NAMES, "codegen": GPT2_NAMES, "openai-gpt": GPT2_NAMES,
     "gpt_neo": {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     "mpt": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len"},
+    "xglm": {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
+    "ctrl": GPT2_NAMES,
     "t5": T5_NAMES, "mt5": T5_NAMES,
 }  # fmt: skip
 """Families that do not take `SMALL` as it is: our name of a field -> theirs; they know no key/value heads or width."""
@@ -162,6 +164,7 @@ MODEL_OPS = {
     "delta_rule",
     "ssm_scan",
     "gated_rmsnorm",
+    "xielu",
 }
 TOWER_OPS = {"whole_attention"}
 """What encoders of images call beside these."""

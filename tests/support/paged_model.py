@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_variants import GATED_DENSE
+from dense_variants import DENSE
 from oracle import BACKENDS, backend, relative_error
 from quire.core.config import flat_config
 from quire.model.batch import Batch
@@ -170,6 +171,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "time_step_min": 0.3}),
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     **GATED_DENSE,
+    **DENSE,
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
     there = found(
         (NO_EXPERTS, not any(spec.moe.sparse)),
         (IMAGES, takes_images),
-        (PROJECTED, spec.embed_width != spec.hidden),
+        (PROJECTED, spec.embed_width != spec.hidden or bool(spec.edges.activation)),
         (QUANTIZED, again),
     )
     return Known(there | features_of(spec), words | {"scheme": kept})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 from quire.ops.indexer import NO_INDEXER, Indexer
@@ -230,12 +231,13 @@ class Connector:
 @dataclass(frozen=True)
 class Factors:
     """What multiplies parts of a layer (muP, Yang et al. 2022): what attention and what scans add to the stream, the
-    rows that an MLP reads, and what it makes of these."""
+    rows that an MLP reads, what it makes of these, and norms of what attention and MLP add."""
 
     attention: float = 1.0
     scan: float = 1.0
     mlp_in: float = 1.0
     mlp_out: float = 1.0
+    post_norm: float = 1.0
 
 
 NO_EXPERTS = MoE(Routing(0, 0), 0, ())
@@ -250,12 +252,15 @@ class ModelSpec:
     Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
     the checkpoint's tensors, not from here. Units: `windows` in tokens (0 = all), `max_position` in tokens.
 
-    `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights).
+    `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights), "unit"
+    (rmsnorm without).
     `join`: how a block adds attention and MLP, a key of BLOCKS in load. 0 turns `softcap` (of attention scores),
     `output_softcap` (of logits) and `clip_qkv` off.
-    `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1).
+    `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1). `late_norms`: norms of heads
+    of queries and keys are of turned heads.
     `embed_dim`: width of the embedding where projections join it to the stream, 0 = `hidden`. `unit_head`: rows of the
-    head are divided by their length. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
+    head are divided by their length. `unit_norms`: per layer, whether queries and keys are normed without weights;
+    empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
@@ -282,6 +287,7 @@ class ModelSpec:
     norm: str = "rms"
     join: str = "sequential"
     interleaved_rope: bool = False
+    late_norms: bool = False
     softcap: float = 0.0
     output_softcap: float = 0.0
     clip_qkv: float = 0.0
@@ -290,7 +296,9 @@ class ModelSpec:
     logit_scale: float = 1.0
     position_offset: int = 0
     embed_dim: int = 0
+    edges: Edges = NO_EDGES
     unit_head: bool = False
+    unit_norms: tuple[bool, ...] = ()
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
     file_layers: tuple[int, ...] = ()
@@ -366,7 +374,9 @@ class ModelSpec:
 
     def has_norm(self, layer: int) -> bool:
         """Whether the norm before the mixer is the layer's own: twins have one, and a shared block its own."""
-        return self.begins(layer) if self.join == "twins" else not self.of_block(layer)
+        if self.join == "twins":
+            return self.begins(layer)
+        return not self.of_block(layer) and not (self.edges.bare and layer == 0)
 
     def has_mlp(self, layer: int) -> bool:
         """Whether the layer has an MLP, or experts."""

@@ -31,7 +31,7 @@ OPS = (
     "plain_mlp", "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
     "ssm_scan", "take_columns",
-    "take_rows", "top_logprobs", "whole_attention", "zero_blocks",
+    "take_rows", "top_logprobs", "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
 HOST = ("attention_states", "cache_rows", "choose_tokens", "fold_states", "index_rope_and_cache", "whole_attention")

@@ -83,7 +83,7 @@ class RooflineStage:
         return seconds + self._rates.between(rows, self._spec.hidden, self._projected, len(self._layers))
 
     def _product(self, part: WeightPart, rows: int, seqs: int) -> float:
-        head = part.role in ("head", "embed", "project_out")
+        head = part.role in ("head", "embed", "project_out", "head_dense")
         met, of = float(seqs if head else rows), 1.0
         if part.read < 1:  # which experts rows meet: as if each chose at random
             of = 1 - (1 - part.read) ** rows

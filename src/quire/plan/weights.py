@@ -156,8 +156,8 @@ def _layers(name: str, role: Role, spec: ModelSpec, share: Share) -> int:
 def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:
     """Whether a stage has a part that is of no layer: the first what comes before them, the last what follows."""
     span = share.span(spec)
-    if name in ("final_norm", "project_out", "head"):
-        return span.stop == spec.layers or (name == "head" and share.head is not None)
+    if name in ("final_norm", "project_out", "head_dense", "head_norm", "head", "head_bias"):
+        return span.stop == spec.layers or (name in ("head", "head_bias") and share.head is not None)
     return span.start == 0 or (name == "embed" and spec.tied_head and span.stop == spec.layers)
 
 

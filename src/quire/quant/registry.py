@@ -10,7 +10,7 @@ import numpy as np
 from quire.core.dtypes import Dtype
 from quire.core.errors import ConfigError
 from quire.ops.arrays import Array, Host, to_numpy
-from quire.quant import awq, bitsandbytes, compressed_tensors, fp4, fp8, gptq
+from quire.quant import awq, bitnet, bitsandbytes, compressed_tensors, fp4, fp8, gptq
 from quire.quant.base import Fields, Quantizer, QuantScheme, QWeight
 from quire.quant.codebook import MXFP4, NF4
 from quire.quant.dense import Dense
@@ -26,6 +26,7 @@ READERS: dict[str, Callable[[Fields, Mapping[str, str]], QuantScheme]] = {
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "mxfp4": fp4.read,
+    "bitnet": bitnet.read,
     "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read,
@@ -60,7 +61,8 @@ def matrix_scheme(scheme: QuantScheme, present: Mapping[str, str]) -> QuantSchem
     if isinstance(scheme, Mixed):
         base = next((name.removesuffix(f".{suffix}") for suffix, name in present.items()), "")
         scheme = scheme.of.get(base, DENSE)
-    return scheme if any(s in present for s in scheme.parts if s != "weight") else DENSE
+    own = [part for part in scheme.parts if part != "weight"]
+    return scheme if not own or any(part in present for part in own) else DENSE
 
 
 def laid_out(scheme: QuantScheme) -> bool:

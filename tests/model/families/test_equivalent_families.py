@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from family_tensors import grouped_qkv, packed_qkv, rewrite
+from family_tensors import RELATIVES, grouped_qkv, packed_qkv, rewrite, write_relative
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, assert_left_out, load, prompt
 from quire.core.config import flat_config
@@ -42,6 +42,12 @@ def test_internlm2(ops: Ops, tmp_path: Path, bias: bool) -> None:
     oracle = write(tmp_path, "llama", attention_bias=bias)
     rewrite(tmp_path, grouped_qkv)
     edit_config(tmp_path, model_type="internlm2", bias=bias, remove=("attention_bias",))
+    assert_equal(tmp_path, ops, lambda tokens: logits(oracle, tokens))
+
+
+@pytest.mark.parametrize("family", RELATIVES)
+def test_families_that_are_another_model_in_other_words(family: str, ops: Ops, tmp_path: Path) -> None:
+    oracle = write_relative(tmp_path, family)
     assert_equal(tmp_path, ops, lambda tokens: logits(oracle, tokens))
 
 

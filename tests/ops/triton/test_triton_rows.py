@@ -27,7 +27,7 @@ if HAS_TRITON:
 ROWWISE = ("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "norm_spans", "gated_activation", "activation",
            "softcap", "clip", "scale", "add", "join_columns", "place_columns", "take_columns", "take_rows", "pick_rows",
            "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
-           "lora_scale", "latent_rope_and_cache")  # fmt: skip
+           "lora_scale", "latent_rope_and_cache", "xielu")  # fmt: skip
 
 
 def generator(seed: int = 0) -> torch.Generator:

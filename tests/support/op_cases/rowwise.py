@@ -86,6 +86,14 @@ def softcap_cases(g: Generator) -> Iterator[Case]:
         yield {"x": normal(g, t, d) * 20.0, "cap": 30.0}
 
 
+@cases("xielu")
+def xielu_cases(g: Generator) -> Iterator[Case]:
+    for t, d in SHAPES:
+        yield {"x": normal(g, t, d) * 3.0, "positive": 0.8, "negative": 0.9, "beta": 0.5}
+    x = torch.tensor([[-1e4, -90.0, -1e-4, -0.0, 0.0, 1e-4, 40.0]])
+    yield {"x": x, "positive": 0.3, "negative": 1.7, "beta": 0.25}
+
+
 @cases("clip")
 def clip_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:

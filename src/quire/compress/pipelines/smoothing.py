@@ -46,9 +46,11 @@ def find_producer(net: Net, layer: int, input_role: str, found: Sequence[LinearW
             and spec.value_dim == spec.head_dim
             and not spec.clip_qkv
             and mixer_of(spec, layer).own_heads
+            and not claim.get("o_norm", layer)
         )
         return "v" if plain and claim.holder("v", layer) in changed else ""
     gated = bool(claim.get(claim.holder("gate", layer), layer))
+    gated = gated and not claim.get("down_norm", layer)
     return "up" if input_role == "down" and gated and claim.holder("up", layer) in changed else ""
 
 

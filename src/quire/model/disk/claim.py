@@ -141,7 +141,8 @@ def claim(
         may_have = (*own.parts, *own.optional, *(("bias",) if may_have_bias(role, spec) else ()))
         parts = {s: f"{base}.{s}" for s in may_have if f"{base}.{s}" in infos}
         needed = set(own.parts) if _is_needed(name, role, spec, present) else set()
-        needed |= {"bias"} if f"{name}.bias" in present else set()
+        biased = f"{name}.bias" in present and not family.may_lack(f"{name}.bias", place.layer, spec.layers)
+        needed |= {"bias"} if biased else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
             shape = disk_shape(role, spec, family) if own is DENSE else role.shape(spec)

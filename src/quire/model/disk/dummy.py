@@ -30,14 +30,14 @@ class DummyWeights:
         self._seed = seed
         self.infos: dict[str, TensorInfo] = {}
         self.vectors: set[str] = set()
-        for name, role, _, base in slots(spec, family):
+        for name, role, place, base in slots(spec, family):
             if (role.optional and name not in required) or (name == "head" and spec.tied_head):
                 continue
             shape = disk_shape(role, spec, family)
             self.infos[f"{base}.weight"] = TensorInfo(BF16, shape, "dummy")
             if role.kind == "vector":
                 self.vectors.add(f"{base}.weight")
-            if f"{name}.bias" in required:
+            if f"{name}.bias" in required and not family.may_lack(f"{name}.bias", place.layer, spec.layers):
                 self.infos[f"{base}.bias"] = TensorInfo(BF16, role.shape(spec)[:1], "dummy")
 
     @cached_property

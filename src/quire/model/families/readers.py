@@ -33,9 +33,24 @@ def alternating(period: int) -> Callable[[HfConfig], list[str]]:
     return kinds
 
 
+def full_first(period: int) -> Callable[[HfConfig], list[str]]:
+    """`layer_types` where the first of every `period` layers sees everything and the others a window."""
+
+    def kinds(config: HfConfig) -> list[str]:
+        layers = config.integer("num_hidden_layers", high=1024)
+        return ["sliding_attention" if i % period else "full_attention" for i in range(layers)]
+
+    return kinds
+
+
 def embed_scale(config: HfConfig, layers: int) -> float:
     """Gemma's: the square root of the width."""
     return math.sqrt(config.integer("hidden_size"))
+
+
+def scaled_embedding(config: HfConfig, layers: int) -> float:
+    """The square root of the width unless `scale_embedding` is false."""
+    return embed_scale(config, layers) if config.flag("scale_embedding", True) else 1.0
 
 
 def query_scale(config: HfConfig, layers: int) -> float:

@@ -222,7 +222,11 @@ NO_ROPE = Rope(1.0, 0, Plain())
 
 
 def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: str) -> Rope:
-    """The rope of layers of `layer_kind`: `rope_parameters` (one, or one per kind) or `rope_theta` + `rope_scaling`."""
+    """The rope of layers of `layer_kind`: `rope_parameters` (one, or one per kind) or `rope_theta` + `rope_scaling`.
+
+    In families whose defaults say `fixed_alpha` the kind "dynamic" with an `alpha` is a base that does not depend on
+    the length: theta * alpha^(d / (d - 2)) (HunYuan).
+    """
     p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
     if isinstance(p.raw.get(layer_kind), dict):
         p = p.child(layer_kind)
@@ -232,6 +236,8 @@ def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: st
     if dim < 2 or dim % 2:
         raise config.fail("head_dim", f"rope needs an even number of rotated dimensions, not {dim}")
     kind = p.text("rope_type", None) or p.text("type", "default")
+    if kind == "dynamic" and p.has("alpha") and dim > 2 and config.flag("fixed_alpha", False):
+        return Rope(theta * p.number("alpha") ** (dim / (dim - 2)), dim, Plain())
     if kind not in SCALINGS:
         raise p.fail("rope_type", f"{kind!r} is not known; known: {', '.join(SCALINGS)}")
     original = config.integer("original_max_position_embeddings", None) or p.integer(

@@ -13,6 +13,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - facts     spec fields that are the same for the whole family.
 - required  roles ("q_norm") and biases ("q.bias") that must be there although other families lack them, and config
             flags that ask for such ("attention_bias").
+- last      biases that the last layer alone has.
 - prefix    a first part of all names but the head's that some files leave out.
 - modules   what transformers' modules have in the place of the prefix, where its files keep that.
 - nested    what files of models that are more than the decoder have in its place.
@@ -54,6 +55,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 
@@ -85,6 +87,7 @@ class Family:
     mtp: MtpNames | None = None
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
 
     def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
         """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
@@ -125,6 +128,10 @@ class Family:
         for role, others in self.aliases.items():
             names[role] = next((name for name in (names[role], *others) if name in bases), names[role])
         return replace(self, names=names)
+
+    def may_lack(self, bias: str, layer: int | None, layers: int) -> bool:
+        """Whether `layer` of `layers` need not have the bias although others have it."""
+        return bias in self.last and layer != layers - 1
 
     def of_layer(self, layer: int) -> str:
         """What the names of a layer's tensors begin with."""

@@ -34,6 +34,9 @@ from quire.model.families.names import (
     QKV_BIAS,
     without,
 )
+from quire.model.families.newer_dense import NEWER_DENSE
+from quire.model.families.older_dense import OLDER_DENSE
+from quire.model.families.published import PUBLISHED
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -68,6 +71,18 @@ GPT2_DEFAULTS = {
     "activation_function": "gelu_new",
     "intermediate_size": four_times,
 }
+
+GPT2_ROW = Family(
+    GPT2,
+    GPT2_DEFAULTS,
+    {"rope": no_rope, "attention_scale": gpt2_scale},
+    ("positions", *NEOX_BIASES, *NORM_BIASES),
+    facts=LAYER,
+    spelling=GPT2_SPELLING,
+    transposed=True,
+    prefix="transformer.",
+    buffers=MASKS,
+)
 
 
 Row = Family | Callable[[HfConfig], Family]
@@ -196,17 +211,8 @@ FAMILIES: dict[str, Row] = {
         facts=LAYER | {"join": "parallel"},
         spelling=(("rms_norm_eps", "layer_norm_eps"),),
     ),
-    "gpt2": Family(
-        GPT2,
-        GPT2_DEFAULTS,
-        {"rope": no_rope, "attention_scale": gpt2_scale},
-        ("positions", *NEOX_BIASES, *NORM_BIASES),
-        facts=LAYER,
-        spelling=GPT2_SPELLING,
-        transposed=True,
-        prefix="transformer.",
-        buffers=MASKS,
-    ),
+    "gpt2": GPT2_ROW,
+    "gpt-sw3": GPT2_ROW,
     "gpt_bigcode": Family(
         GPT2,
         GPT2_DEFAULTS
@@ -309,6 +315,9 @@ FAMILIES: dict[str, Row] = {
     "t5": t5,
     "mt5": mt5,
     **RELATIVES,
+    **NEWER_DENSE,
+    **OLDER_DENSE,
+    **PUBLISHED,
     **MIXTURES,
     **LATENT_MIXTURES,
     **GATED_MIXTURES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,6 +72,7 @@ from quire.model.net.parts import (
     scaled,
 )
 from quire.model.net.pipeline_parallel import NoHead
+from quire.model.net.row_changes import HeadLayerNorm, Rotated
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -126,7 +128,11 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
         changes.append(Project(reader.linear(("project_in",), None)))
     if reader.opened.claim.get("positions"):
         changes.append(Positions(reader.table("positions"), spec.position_offset))
-    if reader.opened.claim.get("embed_norm"):
+    if spec.edges.sinusoids:
+        table: Unplaced = spec.edges.positions(spec.max_position + spec.position_offset, spec.hidden)
+        reader.count("rope", "f32", table.nbytes)
+        changes.append(Positions(table, spec.position_offset))
+    if reader.opened.claim.get("embed_norm") or spec.edges.normed:
         changes.append(Normed(load_norm(reader, "embed_norm")))
     return tuple(changes)
 
@@ -143,7 +149,9 @@ def load_table(reader: WeightReader) -> Unplaced | PackedTable:
 def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced | None) -> Layer:
     """Layer `index`, packed; `bias` of its scores by distance."""
     spec = reader.local
-    q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
+    norms, rows = head_norms(reader, index), rope
+    if spec.late_norms:  # turned before, by `qkv_changes`
+        rows = rope[:, :, :0]
     alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
     mixer = mixer_of(spec, index)
@@ -151,10 +159,10 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
     layer = Layer(
         attn_norm=attn_norm,
         qkv=qkv,
-        qkv_changes=qkv_changes(reader, index),
-        qk_norms=None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm),
+        qkv_changes=qkv_changes(reader, index, rope),
+        qk_norms=norms,
         eps=spec.norm_eps,
-        rope=rope,
+        rope=rows,
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
@@ -169,6 +177,18 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
     )
     reader.tell(f"layer {index}")
     return layer
+
+
+def head_norms(reader: WeightReader, index: int) -> tuple[Unplaced, Unplaced] | None:
+    """Weights [head_dim] of rmsnorms of each head of queries and of keys of layer `index`, if there are any."""
+    spec = reader.local
+    if spec.unit_norms and spec.unit_norms[index]:
+        ones: Unplaced = np.ones(spec.head_dim, F32)
+        return ones, ones
+    if spec.norm.startswith("layer"):
+        return None
+    q_norm, k_norm = reader.vector("q_norm", index), reader.vector("k_norm", index)
+    return None if q_norm is None else (q_norm, q_norm if k_norm is None else k_norm)
 
 
 def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
@@ -259,8 +279,8 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
 """Kind of mixer -> what reads a layer's."""
 
 
-def qkv_changes(reader: WeightReader, index: int) -> tuple[RowChange, ...]:
-    """What happens to queries, keys and values before rope, per-head norms of one weight aside.
+def qkv_changes(reader: WeightReader, index: int, rope: Unplaced) -> tuple[RowChange, ...]:
+    """What happens to queries, keys and values before rope, per-head rmsnorms of one weight aside.
 
     A norm of whole rows is given this rank's columns, which `parallel_decoder` puts beside those of the others.
     """
@@ -279,12 +299,21 @@ def qkv_changes(reader: WeightReader, index: int) -> tuple[RowChange, ...]:
             changes.append(kind(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
     if spec.clip_qkv:
         changes.append(Clip(spec.clip_qkv))
+    turned = spec.kv_heads * d if spec.kv_layer(index) == index else 0
+    for role, start, width in (("q_norm", 0, keys), ("k_norm", keys, turned)) if spec.norm.startswith("layer") else ():
+        weight = reader.vector(role, index)
+        if weight is not None:
+            changes.append(HeadLayerNorm(weight, reader.vector(role, index, "bias"), start, width, spec.norm_eps))
+    if spec.late_norms:
+        changes.append(Rotated(rope, keys + turned, d))
     return tuple(changes)
 
 
 def load_head(reader: WeightReader, embed: Unplaced | PackedTable) -> Linear:
     """The output head; a tied one is the matrix `embed`, or is packed from that table, which stays for look-ups."""
     own = reader.share.head is None  # a stage that shares the head has other rows of it than of the table
+    bias = reader.vector("head_bias")
     if isinstance(embed, PackedTable) and not reader.opened.claim.get("head") and own:
-        return Linear(embed.matrix)
-    return reader.linear(("head",), None)
+        return Linear(embed.matrix, bias)
+    head = reader.linear(("head",), None)
+    return head if bias is None else replace(head, bias=bias)

@@ -12,11 +12,12 @@ from quire.core.dtypes import F32
 from quire.core.parallel import ParallelConfig
 from quire.model.batch import Forward
 from quire.model.disk.headers import ModelHeaders
-from quire.model.load.roles import Share
+from quire.model.load.roles import ROLES, Share
 from quire.model.net.context_parallel import context_parallel
 from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
+from quire.model.net.inner_norms import over_ranks
 from quire.model.net.moe import MoeMlp
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
@@ -84,7 +85,7 @@ def parallel_decoder(
     if division is not None and (among := place.comm(division.plan.axis)) is not None:
         decoder = _expert_parallel(decoder, spec.moe.routing.experts, division, among)
     if comm is not None:
-        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel)
+        decoder = _tensor_parallel(decoder, spec, comm, options.enable_sequence_parallel, share.step)
     return decoder if stages is None else _pipeline_stage(decoder, spec, stages, share)
 
 
@@ -143,14 +144,14 @@ def counted_pairs(decoder: Forward) -> Any:
     return None
 
 
-def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool) -> Decoder:
+def _tensor_parallel(decoder: Decoder, spec: ModelSpec, comm: Comm, scatter: bool, step: int) -> Decoder:
     """Add the sums over ranks that a block needs, and all columns of the logits."""
     assert isinstance(decoder.embed, Embedding), "as it was loaded"
     bounds = [Share(rank, comm.world).role("head", spec) for rank in range(comm.world)]
     widths = tuple(stop - first for first, stop in bounds)
     normed = [
         replace(
-            layer,
+            over_ranks(layer, decoder.ops, lambda role: _widths(spec, role, comm, step), comm),
             qkv_changes=_qkv_changes(layer, decoder.ops, comm),
             attention=_gathered_scan(layer.attention, spec, decoder.ops, comm),
         )
@@ -219,6 +220,14 @@ def _gathered_scan(attention: Attend, spec: ModelSpec, ops: Ops, comm: Comm) -> 
     scale = cast_to(comm.gather_columns(ops, norm.scale[None], widths)[0], F32, copy=True)
     whole = replace(norm, scale=scale, span=spec.scan.inner // spec.scan.groups)
     return replace(attention, norm=TensorParallelGating(whole, widths, comm))
+
+
+def _widths(spec: ModelSpec, role: str, comm: Comm, step: int) -> tuple[int, ...]:
+    """Columns of a matrix that is split by columns, by rank."""
+    cuts = (
+        Share(rank, comm.world, step=step).cut(role, spec, ROLES[role].shape(spec)[1]) for rank in range(comm.world)
+    )
+    return tuple(cut.stop - cut.start for cut in cuts)
 
 
 def _gathered_norm(change: RowChange, ops: Ops, comm: Comm) -> RowChange:

@@ -9,10 +9,11 @@ from typing import TypeVar
 import numpy as np
 
 from quire.core.dtypes import F32
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES, ROLES, Share
+from quire.model.net.inner_norms import InnerNorm, NormedProduct
 from quire.model.net.parts import (
     FusedGatedMlp,
     FusedPlainMlp,
@@ -32,6 +33,8 @@ from quire.model.net.parts import (
     scaled,
 )
 from quire.model.net.tensor_parallel import RankInvariantLinear, RankInvariantMlp
+from quire.model.net.transformed_norm import TransformedNorm
+from quire.model.net.xielu import XieluMlp
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import as_f32
 from quire.ops.experts import ACTIVATIONS
@@ -42,9 +45,9 @@ def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: 
     spec, again = reader.opened.spec, False
     if layer is not None and role == "attn_norm" and spec.join == "twins" and not spec.begins(layer):
         layer, again = layer - 1, True
-    if spec.norm == "plain" and DISK_ROLES[role].optional is False:
+    if spec.norm in ("plain", "unit") and (DISK_ROLES[role].optional is False or role == "embed_norm"):
         same: Unplaced = np.full(spec.hidden, scale, F32)
-        return LayerNorm(same, None, spec.norm_eps)
+        return LayerNorm(same, None, spec.norm_eps) if spec.norm == "plain" else RmsNorm(same, spec.norm_eps)
     weight = reader.vector(role, layer, again=again)
     if weight is None:
         return NoNorm()
@@ -64,7 +67,8 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
     """
     spec = reader.opened.spec
     if spec.join != "post_ln":
-        scales = {"mlp_norm": spec.factors.mlp_in}
+        added = spec.factors.post_norm
+        scales = {"mlp_norm": spec.factors.mlp_in, "attn_post_norm": added, "mlp_post_norm": added}
         before, after, mlp, after_mlp = (
             load_norm(reader, role, index, scales.get(role, 1.0))
             for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
@@ -85,6 +89,11 @@ def _of_parts(spec: ModelSpec, index: int, norm: Norm) -> Norm:
 def load_final_norm(reader: WeightReader) -> Norm:
     """The norm of the rows that want logits, and the projection to the head where there is one."""
     spec = reader.opened.spec
+    if spec.edges.activation:
+        first, dense = load_norm(reader, "final_norm"), reader.linear(("head_dense",), None)
+        return TransformedNorm(
+            first, dense, spec.edges.activation, load_norm(reader, "head_norm", None, spec.logit_scale)
+        )
     if spec.join == "post_ln":
         norm = load_norm(reader, "mlp_post_norm", spec.layers - 1, scale=spec.logit_scale)
     else:
@@ -100,10 +109,32 @@ def load_mlp(reader: WeightReader, index: int, stack: str = "") -> Mlp:
     activation, claim = reader.opened.spec.activation, reader.opened.claim
     if not claim.get(claim.holder(gate, index), index):
         upper, lower = reader.linear((up,), index), reader.linear((down,), index)
+        if activation == "xielu":
+            return XieluMlp(upper, lower, *_xielu_numbers(reader, index))
         known = activation in ACTIVATIONS
         return (FusedPlainMlp if known and _fused(reader, upper, lower) else PlainMlp)(upper, lower, activation)
     gate_up, lower = reader.linear((gate, up), index), reader.linear((down,), index)
+    inner = None if stack else reader.vector("down_norm", index)
+    if inner is not None:
+        if reader.form.runs:
+            raise ConfigError(
+                "--rank-invariant: a norm inside the MLP reads whole rows, whose runs are not kept apart; leave it out",
+                param="rank_invariant",
+            )
+        return GatedMlp(gate_up, NormedProduct(InnerNorm(inner, reader.opened.spec.norm_eps), lower), activation)
     return (FusedGatedMlp if _fused(reader, gate_up, lower) else GatedMlp)(gate_up, lower, activation)
+
+
+def _xielu_numbers(reader: WeightReader, index: int) -> tuple[float, float, float]:
+    """Factors above and below 0, which are softplus of what the file has, the second moved by beta, and beta.
+
+    Between `eps` and 0 transformers takes exp(eps) for exp(x), for gradients; here that is not told apart.
+    """
+    read = (reader.vector(f"xielu_{name}", index) for name in ("positive", "negative", "beta", "eps"))
+    positive, negative, beta, eps = (float(as_f32(one)[0]) for one in read if one is not None)
+    if eps < -1e-4:
+        raise ModelError(f"{reader.opened.folder}: layer {index}: xIELU's eps is {eps:g}, needs at least -1e-4")
+    return float(np.logaddexp(0.0, positive)), beta + float(np.logaddexp(0.0, negative)), beta
 
 
 def _fused(reader: WeightReader, first: Linear, second: Linear) -> bool:
@@ -125,6 +156,15 @@ def load_o(reader: WeightReader, role: str, index: int) -> Product:
     def load(reader: WeightReader) -> Product:
         return scaled(reader.linear((role,), index), factor)
 
+    inner = reader.vector("o_norm", index) if role == "o" else None
+    if inner is not None:
+        return NormedProduct(InnerNorm(inner, spec.norm_eps), _in_parts(reader, role, load))
+    return _in_parts(reader, role, load)
+
+
+def _in_parts(reader: WeightReader, role: str, load: Callable[[WeightReader], Product]) -> Product:
+    """What `load` makes of this rank's share, in runs of whole heads or channels where the reader makes any."""
+    spec = reader.opened.spec
     if not reader.form.runs:
         return load(reader)
     columns, runs = ROLES[role].shape(spec)[1], gcd(RUNS, ROLES[role].units(spec))

@@ -156,7 +156,7 @@ class WeightReader:
             tensor = self._logarithm(name, tensor)
         if (order := self.opened.family.order(role, self.opened.spec)) is not None:
             tensor = tensor[order]
-        tensor = shard_vector(tensor, role, self.opened.spec, self.share)
+        tensor = shard_vector(tensor, role, self.opened.spec, self.share.of_role(role))
         if not again:
             self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor

@@ -84,7 +84,14 @@ ROLES: dict[str, Role] = {
     "mlp_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_mlp(layer)),
     "gate": _mlp(True, _intermediate, _plain),
     "up": _mlp(True, _intermediate, _plain),
+    "down_norm": Role(
+        "vector", lambda s: (s.intermediate,), ROWS, _intermediate, optional=True, where=_plain, spread=STEPS
+    ),
     "down": _mlp(False, _intermediate, _plain),
+    **{
+        f"xielu_{name}": Role("vector", lambda s: (1,), optional=True, where=_plain)
+        for name in ("positive", "negative", "beta", "eps")
+    },
     "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
     "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
     "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
@@ -98,9 +105,14 @@ ROLES: dict[str, Role] = {
     "shared_switch": Role("dense", lambda s: (1, s.hidden), where=_with_shared, optional=True),
     "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
+    "head_dense": Role("linear", lambda s: (s.hidden, s.hidden), layer=False, optional=True, partner="head_norm"),
+    "head_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True, partner="head_dense"),
     "project_out": Role("linear", lambda s: (s.embed_width, s.hidden), layer=False, optional=True),
     "head": Role(
         "linear", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
+    ),
+    "head_bias": Role(
+        "vector", lambda s: (s.vocab_size,), ROWS, lambda s: s.vocab_size, layer=False, optional=True, spread=FIRST
     ),
 }
 
@@ -243,7 +255,7 @@ class Share:
 
     def of_role(self, name: str) -> Share:
         """Which part it has of one role."""
-        return Share(*self.head) if name == "head" and self.head is not None else self
+        return Share(*self.head) if name in ("head", "head_bias") and self.head is not None else self
 
     def span(self, spec: ModelSpec) -> range:
         """Layers of the share."""
@@ -314,7 +326,7 @@ def _units_of(name: str) -> str:
         return "key/value heads"
     if own.startswith("scan_"):
         return "groups of scanned heads" if own in ("scan_b", "scan_c") else "scanned heads"
-    if own in ("gate", "up", "down") or own.startswith(("expert_", "shared_")):
+    if own in ("gate", "up", "down", "down_norm") or own.startswith(("expert_", "shared_")):
         return "columns of an MLP"
     return "attention heads" if own in MIXED or own == "relative_bias" else f"rows of {name}"
 

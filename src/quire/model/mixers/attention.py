@@ -70,6 +70,7 @@ _ALL = {
     "sinks": Role("vector", lambda s: (s.heads,), ROWS, lambda s: s.heads, optional=True),
     "attn_gate": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads, optional=True),
     "head_gate": Role("linear", lambda s: (s.heads, s.hidden), ROWS, lambda s: s.heads, optional=True),
+    "o_norm": Role("vector", lambda s: (s.heads * s.head_dim,), ROWS, lambda s: s.heads, optional=True),
     "o": Role("linear", lambda s: (s.hidden, s.heads * s.value_dim), COLUMNS, lambda s: s.heads),
 }
 
@@ -83,8 +84,10 @@ ROLES = {name: replace(role, where=_has) for name, role in _ALL.items()}
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
     "q_gate": (lambda s: s.heads, {"q": lambda s: s.head_dim, "attn_gate": lambda s: s.head_dim}),
+    "qvk": (lambda s: 4, {role: lambda s: s.heads // 4 * s.head_dim for role in "qvk"}),
 }
-"""Fused matrices on disk that hold, for each of so many heads, the rows of several roles behind each other."""
+"""Fused matrices on disk that hold, for each of so many heads or pieces, the rows of several roles behind each
+other."""
 
 KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
 """Roles that a layer which reads another's keys and values does not have."""

@@ -229,7 +229,7 @@ class GatedMlp:
     """down(act(gate) * up) (Shazeer 2020)."""
 
     gate_up: Product
-    down: Linear
+    down: Product
     activation: str
 
     def __call__(self, ops: Ops, x: Array) -> Array:

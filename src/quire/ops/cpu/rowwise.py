@@ -117,6 +117,14 @@ def clip(cpu: Cpu, x: Host, limit: float) -> Host:
     return _change(cpu, "clip", x, limit)
 
 
+@impl("xielu", "cpu")
+def xielu(cpu: Cpu, x: Host, positive: float, negative: float, beta: float) -> Host:
+    check(x, "xielu x", F32, -1, -1)
+    if x.size:
+        cpu.call("xielu", x, x.size, positive, negative, beta)
+    return x
+
+
 @impl("rope_queries", "cpu")
 def rope_queries(
     cpu: Cpu, q: Host, positions: Host, table: Host, pad: int, head_dim: int, norm: Host | None, eps: float

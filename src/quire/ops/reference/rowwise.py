@@ -89,6 +89,16 @@ def clip(x: Tensor, limit: float) -> Tensor:
     return x.clamp(-limit, limit)
 
 
+@op(tolerance=4e-6, into="x")
+def xielu(x: Tensor, positive: float, negative: float, beta: float) -> Tensor:
+    """x [T, d] f32 in place: positive * x^2 + beta * x above 0, negative * (exp(x) - 1 - x) + beta * x below it.
+
+    Returns x (Huang and Schlag 2024).
+    """
+    low = x.clamp(max=0.0)
+    return torch.where(x > 0, positive * x * x, negative * (torch.expm1(low) - low)) + beta * x
+
+
 @op(tolerance=4e-6)
 def rope_queries(
     q: Tensor, positions: Tensor, table: Tensor, pad: int, head_dim: int, norm: Tensor | None, eps: float

@@ -117,6 +117,15 @@ def clip(gpu: Gpu, x: Tensor, limit: float) -> Tensor:
     return _change(gpu, "clip", x, limit, kernels.CLIP.value)
 
 
+@impl("xielu", "triton")
+def xielu(gpu: Gpu, x: Tensor, positive: float, negative: float, beta: float) -> Tensor:
+    rows, d = activations(x, "xielu x")
+    if x.numel():
+        size = _columns(gpu, d)
+        kernels.xielu_kernel[(rows, cdiv(d, size))](x, d, positive, negative, beta, BD=size)
+    return x
+
+
 def _change(gpu: Gpu, what: str, x: Tensor, number: float, kind: int) -> Tensor:
     rows, d = activations(x, f"{what} x")
     if x.numel():

@@ -102,6 +102,17 @@ def change_kernel(x, d, number, BD: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
+def xielu_kernel(x, d, positive, negative, beta, BD: tl.constexpr):
+    """Rows [d] in place: positive x^2, or negative (exp(x) - 1 - x) below 0, each with beta x. Grid: (rows, d / BD)."""
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    at, inside = tl.program_id(0).to(tl.int64) * d + column, column < d
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    low = tl.where(value < 0, value, 0.0)
+    curved = tl.where(value > 0, positive * value * value, negative * (tl.exp(low) - 1.0 - low))
+    tl.store(x + at, curved + beta * value, mask=inside)
+
+
+@triton.jit
 def embedding_kernel(out, numbers, table, d, offset, vocabulary, other, BD: tl.constexpr, ADD: tl.constexpr):
     """Rows of `table` [vocabulary, d] at numbers + offset, stored or added to `out`. Grid: (rows, d / BD).
 
