@@ -53,13 +53,19 @@ void index_rope_and_cache(float* q, const float* k, const int32_t* positions, co
     });
 }
 
-struct IndexCall : BatchDescriptor {
-    int32_t* out;              // [rows, most]
-    const float *q, *weights;  // [rows, heads * d], [rows, heads]
+// Rows whose queries meet keys of the cache.
+struct IndexRows : BatchDescriptor {
+    const float* q;  // [rows, heads * d]
     IndexCache cache;
-    int64_t heads, most;
+    int64_t heads;
     int64_t words() const { return cache.d * cache.width() / 4; }
     int64_t base(int64_t s) const { return context[s] - (cu_q[s + 1] - cu_q[s]); }
+};
+
+struct IndexCall : IndexRows {
+    int32_t* out;          // [rows, most]
+    const float* weights;  // [rows, heads]
+    int64_t most;
 };
 
 // Tokens first..last of a sequence, of which all see more than they may choose; `scores` of each, `stride` apart.
@@ -75,7 +81,7 @@ struct IndexBuffers {
     const char* keys[kLatentTile];
 };
 
-IndexBuffers index_buffers(const IndexCall& c, Pieces& pieces) {
+IndexBuffers index_buffers(const IndexRows& c, Pieces& pieces) {
     IndexBuffers b{};
     b.q = pieces.take<char>(kIndexRows * c.heads * c.words() * 4);
     b.tile = pieces.take<char>(kLatentTile * c.words() * 4);
@@ -85,7 +91,7 @@ IndexBuffers index_buffers(const IndexCall& c, Pieces& pieces) {
 }
 
 // The 64 keys from position `start` on side by side, zeros from `end` on.
-QUIRE_INLINE void lay_keys(const IndexCall& c, IndexBuffers& b, int64_t sequence, int64_t start, int64_t end) {
+QUIRE_INLINE void lay_keys(const IndexRows& c, IndexBuffers& b, int64_t sequence, int64_t start, int64_t end) {
     const int64_t words = c.words();
     for (int64_t i = 0; i < kLatentTile; ++i) {
         b.keys[i] = b.zeros;
@@ -95,6 +101,13 @@ QUIRE_INLINE void lay_keys(const IndexCall& c, IndexBuffers& b, int64_t sequence
         }
     }
     for (int64_t g = 0; g < kLatentTile / 16; ++g) lay_across(b.tile + g * words * 64, b.keys + g * 16, words);
+}
+
+// Queries of the rows first..last in the cache's type.
+template <bool kBf16>
+QUIRE_INLINE void take_index_queries(const IndexRows& c, IndexBuffers& b, int64_t first, int64_t last) {
+    for (int64_t i = first * c.heads; i < last * c.heads; ++i)
+        store_as<kBf16>(b.q + (i - first * c.heads) * c.words() * 4, c.q + i * c.cache.d, c.cache.d);
 }
 
 // to[64] = sum over heads of weight * max(0, q . k) of one row, against the keys in `b.tile`.
@@ -119,9 +132,7 @@ template <bool kBf16>
 void index_task(const IndexCall& c, IndexBuffers& b, const IndexGroup& g, int64_t low) {
     const int64_t begin = c.cu_q[g.sequence], base = c.base(g.sequence), words = c.words();
     const int64_t seen = base + g.last, high = seen < low + kIndexSplit ? seen : low + kIndexSplit;
-    for (int64_t t = g.first; t < g.last; ++t)
-        for (int64_t h = 0; h < c.heads; ++h)
-            store_as<kBf16>(b.q + ((t - g.first) * c.heads + h) * words * 4, c.q + ((begin + t) * c.heads + h) * c.cache.d, c.cache.d);
+    take_index_queries<kBf16>(c, b, begin + g.first, begin + g.last);
     for (int64_t start = low; start < high; start += kLatentTile) {
         lay_keys(c, b, g.sequence, start, high);
         for (int64_t t = g.first; t < g.last; ++t)
@@ -184,19 +195,19 @@ void for_index_groups(const IndexCall& c, const Visit& visit) {
     }
 }
 
-void check_index_batch(const IndexCall& c, int64_t rows) {
+void check_index_batch(const IndexRows& c, int64_t rows) {
     check_index(c.cache);
-    if (c.heads < 1 || c.heads > kMostLatent || c.most < 1) fail("choose_tokens: needs heads, and tokens to choose");
-    if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("choose_tokens: cu_q must run from 0 to the number of rows");
+    if (c.heads < 1 || c.heads > kMostLatent) fail("indexer: needs heads");
+    if (c.cu_q[0] != 0 || c.cu_q[c.sequences] != rows) fail("indexer: cu_q must run from 0 to the number of rows");
     for (int64_t s = 0; s < c.sequences; ++s) {
         const int64_t count = int64_t{c.cu_q[s + 1]} - c.cu_q[s], context = c.context[s];
-        if (count < 0) fail("choose_tokens: cu_q must ascend");
+        if (count < 0) fail("indexer: cu_q must ascend");
         if (count == 0) continue;
-        if (context < count) fail("choose_tokens: a context is shorter than the rows it includes");
-        if (context > c.max_blocks * c.cache.block_size) fail("choose_tokens: a context is longer than its block table");
+        if (context < count) fail("indexer: a context is shorter than the rows it includes");
+        if (context > c.max_blocks * c.cache.block_size) fail("indexer: a context is longer than its block table");
         for (int64_t i = 0; i * c.cache.block_size < context; ++i) {
             const int64_t block = c.tables[s * c.max_blocks + i];
-            if (block < 0 || block >= c.cache.blocks) fail("choose_tokens: a block lies outside the cache");
+            if (block < 0 || block >= c.cache.blocks) fail("indexer: a block lies outside the cache");
         }
     }
 }
@@ -259,7 +270,8 @@ void run_choose_tokens(const IndexCall& c) {
 
 void choose_tokens(int32_t* out, const float* q, const float* weights, const IndexCache* cache, const BatchDescriptor* batch, int64_t rows,
                    int64_t heads, int64_t most) {
-    const IndexCall c{*batch, out, q, weights, *cache, heads, most};
+    const IndexCall c{{*batch, q, *cache, heads}, out, weights, most};
+    if (most < 1) fail("choose_tokens: needs tokens to choose");
     check_index_batch(c, rows);
     if (c.cache.bf16()) run_choose_tokens<true>(c);
     else run_choose_tokens<false>(c);

@@ -1,4 +1,5 @@
 // Attention over a cache of latents (multi-head latent attention), and the indexer that chooses its tokens.
+#include "block_indexer.h"
 #include "indexer.h"
 #include "latent_attention.h"
 #include "latent_cache.h"
@@ -11,6 +12,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&latent_attention>("latent_attention"),
     op_entry<&index_rope_and_cache>("index_rope_and_cache"),
     op_entry<&choose_tokens>("choose_tokens"),
+    op_entry<&choose_blocks>("choose_blocks"),
 };
 extern const OpList kLatentOps;
 const OpList kLatentOps = list_of(kOps);

@@ -9,10 +9,10 @@ import pytest
 from oracle import edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from paged_model import ops as ops
-from quire.core.errors import ModelError
+from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
 from quire.ops.backend import Ops
-from sparse_variants import DENSE, SPARSE
+from sparse_variants import BLOCK_SPARSE, DENSE, SPARSE
 
 __all__ = ["ops"]
 
@@ -30,9 +30,27 @@ def test_logits_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path:
                 assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
 
 
-@pytest.mark.parametrize("variant", SPARSE)
+@pytest.mark.parametrize("variant", BLOCK_SPARSE)
+def test_logits_of_chosen_blocks_equal_transformers_however_cut(variant: str, ops: Ops, tmp_path: Path) -> None:
+    family, facts = BLOCK_SPARSE[variant]
+    oracle = write(tmp_path, family, **facts)
+    sequences = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
+    want = [logits(oracle, s) for s in sequences]
+    for block_size in (1, 4):
+        model = load(tmp_path, ops, block_size=block_size)
+        for name, cut in CUTS.items():
+            for got, expected in zip(Paged(model, sequences).run(cut), want, strict=True):
+                assert relative_error(got, expected) <= TOLERANCE, (block_size, name)
+    edit_config(tmp_path, index_topk_blocks=16)
+    (other, *_) = Paged(load(tmp_path, ops, block_size=4), sequences).run(CUTS["whole"])
+    assert relative_error(other, want[0]) > 1e-3, "more blocks were there to read"
+    with pytest.raises(ConfigError, match="must be whole blocks of the cache"):
+        load(tmp_path, ops, block_size=16)
+
+
+@pytest.mark.parametrize("variant", SPARSE | BLOCK_SPARSE)
 def test_all_parameters_are_known(variant: str, tmp_path: Path) -> None:
-    family, facts = SPARSE[variant]
+    family, facts = (SPARSE | BLOCK_SPARSE)[variant]
     oracle = write(tmp_path, family, **facts)
     assert describe(str(tmp_path)).parameters == sum(p.numel() for p in oracle.state_dict().values())
 

@@ -161,6 +161,7 @@ MODEL_OPS = {
     "latent_attention",
     "index_rope_and_cache",
     "choose_tokens",
+    "choose_blocks",
     "delta_rule",
     "ssm_scan",
     "gated_rmsnorm",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
-from quire.ops.indexer import NO_INDEXER, Indexer
+from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
 SHARED = "shared block"
@@ -304,6 +304,7 @@ class ModelSpec:
     file_layers: tuple[int, ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
+    blocks: BlockIndexer = NO_BLOCK_INDEXER
     conv: ConvSizes = ConvSizes()
     delta: DeltaSizes = DeltaSizes()
     scan: ScanSizes = ScanSizes()

@@ -6,7 +6,7 @@ where a row is looked up: block tables thus mean what they mean over a paged cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,12 @@ class AutogradCache(KVCache):
     def of(cls, layout: KVLayout) -> AutogradCache:
         """An empty one. Of `layout` the sizes of a head and of a block count."""
         return cls(layout, torch.empty(0), torch.empty(0))
+
+    def head(self, index: int) -> AutogradCache:
+        """Keys and values of one head alone."""
+        own = slice(index, index + 1)
+        rows = [(slots, keys[:, own], values[:, own]) for slots, keys, values in self.written]
+        return AutogradCache(replace(self.layout, kv_heads=1), self.keys, self.values, rows)
 
     def put(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Rows for `slots` [t] int64, -1: for none. A slot that is written again has the later row."""

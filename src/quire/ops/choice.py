@@ -24,17 +24,17 @@ from quire.ops.native import load_native, require_native
 log = logging.getLogger(__name__)
 OPS = (
     "activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "attention", "attention_states", "cache_rows",
-    "causal_conv", "choose_tokens", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule", "embedding",
-    "expert_mlp", "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
+    "causal_conv", "choose_blocks", "choose_tokens", "clamped_swiglu", "clip", "combine", "copy_blocks", "delta_rule",
+    "embedding", "expert_mlp", "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
     "head_linear", "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm",
     "linear", "lora", "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns",
-    "plain_mlp", "rmsnorm",
-    "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap", "sort_by_expert",
-    "ssm_scan", "take_columns",
-    "take_rows", "top_logprobs", "whole_attention", "xielu", "zero_blocks",
+    "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap",
+    "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "top_logprobs", "whole_attention", "xielu",
+    "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
-HOST = ("attention_states", "cache_rows", "choose_tokens", "fold_states", "index_rope_and_cache", "whole_attention")
+HOST = ("attention_states", "cache_rows", "choose_blocks", "choose_tokens", "fold_states", "index_rope_and_cache",
+        "whole_attention")  # fmt: skip
 """Ops of the reference and of the CPU alone: what spreads a sequence over processes, and sparse attention, which GPUs
 refuse, and attention without a mask, which is torch's there."""
 READ_WEIGHTS = ("linear", "gated_mlp", "plain_mlp", "grouped_linear", "expert_mlp", "head_linear")

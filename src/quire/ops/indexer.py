@@ -36,7 +36,28 @@ class Indexer:
         return next((i for i in range(layer, -1, -1) if self.at(i)), layer)
 
 
+@dataclass(frozen=True)
+class BlockIndexer:
+    """Sizes of the indexers of block-sparse attention (MiniMax M3), all 0 where a model has none.
+
+    Each head of keys and values has a head of queries here, of `head_dim` numbers, and reads the `most` blocks of
+    `size` tokens with the highest scores, the last `local` ones always. `own`: per layer, whether it has an indexer;
+    the others read all tokens.
+    """
+
+    head_dim: int = 0
+    size: int = 0
+    most: int = 0
+    local: int = 0
+    own: tuple[bool, ...] = ()
+
+    def at(self, layer: int) -> bool:
+        """Whether `layer` has an indexer."""
+        return bool(self.own) and self.own[layer]
+
+
 NO_INDEXER = Indexer()
+NO_BLOCK_INDEXER = BlockIndexer()
 EPS = 1e-6
 """Of the norm of its keys, whatever config.json says of others."""
 

@@ -7,7 +7,7 @@ side for p.v, so that bf16 dot-product instructions read both without a transpos
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.dtypes import BF16, F8, F16, F32, I8, U8, Dtype
 from quire.ops.arrays import Array, byte_strides, view_as
@@ -180,6 +180,11 @@ class KVCache:
         bytes."""
         keys, values = self.keys, self.values
         return len(keys) == len(values) and (not self.layout.even or byte_strides(keys)[:2] == byte_strides(values)[:2])
+
+    def head(self, index: int) -> KVCache:
+        """Keys and values of one head alone, where they lie."""
+        own = slice(index, index + 1)
+        return KVCache(replace(self.layout, kv_heads=1), self.keys[:, own], self.values[:, own])
 
     @property
     def arrays(self) -> tuple[Array, ...]:

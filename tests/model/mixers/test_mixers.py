@@ -24,6 +24,7 @@ from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
 from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.block_indexed import BlockIndexedAttention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
@@ -51,6 +52,7 @@ SHAPES: list[Mixer] = [
     Latents(4, 48, 0, 32, 16),
     Latents(8, 192, 64, 512, 64),
     IndexedLatents(8, 192, 64, 512, 64, index_heads=4, index_dim=128),
+    BlockIndexedAttention(8, 2, 64, size=128, index_dim=32),
     ShortConvolution(64, 3),
     ShortConvolution(2048, 4),
     DeltaRule(DeltaSizes(2, 4, 16, 8, 4)),
@@ -81,7 +83,7 @@ def test_formats_of_a_cache() -> None:
     assert [heads.kept_in(asked, BF16, "cpu") for asked in ("auto", "int8", "fp8")] == [BF16, I8, F8]
     assert [latents.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     assert latents.kept_in("auto", F16, "triton") == F16
-    rows = SHAPES[6]
+    rows = SHAPES[7]
     assert [rows.kept_in("auto", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F16]
     assert [rows.kept_in("int8", dtype, "cpu") for dtype in (BF16, F32, F16)] == [BF16, F32, F32]
     for asked in ("int8", "fp8", "float16"):
@@ -91,7 +93,7 @@ def test_formats_of_a_cache() -> None:
 
 def test_what_a_mixer_allows() -> None:
     assert LATENTS in SHAPES[3].features and ENCODER in SHAPES[2].features and not SHAPES[0].features
-    assert CONVOLUTIONS in SHAPES[6].features and STATES in SHAPES[8].features & SHAPES[9].features
+    assert CONVOLUTIONS in SHAPES[7].features and STATES in SHAPES[9].features & SHAPES[10].features
     own = [isinstance(mixer, Attention) and not isinstance(mixer, SharedBlock) for mixer in SHAPES]
     assert [mixer.own_heads for mixer in SHAPES] == own
     assert set(MIXERS) == {type(mixer) for mixer in SHAPES}, "each kind can be loaded"

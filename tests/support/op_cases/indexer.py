@@ -11,7 +11,7 @@ from op_cases.reference import rope_table
 from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import BF16, F32
-from quire.ops.indexer import IndexLayout
+from quire.ops.indexer import BlockIndexer, IndexLayout
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -78,3 +78,20 @@ def choose_tokens_cases(g: Generator) -> Iterator[Case]:
         for size, heads, d, most in ((1, 4, 16, 8), (16, 33, 24, 64), (16, 64, 128, 7), (128, 1, 8, 1)):
             yield index_case(g, IndexLayout.of(size, d, dtype), heads, most, MIXED)
         yield index_case(g, IndexLayout.of(16, 64, dtype), 8, 512, ((1, 1300), (40, 540)))
+
+
+def block_case(
+    g: Generator, layout: IndexLayout, heads: int, sizes: BlockIndexer, rows: tuple[tuple[int, int], ...]
+) -> Case:
+    """`index_case` of blocks."""
+    case = index_case(g, layout, heads, 1, rows)
+    return {name: case[name] for name in ("q", "cache", "cu_q", "context", "block_tables")} | {"sizes": sizes}
+
+
+@cases("choose_blocks")
+def choose_blocks_cases(g: Generator) -> Iterator[Case]:
+    for dtype in (BF16, F32):
+        for size, heads, d, own in ((1, 2, 16, 4), (4, 1, 24, 4), (16, 4, 64, 64), (128, 33, 8, 128)):
+            for most, local in ((1, 1), (3, 1), (5, 2)):
+                yield block_case(g, IndexLayout.of(size, d, dtype), heads, BlockIndexer(d, own, most, local), MIXED)
+        yield block_case(g, IndexLayout.of(16, 64, dtype), 4, BlockIndexer(64, 128, 2, 1), ((1, 1300), (40, 540)))

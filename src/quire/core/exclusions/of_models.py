@@ -32,7 +32,6 @@ from quire.core.exclusions.features import (
     HOSTS,
     IMAGES,
     IN_PROCESS,
-    INDEXERS,
     KV_FORMAT,
     KV_OFFLOADING,
     KV_STORE,
@@ -56,7 +55,6 @@ from quire.core.exclusions.features import (
     SEQUENCE_PARALLEL,
     SEVERAL_MODELS,
     SHARED_BLOCKS,
-    SHARED_INDEXERS,
     SIMULATION,
     STAGES,
     STATES,
@@ -68,6 +66,7 @@ from quire.core.exclusions.features import (
     WINDOWS,
     Feature,
 )
+from quire.core.exclusions.of_sparse_attention import OF_SPARSE_ATTENTION
 
 OUT = "leave it out"
 HEADS = (MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
@@ -185,14 +184,6 @@ OF_OTHER_MODELS = (
         SHARED_BLOCKS,
         "a block that layers share has adapters of its own, and looks up tokens without what others change in them",
         OUT,
-    ),
-    Exclusion(GPU, INDEXERS, "kernels of GPUs read all tokens, and not those that an indexer chooses",
-              "use --device cpu", "device"),
-    Exclusion(
-        STAGES,
-        SHARED_INDEXERS,
-        "a stage may begin with a layer that reads what one of another stage chose",
-        "leave it out, or use --tensor-parallel-size",
     ),
     Exclusion(
         TREES,
@@ -380,6 +371,7 @@ ROWS = (
     *OF_BORROWED,
     *OF_ENCODERS,
     *OF_OTHER_MODELS,
+    *OF_SPARSE_ATTENTION,
     *OF_DEVICES,
     *OF_ADAPTERS,
     *OF_VECTORS,

@@ -57,6 +57,8 @@ ACTIVATIONS = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
+LIMITED = {"swigluoai": "silu"}
+"""Where a gate and what it multiplies are limited, which families read themselves that have it."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class Family:
 
 MIXED_KINDS = {"conv": ("conv_L_cache",), "linear_attention": ("linear_key_head_dim", "mamba_d_state")}
 """Words of `layer_types` for layers that do not attend, and fields with the size of what they have instead."""
-EARLIER = {"mamba": "linear_attention", "attention": "full_attention", "indexed_attention": "full_attention"}
+EARLIER = {"mamba": "linear_attention", "attention": "full_attention", "indexed_attention": "full_attention",
+           "minimax_m3_sparse": "full_attention"}  # fmt: skip
 """Words of older files, and of layers that read chosen tokens, and those that took their place."""
 
 
@@ -217,8 +220,9 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
     head_dim = config.integer("head_dim", hidden // heads, low=2, high=1 << 12)
     max_position = config.integer("max_position_embeddings", 2048, high=1 << 27)
     act = config.text("hidden_act", "silu")
-    if act not in ACTIVATIONS:
-        raise config.fail("hidden_act", f"{act!r} is not known; known: {', '.join(ACTIVATIONS)}")
+    known = ACTIVATIONS | (LIMITED if config.has("swiglu_limit") else {})
+    if act not in known:
+        raise config.fail("hidden_act", f"{act!r} is not known; known: {', '.join(known)}")
     bos = config.token_ids("bos_token_id", vocab_size)
     return {
         "layers": layers,
@@ -229,7 +233,7 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "intermediate": config.integer("intermediate_size", high=1 << 24),
         "vocab_size": vocab_size,
         "norm_eps": config.number("rms_norm_eps", 1e-6, high=1.0),
-        "activation": ACTIVATIONS[act],
+        "activation": known[act],
         "rope": tuple(read_rope(config, head_dim, max_position, kind) for kind in layer_kinds(config, layers)),
         "windows": (0,) * layers,
         "attention_scale": head_dim**-0.5,

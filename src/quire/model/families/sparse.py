@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.mixtures import deepseek_v3
-from quire.model.families.readers import read_mla
+from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.mixtures import LOCAL, deepseek_v3
+from quire.model.families.names import GATE_UP, LLAMA, MIXTRAL_WRITTEN
+from quire.model.families.readers import read_mla, read_moe
 from quire.model.families.row import Family
-from quire.model.spec import MLA
-from quire.ops.indexer import Indexer
+from quire.model.spec import MLA, MoE
+from quire.ops.indexer import NO_BLOCK_INDEXER, BlockIndexer, Indexer
 
 INDEXER = {
     "index_q": "self_attn.indexer.wq_b",
@@ -80,6 +82,84 @@ def indexed(
     return family
 
 
+MINIMAX_M3 = LLAMA | {
+    "router": "block_sparse_moe.gate",
+    "router_bias": "block_sparse_moe.gate_correction",
+    "expert_gate": "block_sparse_moe.experts.{}.w1",
+    "expert_up": "block_sparse_moe.experts.{}.w3",
+    "expert_down": "block_sparse_moe.experts.{}.w2",
+    "shared_gate": "block_sparse_moe.shared_experts.gate_proj",
+    "shared_up": "block_sparse_moe.shared_experts.up_proj",
+    "shared_down": "block_sparse_moe.shared_experts.down_proj",
+    "block_q": "self_attn.index_q_proj",
+    "block_k": "self_attn.index_k_proj",
+    "block_q_norm": "self_attn.index_q_norm",
+    "block_k_norm": "self_attn.index_k_norm",
+}
+MINIMAX_M3_WRITTEN = (
+    Rewrite(
+        r"(.*\.)(?:mlp\.gate|block_sparse_moe)\.e_score_correction_bias",
+        r"\1block_sparse_moe.gate_correction.weight",
+        release=r"\1block_sparse_moe.e_score_correction_bias",
+    ),
+    Rewrite(
+        r"(.*)\.mlp\.shared_experts\.gate_up_proj\.weight",
+        r"\1.block_sparse_moe.shared_experts.{}.weight",
+        parts=GATE_UP,
+    ),
+    Rewrite(r"(.*)\.mlp\.(shared_experts\..+)", r"\1.block_sparse_moe.\2"),
+    Rewrite(r"(.*\.mlp)\.gate_up_proj\.weight", r"\1.{}.weight", parts=GATE_UP),
+    Rewrite(r"(.*\.self_attn)\.indexer\.([qk]_(?:proj|norm)\..+)", r"\1.index_\2"),
+    *MIXTRAL_WRITTEN,
+)
+"""The names that transformers writes: those of its modules, with gate above up."""
+FIELDS = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}
+"""What transformers calls fields of `sparse_attention_config`."""
+
+
+def chosen_blocks(config: HfConfig, layers: int) -> BlockIndexer:
+    """`sparse_attention_config`, or the fields that transformers makes of it, and layers by `layer_types`."""
+    old, kinds = config.child("sparse_attention_config"), config.texts("layer_types")
+    marks = old.integers("sparse_attention_freq")
+    own = tuple(map(bool, marks)) if marks and not kinds else tuple(kind == "minimax_m3_sparse" for kind in kinds)
+    if not any(own):
+        return NO_BLOCK_INDEXER
+    if len(own) != layers:
+        raise config.fail("sparse_attention_config", f"names {len(own)} layers, num_hidden_layers is {layers}")
+
+    def size(name: str, default: int, high: int) -> int:
+        return old.integer(FIELDS[name], 0, high=high) or config.integer(name, default, high=high)
+
+    heads, tokens = size("index_n_heads", 4, 1 << 10), size("index_block_size", 128, 512)
+    if heads != config.integer("num_key_value_heads"):
+        raise config.fail("index_n_heads", f"is {heads}, must be the number of heads of keys and values")
+    if 512 % tokens:
+        raise config.fail("index_block_size", f"is {tokens}, must divide 512")
+    most = size("index_topk_blocks", 16, 1 << 12)
+    return BlockIndexer(size("index_head_dim", 128, 1 << 12), tokens, most, size("index_local_blocks", 1, most), own)
+
+
+def clamped_experts(config: HfConfig, layers: int) -> MoE:
+    """Sigmoid scores with a correction bias, in the layers that `mlp_layer_types` or `moe_layer_freq` names; the
+    activation of all MLPs is limited."""
+    kinds, marks = config.texts("mlp_layer_types"), config.raw.get("moe_layer_freq")
+    if not kinds and isinstance(marks, list):
+        kinds = tuple("sparse" if mark else "dense" for mark in marks)
+    sparse = tuple(kind == "sparse" for kind in kinds) or (True,) * layers
+    if len(sparse) != layers:
+        raise config.fail("mlp_layer_types", f"names {len(sparse)} layers, num_hidden_layers is {layers}")
+    moe = read_moe("sigmoid", True)(config, layers)
+    width = config.integer("shared_intermediate_size", high=1 << 24)
+    clamp = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
+    return replace(moe, sparse=sparse, shared=width, clamp=clamp)
+
+
 GLM_5 = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 202752,
@@ -90,7 +170,33 @@ GLM_5 = {
     "topk_group": 1,
     "index_n_heads": 32,
 }
-SPARSE: dict[str, Callable[[HfConfig], Family]] = {
+SPARSE: dict[str, Family | Callable[[HfConfig], Family]] = {
     "deepseek_v32": indexed({"max_position_embeddings": 163840, "index_n_heads": 64}),
     "glm_moe_dsa": indexed(GLM_5, interleaved=True, shared=True),
+    "minimax_m3_vl_text": Family(
+        MINIMAX_M3,
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "rope_theta": 5e6,
+            "rotary_dim": 64,
+            "partial_rotary_factor": lambda c: c.integer("rotary_dim") / c.integer("head_dim"),
+            "dense_intermediate_size": 12288,
+            "shared_intermediate_size": 3072,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "routed_scaling_factor": 2.0,
+        },
+        {
+            "moe": clamped_experts,
+            "blocks": chosen_blocks,
+            "intermediate": lambda c, layers: c.integer("dense_intermediate_size", high=1 << 24),
+        },
+        ("q_norm", "k_norm", "router_bias"),
+        facts={"norm": "rms1p"},
+        spelling=LOCAL,
+        skipped=("mtp.",),
+        rewrites=MINIMAX_M3_WRITTEN,
+    ),
 }

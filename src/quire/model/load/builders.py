@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
+from quire.model.load.block_indexed import load_block_indexed
 from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
@@ -23,6 +24,7 @@ from quire.model.load.scan import load_scan
 from quire.model.load.shared_block import load_shared_block
 from quire.model.load.short_conv import load_short_conv
 from quire.model.mixers.attention import Attention
+from quire.model.mixers.block_indexed import BlockIndexedAttention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
@@ -231,6 +233,11 @@ def load_indexed_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mi
     return *load_indexed(reader, index), None
 
 
+def load_block_sparse(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """Attention of layer `index` to chosen blocks."""
+    return reader.linear(("q", "k", "v"), index), load_block_indexed(reader, index), None
+
+
 def load_convolution(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """The short convolution of layer `index`, which turns nothing by its position."""
     return *load_short_conv(reader, index), None
@@ -269,6 +276,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     EncoderDecoderAttention: load_crossed,
     Latents: load_latents,
     IndexedLatents: load_indexed_latents,
+    BlockIndexedAttention: load_block_sparse,
     ShortConvolution: load_convolution,
     DeltaRule: load_delta,
     SelectiveScan: load_selective_scan,

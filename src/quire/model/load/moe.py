@@ -9,7 +9,7 @@ from typing import Any
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
 from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeMlp
-from quire.model.net.parts import GatedMlp, Mlp, PlainMlp, scaled
+from quire.model.net.parts import ClampedMlp, GatedMlp, Mlp, PlainMlp, scaled
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
@@ -44,7 +44,8 @@ def _shared(reader: WeightReader, index: int) -> Mlp:
     if not _gated(reader, index):
         return PlainMlp(reader.linear(("shared_up",), index), reader.linear(("shared_down",), index), activation)
     gate_up = reader.linear(("shared_gate", "shared_up"), index)
-    return GatedMlp(gate_up, reader.linear(("shared_down",), index), activation)
+    down, clamp = reader.linear(("shared_down",), index), reader.opened.spec.moe.clamp
+    return GatedMlp(gate_up, down, activation) if clamp is None else ClampedMlp(gate_up, down, *clamp)
 
 
 def _gated(reader: WeightReader, index: int) -> bool:

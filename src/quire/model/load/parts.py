@@ -15,6 +15,7 @@ from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES, ROLES, Share
 from quire.model.net.inner_norms import InnerNorm, NormedProduct
 from quire.model.net.parts import (
+    ClampedMlp,
     FusedGatedMlp,
     FusedPlainMlp,
     GatedMlp,
@@ -122,6 +123,8 @@ def load_mlp(reader: WeightReader, index: int, stack: str = "") -> Mlp:
                 param="rank_invariant",
             )
         return GatedMlp(gate_up, NormedProduct(InnerNorm(inner, reader.opened.spec.norm_eps), lower), activation)
+    if (clamp := reader.opened.spec.moe.clamp) is not None:
+        return ClampedMlp(gate_up, lower, *clamp)
     return (FusedGatedMlp if _fused(reader, gate_up, lower) else GatedMlp)(gate_up, lower, activation)
 
 

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.core.dtypes import Dtype
 from quire.core.exclusions.features import Feature
-from quire.model.mixers import attention, channel_scan, cross, delta, indexed, latent, scan, shared_block, short_conv
+from quire.model.mixers import (
+    attention,
+    block_indexed,
+    channel_scan,
+    cross,
+    delta,
+    indexed,
+    latent,
+    scan,
+    shared_block,
+    short_conv,
+)
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.channel_scan import ChannelScan
 from quire.model.mixers.cross import EncoderDecoderAttention
@@ -24,7 +35,7 @@ from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 ROLES = {
     name: role
-    for kind in (attention, latent, indexed, cross, short_conv, delta, scan, channel_scan, shared_block)
+    for kind in (attention, block_indexed, latent, indexed, cross, short_conv, delta, scan, channel_scan, shared_block)
     for name, role in kind.ROLES.items()
 }
 """What mixers have on disk, of all kinds."""
@@ -51,6 +62,8 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
         return indexed_latents(spec, layer)
     if mla.rank:
         return Latents(spec.heads, spec.head_dim, mla.q_rank, mla.rank, mla.rope)
+    if spec.blocks.at(layer):
+        return block_indexed.block_indexed(spec)
     kind = EncoderDecoderAttention if spec.encoder_decoder else Attention
     return kind(spec.heads, spec.kv_heads, spec.head_dim)
 
@@ -73,8 +86,8 @@ def features_of(spec: ModelSpec) -> frozenset[Feature]:
 
 
 def own_heads(spec: ModelSpec) -> bool:
-    """Whether in all layers each head has rows of the matrices q, k and v."""
-    return all(mixer.own_heads for mixer in mixers_of(spec))
+    """Whether in all layers each head has rows of the matrices q, k and v, and of no others."""
+    return all(mixer.own_heads for mixer in mixers_of(spec)) and not any(spec.blocks.own)
 
 
 def scaled(spec: ModelSpec) -> bool:

@@ -238,6 +238,20 @@ class GatedMlp:
 
 
 @dataclass(frozen=True)
+class ClampedMlp:
+    """down((up + 1) * gate * sigmoid(alpha * gate)), with gate and up limited (gpt-oss)."""
+
+    gate_up: Product
+    down: Linear
+    alpha: float
+    limit: float
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.down(ops, ops.clamped_swiglu(self.gate_up(ops, x), self.alpha, self.limit))
+
+
+@dataclass(frozen=True)
 class FusedGatedMlp:
     """A gated MLP in one call, whose wide intermediates never reach memory."""
 

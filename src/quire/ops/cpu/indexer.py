@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.core.dtypes import BF16, F32, I32, I64
 from quire.ops.arrays import Host, address
 from quire.ops.cpu.descriptor_cache import batch_descriptor, rope_descriptor
 from quire.ops.cpu.state import Cpu
 from quire.ops.descriptors import CacheDescriptor
-from quire.ops.indexer import EPS, index_dim
+from quire.ops.indexer import EPS, BlockIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.native import check
 from quire.ops.op import impl
@@ -45,6 +47,24 @@ def choose_tokens(
     if rows:
         cpu.call("choose_tokens", out, q, weights, at_cache, batch, rows, heads, most)
     return out
+
+
+@impl("choose_blocks", "cpu")
+def choose_blocks(
+    cpu: Cpu, q: Host, cache: KVCache, cu_q: Host, context: Host, block_tables: Host, sizes: BlockIndexer
+) -> tuple[Host, Host, Host]:
+    d = index_dim(cache)
+    rows, width = check(q, "choose_blocks q", F32, -1, -1).shape
+    heads, per = width // d, sizes.size // cache.layout.block_size
+    if width % d:
+        raise ValueError(f"choose_blocks: {width} columns are not heads of {d} numbers")
+    batch = batch_descriptor(cpu, "choose_blocks", (cu_q, context, block_tables))
+    at_cache = _descriptor(cpu, cache)
+    tables, contexts = cpu.arena.empty(heads * rows, sizes.most * per, I32), cpu.arena.empty(heads, rows, I32)
+    if rows:
+        most = sizes.most, sizes.local
+        cpu.call("choose_blocks", tables, contexts, q, at_cache, batch, rows, heads, sizes.size, *most)
+    return tables, contexts, np.arange(rows + 1, dtype=I32)
 
 
 def _descriptor(cpu: Cpu, cache: KVCache) -> CacheDescriptor:

@@ -1,4 +1,4 @@
-"""Ops of the lightning indexer (DeepSeek-AI 2025), which chooses the tokens that a row attends to."""
+"""Ops of indexers, which choose the tokens (DeepSeek-AI 2025), or blocks of tokens (MiniMax M3), that rows read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.core.dtypes import BF16
 from quire.ops.autograd_cache import AutogradCache
-from quire.ops.indexer import index_dim
+from quire.ops.indexer import BlockIndexer, index_dim
 from quire.ops.layout import KVCache
 from quire.ops.lazy import torch_dtype
 from quire.ops.op import op
@@ -64,6 +64,50 @@ def choose_tokens(
             best = scores[row - begin, :seen].sort(descending=True, stable=True).indices[:most].sort().values
             out[row, : len(best)] = best.int()
     return out
+
+
+@op(tolerance=0.0)
+def choose_blocks(
+    q: Tensor, cache: KVCache, cu_q: Tensor, context: Tensor, block_tables: Tensor, sizes: BlockIndexer
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks of the cache that each row reads for each head of keys and values, as batches of sequences of one row.
+
+    A block of `sizes.size` tokens scores as its best token up to the row's own does, q . k with the token's key k:
+    q [T, heads * d] f32. A row reads the last `sizes.local` blocks up to its own, and of the others those with the
+    highest scores, `sizes.most` in all; of equal scores the earlier block counts more. The batch is as in `attention`.
+
+    Returns for each head T tables of blocks of the cache, ascending, int32 [heads * T, n], -1 behind them; how many
+    tokens these hold up to the row's own, int32 [heads, T]; and the `cu_q` of T rows, int32 [T + 1]. Over these
+    `attention` reads what was chosen, since a row's own block is its last.
+    """
+    d, held = index_dim(cache), cache.layout.block_size
+    heads, per = q.shape[1] // d, sizes.size // held
+    queries = q.detach().view(len(q), heads, d)
+    if cache.layout.dtype == BF16:
+        queries = queries.bfloat16().float()
+    tables = torch.full((heads, len(q), sizes.most * per), -1, dtype=torch.int32)
+    contexts = torch.zeros((heads, len(q)), dtype=torch.int32)
+    for s in range(len(context)):
+        begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
+        if begin == end:
+            continue
+        blocks = block_tables[s, : -(-length // held)]
+        keys = _keys(cache, (blocks.long()[:, None] * held + torch.arange(held)).flatten())[:length].float()
+        scores = torch.einsum("thd,sd->hts", queries[begin:end], keys)
+        for row in range(begin, end):
+            seen = length - end + row + 1
+            count = -(-seen // sizes.size)
+            own = scores.new_full((heads, count * sizes.size), -torch.inf)
+            own[:, :seen] = scores[:, row - begin, :seen]
+            best = own.view(heads, count, sizes.size).amax(-1)
+            best[:, max(0, count - sizes.local) :] = torch.inf
+            chosen = best.sort(descending=True, stable=True).indices[:, : sizes.most].sort().values
+            for head, ids in enumerate(chosen):
+                places = (ids[:, None] * per + torch.arange(per)).flatten()
+                places = places[places < -(-seen // held)]
+                tables[head, row, : len(places)] = blocks[places]
+                contexts[head, row] = (len(ids) - 1) * sizes.size + (seen - 1) % sizes.size + 1
+    return tables.flatten(0, 1), contexts, torch.arange(len(q) + 1, dtype=torch.int32)
 
 
 def _keys(cache: KVCache, slots: Tensor) -> Tensor:
