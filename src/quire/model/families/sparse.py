@@ -148,13 +148,10 @@ def chosen_blocks(config: HfConfig, layers: int) -> BlockIndexer:
 def clamped_experts(config: HfConfig, layers: int) -> MoE:
     """Sigmoid scores with a correction bias, in the layers that `mlp_layer_types` or `moe_layer_freq` names; the
     activation of all MLPs is limited."""
-    kinds, marks = config.texts("mlp_layer_types"), config.raw.get("moe_layer_freq")
-    if not kinds and isinstance(marks, list):
-        kinds = tuple("sparse" if mark else "dense" for mark in marks)
-    sparse = tuple(kind == "sparse" for kind in kinds) or (True,) * layers
+    moe, marks = read_moe("sigmoid", True)(config, layers), config.raw.get("moe_layer_freq")
+    sparse = tuple(map(bool, marks)) if isinstance(marks, list) else moe.sparse
     if len(sparse) != layers:
-        raise config.fail("mlp_layer_types", f"names {len(sparse)} layers, num_hidden_layers is {layers}")
-    moe = read_moe("sigmoid", True)(config, layers)
+        raise config.fail("moe_layer_freq", f"names {len(sparse)} layers, num_hidden_layers is {layers}")
     width = config.integer("shared_intermediate_size", high=1 << 24)
     clamp = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
     return replace(moe, sparse=sparse, shared=width, clamp=clamp)
