@@ -91,10 +91,10 @@ MINIMAX_M3 = LLAMA | {
     "shared_gate": "block_sparse_moe.shared_experts.gate_proj",
     "shared_up": "block_sparse_moe.shared_experts.up_proj",
     "shared_down": "block_sparse_moe.shared_experts.down_proj",
-    "block_q": "self_attn.index_q_proj",
-    "block_k": "self_attn.index_k_proj",
-    "block_q_norm": "self_attn.index_q_norm",
-    "block_k_norm": "self_attn.index_k_norm",
+    "block_index_q": "self_attn.index_q_proj",
+    "block_index_k": "self_attn.index_k_proj",
+    "block_index_q_norm": "self_attn.index_q_norm",
+    "block_index_k_norm": "self_attn.index_k_norm",
 }
 MINIMAX_M3_WRITTEN = (
     Rewrite(

@@ -56,12 +56,12 @@ def _width(spec: ModelSpec) -> int:
 ROLES = {
     name: replace(role, optional=True, where=lambda s, layer: s.blocks.at(layer))
     for name, role in {
-        "block_q": Role(
+        "block_index_q": Role(
             "linear", lambda s: (s.kv_heads * _width(s), s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED
         ),
-        "block_k": Role("linear", lambda s: (_width(s), s.hidden)),
-        "block_q_norm": Role("vector", lambda s: (_width(s),)),
-        "block_k_norm": Role("vector", lambda s: (_width(s),)),
+        "block_index_k": Role("linear", lambda s: (_width(s), s.hidden)),
+        "block_index_q_norm": Role("vector", lambda s: (_width(s),)),
+        "block_index_k_norm": Role("vector", lambda s: (_width(s),)),
     }.items()
 }
 """Its matrices and vectors on disk, beside those of attention; queries are split over ranks by heads of keys and
