@@ -70,3 +70,20 @@ def test_what_cannot_be_computed_is_refused(field: str, value: object, tmp_path:
     edit_config(tmp_path, **{field: value})
     with pytest.raises(ModelError, match=field):
         describe(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rotary_dim", 6),
+        ("index_n_heads", 4),
+        ("index_block_size", 5),
+        ("index_local_blocks", 3),
+        ("layer_types", ["minimax_m3_sparse"]),
+    ],
+)
+def test_blocks_that_cannot_be_chosen_are_refused(field: str, value: object, tmp_path: Path) -> None:
+    write(tmp_path, "minimax_m3_vl_text", **BLOCK_SPARSE["minimax_m3"][1])
+    edit_config(tmp_path, **{field: value})
+    with pytest.raises(ModelError, match=field):
+        describe(str(tmp_path))

@@ -81,7 +81,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "decays of channels": ("kimi_linear", KIMI | {"v_head_dim": 16}),
     "indexers": ("deepseek_v32", INDEXED | GROUPS),
     "block indexers": ("minimax_m3_vl_text", {
-        "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
+        "head_dim": 16, "rotary_dim": 16, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16,
         "index_topk_blocks": 2, "dense_intermediate_size": 96, "intermediate_size": 32, "shared_intermediate_size": 64,
         "num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 0.5, "mlp_layer_types": ["dense", "sparse",
         "sparse"], "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}),

@@ -11,7 +11,8 @@ from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.mixtures import LOCAL, deepseek_v3
 from quire.model.families.names import GATE_UP, LLAMA, MIXTRAL_WRITTEN
 from quire.model.families.readers import read_mla, read_moe
-from quire.model.families.row import Family
+from quire.model.families.rope import Rope
+from quire.model.families.row import Family, spec_facts
 from quire.model.spec import MLA, MoE
 from quire.ops.indexer import NO_BLOCK_INDEXER, BlockIndexer, Indexer
 
@@ -145,6 +146,16 @@ def chosen_blocks(config: HfConfig, layers: int) -> BlockIndexer:
     return BlockIndexer(size("index_head_dim", 128, 1 << 12), tokens, most, size("index_local_blocks", 1, most), own)
 
 
+def turned_parts(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """The part of a head that `partial_rotary_factor` names, as transformers reads it; `rotary_dim` may say no other."""
+    ropes: tuple[Rope, ...] = spec_facts(config)["rope"]
+    if config.integer("rotary_dim") != ropes[0].dim:
+        raise config.fail(
+            "rotary_dim", f"is {config.integer('rotary_dim')}, but by partial_rotary_factor {ropes[0].dim} numbers turn"
+        )
+    return ropes
+
+
 def clamped_experts(config: HfConfig, layers: int) -> MoE:
     """Sigmoid scores with a correction bias, in the layers that `mlp_layer_types` or `moe_layer_freq` names; the
     activation of all MLPs is limited."""
@@ -178,7 +189,6 @@ SPARSE: dict[str, Family | Callable[[HfConfig], Family]] = {
             "max_position_embeddings": 524288,
             "rope_theta": 5e6,
             "rotary_dim": 64,
-            "partial_rotary_factor": lambda c: c.integer("rotary_dim") / c.integer("head_dim"),
             "dense_intermediate_size": 12288,
             "shared_intermediate_size": 3072,
             "num_local_experts": 128,
@@ -188,6 +198,7 @@ SPARSE: dict[str, Family | Callable[[HfConfig], Family]] = {
         {
             "moe": clamped_experts,
             "blocks": chosen_blocks,
+            "rope": turned_parts,
             "intermediate": lambda c, layers: c.integer("dense_intermediate_size", high=1 << 24),
         },
         ("q_norm", "k_norm", "router_bias"),
