@@ -22,7 +22,8 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
                  "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]},
     ),
 }  # fmt: skip
-BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE, "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,
+BLOCKS = {"num_hidden_layers": 3, "rope_parameters": HALF_ROPE,
+          "head_dim": 16, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 16,
           "index_block_size": 4, "index_topk_blocks": 2, "dense_intermediate_size": 80, "intermediate_size": 40,
           "shared_intermediate_size": 48, "num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 0.5,
           "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],

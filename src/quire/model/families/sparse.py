@@ -147,7 +147,7 @@ def chosen_blocks(config: HfConfig, layers: int) -> BlockIndexer:
 
 
 def turned_parts(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """The part of a head that `partial_rotary_factor` names, as transformers reads it; `rotary_dim` may say no other."""
+    """The part of a head that `partial_rotary_factor` names, as transformers has it; `rotary_dim` may say no other."""
     ropes: tuple[Rope, ...] = spec_facts(config)["rope"]
     if config.integer("rotary_dim") != ropes[0].dim:
         raise config.fail(
