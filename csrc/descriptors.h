@@ -42,7 +42,7 @@ struct AttentionDescriptor {
     const float* bias;           // [heads, distances] by the distance from the key to the row, or null
     int64_t distances;
     int64_t heads;         // of queries
-    int64_t window;        // 0: all earlier keys
+    int64_t window;        // keys that a row sees at most, below 0 those of its chunk of so many; 0: all earlier ones
     int64_t queries_only;         // rows have queries only, and those that share keys lie `kv_heads` heads apart
     float scale, softcap;  // softcap 0: none
 };

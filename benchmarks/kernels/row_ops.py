@@ -53,6 +53,7 @@ def row_calls(g: torch.Generator) -> Iterator[Calls]:
         yield Calls("xielu", f"m={m}", [(normal(g, m, f), 0.8, 0.8, 0.5)], 8 * m * f)
         yield Calls("gated_rmsnorm", f"m={m}", [gated], 12 * m * d)
         yield Calls("rope_and_cache", f"m={m}", [rope], 8 * qkv.numel())
+        yield Calls("scale_rows", f"m={m}", [(normal(g, m, d), normal(g, m, 1), d)], 8 * m * d)
         conv = convolution_case(g, RowLayout.of(16, d, BF16), gates, ((m, m + 2),))
         yield Calls("causal_conv", f"m={m}", [tuple(conv.values())], 18 * m * d)
 

@@ -159,7 +159,7 @@ void take_queries(const AttentionCall& c, AttentionBuffers& b, const AttentionTa
         const int64_t to = mask ? span.root + __builtin_popcountll(mask) : span.base + token - c.cu_q[span.sequence] + 1;
         for (int64_t r = first; r < first + c.group; ++r) {
             b.to[r] = to;
-            b.from[r] = c.window > 0 && to > c.window ? to - c.window : 0;
+            b.from[r] = c.from(to);
             const float* q = c.query(token, task.head, r - first);
             for_lanes(c.cache.d, [&](int64_t i, int n) {
                 if constexpr (kBf16) {
@@ -182,7 +182,7 @@ void write_rows(const AttentionCall& c, const AttentionTask& task, const State& 
 void write_states(const AttentionCall& c, const AttentionTask& task) {
     const int64_t width = c.cache.d + 2;
     for_tokens(c, task, [&](int64_t first, int64_t token, const Span& span) {
-        const int64_t to = span.base + token - c.cu_q[span.sequence] + 1, from = c.window > 0 && to > c.window ? to - c.window : 0;
+        const int64_t to = span.base + token - c.cu_q[span.sequence] + 1, from = c.from(to);
         float* out = c.out + (c.starts[token] * c.heads + task.head * c.group) * width;
         for (int64_t split = from / kSplit; split * kSplit < to; ++split) {
             if (!c.held(span, split)) continue;

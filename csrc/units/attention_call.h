@@ -50,6 +50,11 @@ struct AttentionCall : BatchDescriptor, AttentionDescriptor {
         const int64_t from = split * kSplit > span.from ? split * kSplit : span.from;
         return !starts || tables[span.sequence * max_blocks + from / cache.block_size] >= 0;
     }
+    // The first key that a row sees whose own is the last of `to` keys.
+    int64_t from(int64_t to) const {
+        if (window < 0) return (to - 1) / -window * -window;
+        return window > 0 && to > window ? to - window : 0;
+    }
     uint64_t ancestors(int64_t row) const { return tree ? tree[row] : 0; }
     // Rows of sequence s before its draft.
     int64_t undrafted(int64_t s) const {

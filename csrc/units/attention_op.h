@@ -57,7 +57,7 @@ void check_starts(const AttentionCall& c, int64_t s, int64_t count) {
     span.sequence = s;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t row = c.cu_q[s] + i, to = c.context[s] - count + i + 1;
-        span.from = c.window > 0 && to > c.window ? to - c.window : 0;
+        span.from = c.from(to);
         int64_t found = 0;
         for (int64_t split = span.from / kSplit; split * kSplit < to; ++split) found += c.held(span, split);
         if (c.starts[row] < 0 || c.starts[row + 1] - c.starts[row] != found || c.starts[row + 1] > c.states)
@@ -68,7 +68,6 @@ void check_starts(const AttentionCall& c, int64_t s, int64_t count) {
 void check_attention(const AttentionCall& c, int64_t rows) {
     check_cache(c.cache);
     if (c.heads < 1 || c.heads % c.cache.kv_heads) fail("attention: heads must be a multiple of kv_heads");
-    if (c.window < 0) fail("attention: window must not be negative");
     if (!(c.scale > 0.0f)) fail("attention: scale must be positive");
     if (!(c.softcap >= 0.0f)) fail("attention: softcap must not be negative");
     if (c.bias && c.distances < 1) fail("attention: a bias by distance needs at least one distance");
@@ -80,8 +79,7 @@ void check_attention(const AttentionCall& c, int64_t rows) {
         if (c.tree) check_tree(c, s);
         if (context < count) fail("attention: a context is shorter than the rows it includes");
         if (context > c.max_blocks * c.cache.block_size) fail("attention: a context is longer than its block table");
-        const int64_t lowest = context - count + 1 - c.window;
-        const int64_t first = c.window > 0 && lowest > 0 ? lowest / c.cache.block_size : 0;
+        const int64_t first = c.from(context - count + 1) / c.cache.block_size;
         // Without a branch in the loop, so that it is one of vectors: small blocks are many.
         const int64_t end = (context + c.cache.block_size - 1) / c.cache.block_size;
         const auto limit = static_cast<uint32_t>(c.cache.blocks < INT32_MAX ? c.cache.blocks : INT32_MAX);

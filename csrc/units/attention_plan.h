@@ -83,17 +83,16 @@ struct AttentionPlan {
         for (int64_t s = 0; s < sequences; ++s) {
             const int64_t count = rows(s), limit = c.context[s] - count + 1;
             const bool may = count > 0 && 2 * count * c.group <= kQueryRows && c.undrafted(s) == count;
-            const int64_t lowest = c.window > 0 && limit > c.window ? limit - c.window : 0;
-            list[s] = {s, may ? lowest / c.cache.block_size : 0, may ? limit : 0, 0};
+            list[s] = {s, may ? c.from(limit) / c.cache.block_size : 0, may ? limit : 0, 0};
         }
         sharing = arrange({c.tables, c.max_blocks, c.cache.block_size, kTile}, list, sequences);
     }
 
     void add_span(int64_t s, int64_t first, int64_t last, int64_t common) {
         const int64_t count = rows(s), base = c.context[s] - count, undrafted = c.undrafted(s);
-        const int64_t lowest = base + (c.tree ? 0 : first) + 1 - c.window;  // a drafted row may lie before its slot
+        const int64_t lowest = c.from(base + (c.tree ? 0 : first) + 1);  // a drafted row may lie before its slot
         Span& span = spans[span_count++];
-        span = {s, first, last, c.window > 0 && lowest > 0 ? lowest : 0, base + last, base,
+        span = {s, first, last, lowest, base + last, base,
                 undrafted < count ? base + undrafted : INT64_MAX / 2, common};
         splits += split_count(span);
     }

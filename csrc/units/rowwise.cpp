@@ -178,6 +178,21 @@ void add_positions(float* x, const int32_t* positions, const void* table, int64_
     });
 }
 
+// Columns 0 .. d of each row of x [rows, width] times factors[r], or factors[(positions[r] + ahead) / step].
+void scale_rows(float* x, const float* factors, Optional<const int32_t> positions, int64_t rows, int64_t d, int64_t width, int64_t entries,
+                int64_t step, int64_t ahead) {
+    if (d > width || step < 1 || ahead < 0) fail("scale_rows: columns, step or shift are not those of rows");
+    const auto at = [&](int64_t r) { return positions.ptr ? (int64_t{positions.ptr[r]} + ahead) / step : r; };
+    for (int64_t r = 0; r < rows; ++r)
+        if ((positions.ptr && positions.ptr[r] < 0) || at(r) >= entries) fail("scale_rows: a row has no factor");
+    parallel_ranges(rows, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const F factor = set1(factors[at(r)]);
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(x + r * width + i, mul(load_lanes(x + r * width + i, n), factor), n); });
+        }
+    });
+}
+
 constexpr int64_t kRowPiece = 4096;
 
 // f(F) -> F over `count` numbers in place.
@@ -234,6 +249,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&add_rows>("add"),
     op_entry<&add_positions>("add_positions"),
     op_entry<&scale>("scale"),
+    op_entry<&scale_rows>("scale_rows"),
     op_entry<&softcap>("softcap"),
     op_entry<&clip>("clip"),
     op_entry<&xielu>("xielu"),

@@ -18,6 +18,7 @@ from quire.cache.groups import Lanes
 from quire.core.config import DeviceConfig
 from quire.core.dtypes import BF16, F8, F16, F32, I8
 from quire.core.parallel import SPLIT
+from quire.core.windows import first_seen
 from quire.ops.backend import Ops
 from quire.ops.layout import KVLayout
 from quire.ops.native import load_native
@@ -31,6 +32,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "a window": {"window": 600},
     "a short window": {"window": 20},
+    "chunks": {"window": -600},
+    "short chunks": {"window": -20},
     "sinks": {"extras": "sinks"},
     "slopes": {"extras": "alibi"},
     "all": {"extras": "softcap sinks alibi bias", "window": 900},
@@ -67,7 +70,7 @@ def spread(case: Case, window: int, lanes: int) -> tuple[list[Case], Tensor, Ten
             int(case["context"][s]) - int(case["cu_q"][s + 1] - case["cu_q"][s]) + 1, int(case["context"][s]) + 1
         )
     ]
-    seen = [range((max(0, end - window) if window else 0) // SPLIT, -(-end // SPLIT)) for end in ends]
+    seen = [range(first_seen(window, end - 1) // SPLIT, -(-end // SPLIT)) for end in ends]
     owner = [[of.of(split * SPLIT // size) for split in row] for row in seen]
     parts, first, places = [], 0, [[0] * len(row) for row in seen]
     for lane in range(lanes):

@@ -36,8 +36,9 @@ OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "at
        "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear",
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "norm_spans", "pick_rows", "place_columns",
-       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "softcap",
-       "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
+       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "scale_rows",
+       "softcap", "sort_by_expert", "ssm_scan", "take_columns", "take_rows",
+       "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
 
 
@@ -130,7 +131,7 @@ def test_gradients_of_recurrences(kind: str) -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("extras", ["", "softcap", "alibi", "bias", "sinks"])
-@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("window", [0, 3, -2])
 def test_gradients_of_attention(extras: str, window: int) -> None:
     """Those of finite differences, of queries, keys and values."""
     ops, g = differentiable(), generator()

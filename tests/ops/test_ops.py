@@ -268,7 +268,7 @@ def attention_arguments() -> Case:
         {"context": torch.tensor([40, 500], dtype=torch.int32)},
         {"context": torch.tensor([40, 5], dtype=torch.int64)},
         {"block_tables": torch.full((2, 4), 99, dtype=torch.int32)},
-        {"spec": AttentionSpec(1.0, window=-1)},
+        {"spec": AttentionSpec(1.0, window=1 << 63)},
         {"spec": AttentionSpec(0.0)},
         {"spec": AttentionSpec(1.0, softcap=-1.0)},
         {"spec": AttentionSpec(1.0, sinks=torch.zeros(3))},

@@ -15,6 +15,7 @@ from quire.core.config import DeviceConfig, flat_config
 from quire.core.dtypes import BF16, F32, I8, Dtype
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.core.windows import first_seen
 from quire.engine.local import LocalEngine
 from quire.ops.backend import Ops
 from quire.ops.layout import KV_FORMATS, KVCache, KVLayout
@@ -70,7 +71,7 @@ def forks(layout: KVLayout, heads: int, branches: Sequence[Branch], window: int 
         slots = tables[s, at // size].long() * size + at % size
         write(cache, slots, *(cases.normal(g, len(at), layout.kv_heads, layout.head_dim) for _ in range(2)))
     for s, (context, _, _) in enumerate(branches):
-        tables[s, : max(0, context - window) // size if window else 0] = -1
+        tables[s, : first_seen(window, context - 1) // size] = -1
     n = len(branches)
     return {
         "qkv": cases.normal(g, n, (heads + 2 * layout.kv_heads) * layout.head_dim),
@@ -128,7 +129,9 @@ def test_every_kind_of_cache(block_size: int, dtype: Dtype, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize(("window", "extras"), [(0, "softcap sinks alibi bias"), (150, ""), (600, "softcap alibi")])
+@pytest.mark.parametrize(
+    ("window", "extras"), [(0, "softcap sinks alibi bias"), (150, ""), (600, "softcap alibi"), (-700, "")]
+)
 @pytest.mark.parametrize("dtype", [BF16, F32, I8])
 def test_windows_and_everything_that_scores_may_have(dtype: Dtype, window: int, extras: str, isa: str) -> None:
     branches = ((700, None, 0), (690, 0, 680), (640, 0, 630), (695, 0, 680), (1200, 0, 680), (685, 0, 680))
@@ -136,7 +139,7 @@ def test_windows_and_everything_that_scores_may_have(dtype: Dtype, window: int, 
 
 
 @pytest.mark.parametrize("isa", UNITS_HERE)
-@pytest.mark.parametrize("window", [0, 400])
+@pytest.mark.parametrize("window", [0, 400, -1100])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_groups_of_sharers_and_forks_of_forks(dtype: Dtype, window: int, isa: str) -> None:
     for block_size in (1, 16):

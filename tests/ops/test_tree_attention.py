@@ -32,6 +32,7 @@ SHAPES = [
     (4, 80, 0, "alibi"),
     (64, 32, 530, "sinks alibi"),
     (128, 16, 3, "softcap sinks alibi"),
+    (16, 40, -70, ""),
 ]
 # Every run tries each two of unit, format and shape together, with one of four of the third; the slow one all.
 CASES = [

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attention_variants import GATED, LATENT_VARIANTS
+from chunked_models import CHUNKED, CHUNKED_MIXTURES
 from dense_variants import SHARED_DENSE
 from loaded_folders import KEPT
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
@@ -141,6 +142,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss_full": ("gpt_oss", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 24, "swiglu_limit": 0.3,
                                  "layer_types": ["full_attention"] * 3}),
     **GATED,
+    **CHUNKED_MIXTURES,
 }  # fmt: skip
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -166,6 +168,7 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"num_hidden_layers": 4}),
     "mistral": ("mistral", {}),
     "lfm2": ("lfm2", {"num_hidden_layers": 6, "layer_types": ["conv", "conv", FULL] * 2, "block_multiple_of": 32}),
+    **CHUNKED,
 }  # fmt: skip
 GEMMA3 = {
     "1b": (26, 4, 1, 256, 512),
@@ -209,6 +212,7 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "latent experts": nemotron("ME*E", **NEMOTRON_EXPERTS, moe_latent_size=32),
     "scans beside attention": ("falcon_h1", FALCON | {"mamba_n_groups": 1, "ssm_multipliers": [0.3, 0.5, 0.7, 0.9, 1.1],
                                                       "mlp_multipliers": [0.8, 0.3], "projectors_bias": True}),
+    "chunks": CHUNKED["llama4"],
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
     **SHARED_DENSE,
 }  # fmt: skip

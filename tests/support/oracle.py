@@ -146,6 +146,7 @@ MODEL_OPS = {
     "add",
     "add_positions",
     "scale",
+    "scale_rows",
     "softcap",
     "clip",
     "activation",

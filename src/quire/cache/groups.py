@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from quire.core.parallel import SPLIT
+from quire.core.windows import first_seen, most_seen, widest
 
 MAX_GROUPS = 8
 """Each group costs a table per sequence, filled in Python at every step."""
@@ -73,11 +74,11 @@ class TableSizes:
 
     def most(self, tokens: int, window: int) -> int:
         """The most blocks that a table of a sequence of `tokens` tokens holds at one time."""
-        return self.entries(min(tokens, window + self.max_chunk + self.block_size) if window else tokens)
+        return self.entries(min(tokens, most_seen(window) + self.max_chunk + self.block_size) if window else tokens)
 
     def kept(self, tokens: int, window: int) -> int:
         """Blocks that it holds between steps, all of whose tokens but the last are computed."""
-        return self.entries(tokens) - (max(0, tokens - window) // self.block_size if window else 0)
+        return self.entries(tokens) - first_seen(window, max(0, tokens - 1)) // self.block_size
 
     def footprint(self, tokens: int) -> int:
         """Blocks that a cache needs at least for its tables, every holder as many as the one that has most."""
@@ -90,7 +91,7 @@ class TableSizes:
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """`layers` of each group, and what its layers see: `windows` in tokens, 0 = everything.
+    """`layers` of each group, and what its layers see: `windows` (`core.windows`), 0 = everything.
 
     A block has room for `width` layers; a group of fewer leaves the rest of its blocks unused. Where layers keep
     different numbers of bytes of a token, `sizes` says how many, in the order of `layers`, and `width` is bytes.
@@ -133,7 +134,7 @@ class LayerGroups:
 
     def tokens(self, length: int) -> int:
         """Tokens that the tables of a sequence of `length` tokens hold between steps, whole blocks aside."""
-        return sum(min(length, window or length) for window in self.windows)
+        return sum(min(length, most_seen(window) or length) for window in self.windows)
 
 
 class LayerCache(Protocol):
@@ -141,7 +142,7 @@ class LayerCache(Protocol):
 
     @property
     def window(self) -> int:
-        """How many tokens back it is read, 0 = all."""
+        """How many tokens back it is read (`core.windows`), 0 = all."""
         ...
 
     @property
@@ -153,8 +154,8 @@ class LayerCache(Protocol):
 def _one_group(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     """All layers in one group, which keeps what any of them sees of `length` tokens."""
     windows = [part.window for part in parts.values()]
-    every = all(0 < window < length for window in windows)
-    return LayerGroups((max(windows) if every else 0,), (tuple(parts),))
+    every = all(0 < most_seen(window) < length for window in windows)
+    return LayerGroups((widest(windows) if every else 0,), (tuple(parts),))
 
 
 def group_layers(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
@@ -166,7 +167,7 @@ def group_layers(parts: Mapping[int, LayerCache], length: int) -> LayerGroups:
     """
     kinds: dict[int, list[int]] = {}
     for layer, part in parts.items():
-        kinds.setdefault(part.window if part.window < length else 0, []).append(layer)
+        kinds.setdefault(part.window if most_seen(part.window) < length else 0, []).append(layer)
     sizes = {layer: part.bytes_per_token for layer, part in parts.items()}
     alike, plans = len(set(sizes.values())) == 1, [_one_group(parts, length)]
     if alike and len(kinds) == 1:

@@ -18,6 +18,7 @@ from quire.cache.blocks import KEY_BYTES, BlockPool, state_key
 from quire.cache.tiers import StoreKey
 from quire.core.request import Miss, MissKind
 from quire.core.sequence import SLID_OUT, STORED, Sequence
+from quire.core.windows import first_seen
 
 ROOTS = 64
 """Pairs of adapter and salt that looked last, among which a miss is explained."""
@@ -128,7 +129,7 @@ class PrefixCache:
     def _first(self, seq: Sequence, count: int, window: int) -> int:
         """The first block that the row after `count` blocks sees."""
         computed = min(count * self.block_size, len(seq.tokens) - 1)
-        return max(0, computed - window + 1) // self.block_size if window else 0
+        return first_seen(window, computed) // self.block_size
 
     def count(self, seq: Sequence, hit_tokens: int, windows: tuple[int, ...]) -> None:
         """Record a lookup that hit, or after which the sequence began without; one that waits looks at every step."""

@@ -13,6 +13,7 @@ from quire.cache.states import StateSlots
 from quire.cache.tiers import StoreKey, Tiers
 from quire.core.plan import NO_STATE, StateStep
 from quire.core.sequence import SLID_OUT, STORED, Sequence, Status
+from quire.core.windows import first_seen
 
 
 class BlockTables:
@@ -215,7 +216,7 @@ class BlockTables:
         for group, window in enumerate(self.sizes.windows):
             if window and seq.kv.blocks:
                 table = seq.kv.blocks[group]
-                keep = min(max(0, upto - window + 1) // self.block_size, len(table))
+                keep = min(first_seen(window, max(0, upto)) // self.block_size, len(table))
                 for i in range(seq.kv.slid[group], keep):
                     self.pool.release(table[i])
                     table[i] = SLID_OUT

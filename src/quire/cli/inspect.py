@@ -126,7 +126,7 @@ def _tuning_rows(config: EngineConfig, found: ModelFacts, choice: Choice) -> Row
 def _model_rows(found: ModelFacts) -> Rows:
     spec = found.spec
     attending = [i for i in range(spec.layers) if spec.attends(i)]
-    windows = sorted({spec.windows[i] for i in attending}) or [0]
+    windows = sorted({spec.windows[i] for i in attending}, key=abs) or [0]
     return [
         ("folder", str(found.folder)),
         ("family", spec.family if found.vision is None else f"{found.vision.kind}, whose decoder is {spec.family}"),
@@ -137,13 +137,23 @@ def _model_rows(found: ModelFacts) -> Rows:
         ("layers", f"{spec.layers}, hidden {spec.hidden}, intermediate {spec.intermediate}, {spec.activation}"),
         *_attention_rows(spec, len(attending)),
         *_recurrent_rows(spec),
-        ("window", "none" if windows == [0] else ", ".join(map(str, windows))),
+        ("window", "none" if windows == [0] else ", ".join(map(window_in_words, windows))),
         ("vocabulary", f"{spec.vocab_size:,}, {'tied' if spec.tied_head else 'separate'} output head"),
         ("positions", f"{spec.max_position:,}"),
         ("end tokens", ", ".join(map(str, found.generation.eos_token_ids)) or "none"),
         ("sampling", ", ".join(f"{k}={v}" for k, v in found.generation.sampling.items()) or "no defaults"),
         ("format", f"{found.scheme}, {found.dtype}"),
     ]
+
+
+def window_in_words(window: int) -> str:
+    """A window's size, as `inspect` says it."""
+    return f"chunks of {-window:,}" if window < 0 else str(window)
+
+
+def seen_in_words(window: int) -> str:
+    """Which tokens rows see."""
+    return f"chunks of {-window:,}" if window < 0 else f"the last {window:,}" if window else "all"
 
 
 def _attention_rows(spec: ModelSpec, layers: int) -> Rows:
@@ -338,7 +348,7 @@ def _window_rows(kv: KVPlan, per_token: int) -> Rows:
         return []
     tables = Counter((window, len(held)) for window, held in zip(kv.groups.windows, kv.groups.layers, strict=True))
     groups = [
-        f"{count} of {layers} layer{'s' * (layers > 1)} ({f'the last {window:,}' if window else 'all'} tokens)"
+        f"{count} of {layers} layer{'s' * (layers > 1)} ({seen_in_words(window)} tokens)"
         for (window, layers), count in tables.items()
     ]
     length = kv.max_model_len

@@ -22,8 +22,11 @@ from quire.model.disk.hf_config import read_json
 from quire.model.disk.mtp_layer import part_mtp, with_mtp
 from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, read_pooling
 from quire.model.disk.renamed_tensors import Rewritten
+from quire.model.disk.source_subset import FirstRows, SourceSubset
 from quire.model.disk.stacked import StackedSource
+from quire.model.families.row import Family
 from quire.model.families.table import read_spec
+from quire.model.families.text_parts import as_found, find_text, text_part
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
@@ -112,18 +115,21 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         checkpoint = Checkpoint(folder)
         notes += checkpoint.notes
         text, vision_part = part(checkpoint, raw)
+        text, family = decoder_alone(text, family, raw, notes)
         source = rewritten = Rewritten(text, family.rewrites)
         origins = rewritten.origins
     else:
         source, notes = gguf.source(), [*gguf.notes]
     family = family.named_as(source.infos)
+    source = first_rows(source, spec, family)
     source, further = part_mtp(source, spec, family)
     if gguf is None:  # whose readers count tensors
         notes += drop_layers_beyond(source.infos, spec, family)
-    if vision_part is not None and f"{family.names['head']}.weight" in source.infos:
+    nested = vision_part is not None or text_part(raw) is not None
+    if nested and f"{family.names.get('head')}.weight" in source.infos:
         spec = replace(spec, tied_head=False)  # what files of these models say of it, writers read in several ways
-    alone = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
-    if alone:
+    bare = not spec.tied_head and headless(config, family.names.get("head", ""), source.infos)
+    if bare:
         spec = replace(spec, tied_head=True)  # there is a matrix to stand in its place, which no request uses
     if classifies(config):
         family = replace(family, skipped=(*family.skipped, CLASSIFIER))
@@ -143,13 +149,34 @@ def open_model(model: str, load_format: str = "auto", seed: int = 0, hub: Hub = 
         claimed = claim(source.infos, spec, family, required, scheme)
     except ModelError as error:
         raise ModelError(f"{folder}: {error.message}") from None
-    pooling = read_pooling(folder, config, spec.hidden, not alone)
+    pooling = read_pooling(folder, config, spec.hidden, not bare)
     named = own_name(model, folder)
     vision = open_vision(folder, raw, spec, vision_part, seed)
     made = ModelHeaders(
         named, folder, config, spec, family, source, scheme, claimed, dtype, tuple(notes), pooling, vision
     )
     return with_mtp(made, further)
+
+
+def decoder_alone(
+    source: TensorSource, family: Family, raw: Mapping[str, Any], notes: list[str]
+) -> tuple[TensorSource, Family]:
+    """The tensors of a decoder among those of a model of which nothing else runs, and its names as the files have them;
+    both as they are where all runs. `raw`: config.json; `notes` are told of it."""
+    part = text_part(raw)
+    if part is None:
+        return source, family
+    notes.append(part.told)
+    found = find_text(source.infos, family, part.hint)
+    if found is None:
+        return source, family  # claims say what is missing
+    return SourceSubset(source, found.kept), as_found(family, found)
+
+
+def first_rows(source: TensorSource, spec: ModelSpec, family: Family) -> TensorSource:
+    """`source` without rows that no role uses, behind those that one does."""
+    used = {f"{family.names[role]}.weight": DISK_ROLES[role].shape(spec)[0] for role in family.longer}
+    return FirstRows(source, used) if used else source
 
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.core.windows import widest
 from quire.model.families.edges import NO_EDGES, Edges
+from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.rope import Rope
 from quire.ops.experts import Routing
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
@@ -21,7 +23,8 @@ class MoE:
     `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none;
     `shared_scale` multiplies what that one makes.
     `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts
-    read and make, to which and from which a matrix leads, 0 = those of the stream.
+    read and make, to which and from which a matrix leads, 0 = those of the stream. `input_scores`: of the one
+    expert that a row takes, the score, a key of SCORES in `ops.experts`, that multiplies what it reads (Llama 4).
     """
 
     routing: Routing
@@ -31,6 +34,7 @@ class MoE:
     clamp: tuple[float, float] | None = None
     latent: int = 0
     shared_scale: float = 1.0
+    input_scores: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,7 @@ class ModelSpec:
     Per-layer facts are tuples of length `layers`.
 
     Presence decides the rest (biases, per-head norms of queries and keys, an output head of its own): it is read from
-    the checkpoint's tensors, not from here. Units: `windows` in tokens (0 = all), `max_position` in tokens.
+    the checkpoint's tensors, not from here. `windows`: see `core.windows`, 0 = all. `max_position` is in tokens.
 
     `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights), "unit"
     (rmsnorm without).
@@ -299,6 +303,7 @@ class ModelSpec:
     edges: Edges = NO_EDGES
     unit_head: bool = False
     unit_norms: tuple[bool, ...] = ()
+    query_scale: QueryScale = NO_SCALE
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
     file_layers: tuple[int, ...] = ()
@@ -337,7 +342,7 @@ class ModelSpec:
         readers: dict[int, list[int]] = {}
         for layer, window in enumerate(self.windows):
             readers.setdefault(self.kv_layer(layer), []).append(window)
-        return {layer: max(windows) if all(windows) else 0 for layer, windows in readers.items()}
+        return {layer: widest(windows) for layer, windows in readers.items()}
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values `layer` reads: itself unless it shares another's."""

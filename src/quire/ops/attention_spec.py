@@ -9,12 +9,12 @@ from quire.ops.arrays import Array
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """Score of query i and key j: cap(q.k * scale) + slope * (j - i) + bias[i - j], for i - window < j <= i.
+    """Score of query i and key j: cap(q.k * scale) + slope * (j - i) + bias[i - j], for j up to i that `window` has.
 
-    `scale` is positive. `window` 0 = all earlier keys. `softcap` c > 0: cap(s) = c * tanh(s / c). `sinks` [heads] f32:
-    a logit per head that takes part in the softmax and has no value (attention sinks, Xiao et al. 2023). `alibi`
-    [heads] f32: slopes (Press et al. 2022). `bias` [heads, distances] f32: by the distance, the last entry for all that
-    are farther (relative positions, Raffel et al. 2020).
+    `scale` is positive. `window`: see `core.windows`; 0 = all earlier keys. `softcap` c > 0: cap(s) = c * tanh(s /
+    c). `sinks` [heads] f32: a logit per head that takes part in the softmax and has no value (attention sinks, Xiao
+    et al. 2023). `alibi` [heads] f32: slopes (Press et al. 2022). `bias` [heads, distances] f32: by the distance,
+    the last entry for all that are farther (relative positions, Raffel et al. 2020).
     """
 
     scale: float

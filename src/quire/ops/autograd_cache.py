@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.windows import first_seen
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 
@@ -116,7 +117,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, order: int, spec: AttentionSpec) ->
     distance = row[:, None] - torch.arange(m)
     hidden = distance < 0
     if spec.window:
-        hidden = hidden | (distance >= spec.window)
+        lowest = torch.tensor([first_seen(spec.window, i) for i in row.tolist()])
+        hidden = hidden | (torch.arange(m) < lowest[:, None])
     if not spec.softcap and spec.sinks is None and spec.alibi is None and spec.bias is None:
         causal = n == m and order == ONE_BY_ONE and not spec.window
         mask = None if causal or not bool(hidden.any()) else ~hidden

@@ -28,9 +28,9 @@ OPS = (
     "embedding", "expert_mlp", "fold_states", "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear",
     "head_linear", "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache", "layernorm",
     "linear", "lora", "lora_expand", "lora_scale", "move_slots", "norm_spans", "penalize", "pick_rows", "place_columns",
-    "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid", "softcap",
-    "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "top_logprobs", "whole_attention", "xielu",
-    "zero_blocks",
+    "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid",
+    "scale_rows", "softcap", "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "top_logprobs",
+    "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip
 """Every op. Each backend implements all of them but those of `HOST`, which a test holds."""
 HOST = ("attention_states", "cache_rows", "choose_blocks", "choose_tokens", "fold_states", "index_rope_and_cache",

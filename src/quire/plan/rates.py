@@ -15,6 +15,7 @@ import msgspec
 
 from quire.core.machine import cache_folder, foreign, largest_cache, processor
 from quire.core.version import VERSION
+from quire.core.windows import most_seen, pairs
 from quire.plan.devices import ARITHMETIC, BANDWIDTH, HOST_SECONDS, LINK_SECONDS, DeviceSheet
 
 
@@ -73,19 +74,12 @@ class Attended(NamedTuple):
 
     def pairs(self, chunks: Sequence[PlannedChunk]) -> float:
         """Row and key pairs that are multiplied."""
-        return sum(self._pairs(chunk) for chunk in chunks)
-
-    def _pairs(self, chunk: PlannedChunk) -> float:
-        rows, first = chunk.rows, chunk.context + 1
-        if not self.window:
-            return rows * (first + chunk.context + rows) / 2
-        growing = max(0, min(rows, self.window - first))
-        return growing * (2 * first + growing - 1) / 2 + (rows - growing) * self.window
+        return sum(pairs(self.window, chunk.context, chunk.rows) for chunk in chunks)
 
     def keys(self, chunk: PlannedChunk) -> int:
         """Tokens whose keys and values are read."""
         whole = chunk.context + chunk.rows
-        return min(whole, self.window + chunk.rows) if self.window else whole
+        return min(whole, most_seen(self.window) + chunk.rows) if self.window else whole
 
 
 class Rates(Protocol):

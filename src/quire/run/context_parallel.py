@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quire.cache.groups import Lanes
 from quire.core.parallel import SPLIT
+from quire.core.windows import first_seen
 from quire.model.net.context_parallel import Fold, KeyExchange, KeyPages, PassKeys, PassQueries, PassStates
 from quire.ops.arrays import Array
 
@@ -24,8 +25,8 @@ FEW_ROWS = 32
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """What a group of layers sees and keeps: the window (0: all), f32 numbers of a row's queries and of its state, and
-    bytes of a block's keys and values in a layer."""
+    """What a group of layers sees and keeps: the window, f32 numbers of a row's queries and of its state, and bytes of
+    a block's keys and values in a layer."""
 
     window: int
     query: int
@@ -123,7 +124,7 @@ class VisibleSplits:
     def of(rows: RankRows, window: int, lanes: Lanes) -> VisibleSplits:
         """Splits that `rows` see."""
         ends = rows.ends
-        first = np.maximum(ends - window, 0) // SPLIT if window else np.zeros_like(ends)
+        first = first_seen(window, ends - 1) // SPLIT
         counts = -(-ends // SPLIT) - first
         starts = np.concatenate(([0], np.cumsum(counts)))
         splits = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
@@ -206,7 +207,7 @@ def _wanted(rows: RankRows, tables: NDArray[np.int32], window: int, lanes: Lanes
     """The blocks that any row sees, by the rank that has them, each once."""
     size, sizes, seen = lanes.block_size, np.diff(rows.cu_q), []
     for seq, count, context in zip(rows.seqs, sizes, rows.context, strict=True):
-        first = max(0, context - count + 1 - window) // size if window else 0
+        first = first_seen(window, int(context - count)) // size
         seen.append(tables[seq, first : -(-context // size)])
     ids = np.unique(np.concatenate(seen)).astype(np.int64)
     return [ids[ids % lanes.count == lane] for lane in range(lanes.count)]

@@ -19,6 +19,7 @@ from quire.core.dtypes import I64
 from quire.core.errors import RankFailure
 from quire.core.exclusions.of_models import LONE_DRAFTS, STAGED_DRAFTS
 from quire.core.machine import cores
+from quire.core.windows import most_seen
 from quire.ops.backend import Ops
 from quire.parallel.digest import ReceivedDigests
 from quire.parallel.launch import LOST, Launched
@@ -76,7 +77,7 @@ class Ranks:
 
         `ConfigError` where `windows` of layers ask for several block tables then: each rank chooses by its own layers.
         """
-        if alone and any(0 < window < kv.max_model_len for window in windows):
+        if alone and any(0 < most_seen(window) < kv.max_model_len for window in windows):
             raise (STAGED_DRAFTS if self._staged else LONE_DRAFTS).refusal({})
         self.tell(Allocate(kv.blocks, kv.max_model_len, limits, kv.groups.windows, kv.groups.layers, kv.states.slots))
 

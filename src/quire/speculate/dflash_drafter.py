@@ -39,10 +39,6 @@ class DFlashDrafter(HiddenDrafter):
         self._decoder, self._mask_token = decoder, mask_token
         self._most_rows = min(step.arrays.max_seqs, self._room)
 
-    def follows(self, seq: Sequence) -> bool:
-        """Whether its hidden rows are kept, none of which is of an image: these count positions in another way."""
-        return not seq.request.images and super().follows(seq)
-
     def propose(self, seqs: GenericSequence[Sequence], limits: GenericSequence[int]) -> None:
         """Write the keys of what the target computed since, then compute the blocks, as many as fit, at once."""
         wanting: Wanting = []

@@ -150,12 +150,16 @@ class ModelDrafter(Drafter):
         """Whether a chunk of the target is computed at once: each of a prompt but its last one, which `propose`
         computes unless it may slide before."""
         end = chunk.start + chunk.count
+        if chunk.seq.request.images:
+            return False
         if self._slides:
             return chunk.count > 1 and end <= len(chunk.seq.tokens)
         return end < chunk.seq.prompt_len
 
     def ready(self, seq: Sequence) -> bool:
-        """Whether what it lacks has not slid out of a window of its layers."""
+        """Whether what it lacks has not slid out of a window of its layers, and is text: it knows no images."""
+        if seq.request.images:
+            return False
         slid = max(seq.kv.slid[table] for table in self._tables) if seq.kv.blocks else 0
         return not slid or self._first(seq) >= slid * self._size
 

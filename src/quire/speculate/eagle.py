@@ -59,9 +59,10 @@ class Eagle:
     def proposer(
         self, target: ModelStep, step: ModelStep | None, form: TreeForm | None, features: ImageFeatures | None = None
     ) -> EagleDrafter:
-        """The proposer that drafts with it for `target`; `step` runs `model`. `features`: of images."""
+        """The proposer that drafts with it for `target`; `step` runs `model`. It drafts for prompts of text alone: its
+        layer was made for these, and rows of images count positions in another way."""
         assert step is not None and isinstance(self.model.decoder, EagleDecoder)
-        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form, features)
+        return EagleDrafter(step, self.model.decoder, target, (self.fuse, self.ids), form)
 
 
 def load_eagle(config: EngineConfig, folder: str, method: str, target: Model, ops: Ops) -> Eagle:

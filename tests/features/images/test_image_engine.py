@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from contextlib import nullcontext
@@ -299,9 +298,8 @@ def test_what_is_refused_says_why(tmp_path: Path) -> None:
         assert "takes no images" in (refused(engine, one).error or "")
         assert run(engine, [image_request("none", PROMPTS["none"])])["none"].tokens
     write_made("qwen3_vl", real := tmp_path / "real")
-    drafted = {"method": "draft_model", "model": str(tmp_path)}
     with pytest.raises(ConfigError, match="language-model-only"):
-        LocalEngine(flat_config(model=str(real), device="cpu", num_blocks=32, speculative_config=json.dumps(drafted)))
+        LocalEngine(flat_config(model=str(real), device="cpu", num_blocks=32, pipeline_parallel_size=2, threads=1))
 
 
 def test_axes_of_sections() -> None:

@@ -25,6 +25,7 @@ from quire.core.errors import ModelError
 from quire.model.build import load_model
 from quire.model.describe import describe, open_model
 from quire.model.families.multimodal import REFUSED
+from quire.model.families.text_parts import FLAT
 from quire.model.load.adapter_files import read_adapter
 from quire.model.load.roles import DISK_ROLES, Share
 from quire.model.vision.reading import HALF, Pixels, read_pixels
@@ -313,7 +314,6 @@ def test_unknown_towers_and_models_are_refused_by_name(made: Callable[[str], Mad
     shutil.copytree(made("qwen2_vl").folder, tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for part, change, said in (
-        ("vision_config", {"model_type": "eva"}, "vision_config: model_type: 'eva' is not a tower that is built"),
         ("vision_config", {"hidden_act": "mish"}, "hidden_act: 'mish' is not known"),
         ("text_config", {"rope_parameters": {"rope_theta": 1e6, "mrope_section": [2, 2, 3]}}, "whose sum is 8"),
     ):
@@ -322,11 +322,21 @@ def test_unknown_towers_and_models_are_refused_by_name(made: Callable[[str], Mad
             describe(str(tmp_path / "m"))
         assert said in str(refused.value)
         edit_config(tmp_path / "m", **config)
+    edit_config(tmp_path / "m", vision_config=config["vision_config"] | {"model_type": "eva"})
+    found = describe(str(tmp_path / "m"))
+    assert found.vision is None and any("only the decoder of 'qwen2_vl' runs" in note for note in found.notes)
+    edit_config(tmp_path / "m", **config)
     for model_type, why in REFUSED.items():
         edit_config(tmp_path / "m", model_type=model_type)
+        if model_type in FLAT:
+            continue  # its config.json is its decoder's
+        found = describe(str(tmp_path / "m"))
+        assert found.vision is None and any(why in note for note in found.notes)
+        edit_config(tmp_path / "m", remove=("text_config",))
         with pytest.raises(ModelError) as refused:
             describe(str(tmp_path / "m"))
         assert f"{model_type!r} is not supported: {why}" in str(refused.value)
+        edit_config(tmp_path / "m", **config)
     with pytest.raises(ModelError, match="takes images"):
         Net.open(str(made("qwen2_vl").folder))
 

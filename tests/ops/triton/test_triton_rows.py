@@ -25,8 +25,8 @@ pytestmark = [needs_triton, pytest.mark.filterwarnings("ignore:.*encountered:Run
 if HAS_TRITON:
     from quire.ops.triton import attention as launcher
 ROWWISE = ("rmsnorm", "add_rmsnorm", "layernorm", "add_layernorm", "norm_spans", "gated_activation", "activation",
-           "softcap", "clip", "scale", "add", "join_columns", "place_columns", "take_columns", "take_rows", "pick_rows",
-           "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
+           "softcap", "clip", "scale", "scale_rows", "add", "join_columns", "place_columns", "take_columns",
+           "take_rows", "pick_rows", "add_positions", "rope_queries", "rope_and_cache", "lora", "lora_expand",
            "lora_scale", "latent_rope_and_cache", "xielu")  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def parts_of(rows: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]
     [
         (BF16, 1, 150, "softcap sinks"),
         (I8, 16, 0, "alibi bias"),
+        (BF16, 16, -150, ""),
         pytest.param(BF16, 16, 0, "", marks=pytest.mark.slow),
         pytest.param(F32, 32, 100, "sinks alibi", marks=pytest.mark.slow),
         pytest.param(F8, 64, 0, "softcap", marks=pytest.mark.slow),

@@ -228,7 +228,7 @@ def attention_cases(g: Generator) -> Iterator[Case]:
             yield attention_case(g, KVLayout(16, kv_heads, 64, dtype), heads, mixed)
         for d in (8, 24, 80, 128, 256):
             yield attention_case(g, KVLayout(16, 1, d, dtype), 2, ((3, 50), (1, 17)))
-        for window in (1, 16, 100, 520):
+        for window in (1, 16, 100, 520, -1, -16, -100, -520):
             yield attention_case(g, KVLayout(16, 2, 32, dtype), 4, ((1, 1), (9, 700), (1, 530), (40, 40)), window)
         yield attention_case(g, KVLayout(16, 1, 64, dtype), 4, ((1, 3000),))
         yield attention_case(g, KVLayout(16, 2, 64, dtype), 4, ((600, 600), (64, 1100)))
@@ -257,7 +257,7 @@ def attention_extra_cases(g: Generator, dtype: Dtype) -> Iterator[Case]:
     """Soft cap, sinks, ALiBi and bias, alone and together, with windows, groups and block sizes."""
     rows = ((1, 1), (9, 700), (1, 1030), (40, 40))
     for extras in ("softcap", "sinks", "alibi", "bias", "softcap sinks alibi bias"):
-        for window in (0, 100):
+        for window in (0, 100, -100):
             yield attention_case(g, KVLayout(16, 2, 32, dtype), 6, rows, window, extras=extras)
         for block_size, kv_heads, d in ((1, 1, 24), (4, 3, 16), (64, 1, 64)):
             yield attention_case(g, KVLayout(block_size, kv_heads, d, dtype), 3, rows, extras=extras)

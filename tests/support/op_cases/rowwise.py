@@ -80,6 +80,16 @@ def scale_cases(g: Generator) -> Iterator[Case]:
         yield {"x": normal(g, t, d), "factor": 11.3137085}
 
 
+@cases("scale_rows")
+def scale_rows_cases(g: Generator) -> Iterator[Case]:
+    for t, d in SHAPES:
+        yield {"x": normal(g, t, d), "factors": normal(g, t, 1), "columns": d}
+        positions = torch.randint(60, (t,), generator=g, dtype=torch.int32)
+        yield {"x": normal(g, t, d), "factors": normal(g, 60), "columns": d, "positions": positions}
+        shifted = {"positions": positions, "step": 7, "ahead": 3}
+        yield {"x": normal(g, t, d), "factors": normal(g, 9), "columns": (d + 1) // 2, **shifted}
+
+
 @cases("softcap")
 def softcap_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:

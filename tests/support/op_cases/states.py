@@ -12,6 +12,7 @@ from op_cases.registry import cases
 from op_cases.weights import normal
 from quire.core.dtypes import F8, F32, I8
 from quire.core.parallel import SPLIT
+from quire.core.windows import first_seen
 from quire.ops.layout import KVLayout
 from quire.ops.op import Case
 from quire.ops.reference.caches import allocate
@@ -27,7 +28,7 @@ def states_case(g: Generator, layout: KVLayout, heads: int, rows: tuple[tuple[in
             if block * layout.block_size // max(SPLIT, layout.block_size) % lanes:
                 tables[s, block] = -1
         for end in range(context - new + 1, context + 1):
-            seen = range((max(0, end - window) if window else 0) // SPLIT, -(-end // SPLIT))
+            seen = range(first_seen(window, end - 1) // SPLIT, -(-end // SPLIT))
             counts.append(sum(int(tables[s, split * SPLIT // layout.block_size]) >= 0 for split in seen))
     return case | {"starts": torch.tensor(counts).cumsum(0)}
 

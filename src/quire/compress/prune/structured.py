@@ -68,6 +68,8 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         rope=tuple(spec.rope[i] for i in kept),
         windows=tuple(spec.windows[i] for i in kept),
         mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
+        unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
+        query_scale=spec.query_scale.of(kept),
         moe=moe,
     )
     prefix = model.family.names["layer"]
@@ -251,6 +253,8 @@ def _sparse_fields(model: PrunableCheckpoint, kept: list[int]) -> dict[str, Any]
     sparse = [new for new, old in enumerate(kept) if model.spec.is_sparse(old)]
     if sparse and "moe_layer_interval" in model.raw:
         return {"moe_layer_interval": 1, "moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1]}
+    if model.config.has("moe_layers") or model.config.has("interleave_moe_layer_step"):
+        return {"moe_layers": sparse}
     if model.config.has("first_k_dense_replace"):
         return {"first_k_dense_replace": len(plain)}
     if model.raw.get("decoder_sparse_step") is not None:

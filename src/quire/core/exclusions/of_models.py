@@ -213,13 +213,6 @@ OF_OTHER_MODELS = (
     _of_images(
         SEQUENCE_PARALLEL, "rows are split between the layers, where those of images would be given"
     ),
-    *(
-        _of_images(
-            a,
-            "this way to draft reads prompts, and knows no rows of images; ngram, suffix, self and mtp do without",
-        )
-        for a in (DRAFT_MODEL, MEDUSA, EAGLE, EAGLE3)
-    ),
     Exclusion(QUANTIZATION, QUANTIZED, "{folder} is quantized already ({scheme})", OUT),
     *(
         Exclusion(

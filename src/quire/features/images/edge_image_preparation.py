@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
@@ -31,6 +32,8 @@ from quire.features.images.edge_image_sources import (
 )
 from quire.images.decoding import DecodeLimits, read_image
 from quire.images.prompt import ImagePrompts, PreparedImage, open_image_prompts
+from quire.model.disk.hf_config import read_json
+from quire.model.families.text_parts import text_part
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -216,10 +219,17 @@ def _named(where: str) -> Iterator[None]:
         raise BadRequest(f"{where}: {error.message}", param=where) from None
 
 
+def _told(folder: str) -> str:
+    """What the folder's config.json has of parts that are not run, in words."""
+    path = Path(folder) / "config.json"
+    part = text_part(read_json(path)) if path.is_file() else None
+    return "" if part is None else part.told
+
+
 def _refused(info: EngineInfo, prompts: ImagePrompts | None) -> str:
     """Why images are not taken, "" where they are."""
     if not info.takes_images:
-        return TAKES_NONE
+        return ": ".join(filter(None, (TAKES_NONE, _told(info.folder))))
     if find_spec("PIL") is None:
         return NEEDS_PILLOW
     if prompts is None:

@@ -94,7 +94,9 @@ REFUSED = {
 }
 """Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-             "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3"}  # fmt: skip
+             "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3", "qwen2_5_omni_text": "qwen2",
+             "qwen3_omni_moe_text": "qwen3_moe", "glm4v_moe_text": "glm4_moe", "emu3_text_model": "llama",
+             "granite4_vision_text": "granite", "granite_docling_text": "granite"}  # fmt: skip
 """Model types of decoders that differ from a family's in what `Sight` says, and from it in nothing else."""
 NESTED = ("language_model.model.", "model.language_model.", "model.text_model.")
 """What names of the decoder begin with, in the place of "model."."""
@@ -153,10 +155,10 @@ def text_config(raw: Raw, where: str) -> tuple[Raw, Sight]:
     inner["tie_word_embeddings"] = True in said if said else row.tied
     inner["model_type"] = SAME_TEXT.get(kind, kind)
     sight = row.sight(HfConfig(inner, where), vision_config(raw, where))
-    return _without_kind(inner), sight
+    return without_kind(inner), sight
 
 
-def _without_kind(text: Raw) -> Raw:
+def without_kind(text: Raw) -> Raw:
     """A rope whose kind is called "mrope" is a plain one over several positions."""
     named = {field: dict(text[field]) for field in ("rope_scaling", "rope_parameters") if text.get(field)}
     for rope in named.values():

@@ -25,6 +25,7 @@ A row is a Family, or a function of config.json that gives one (where tensors or
 - orders    role -> function of the spec that gives where our rows lie on disk, columns of a matrix that ranks split by
             columns (`order`).
 - rates     roles of vectors of which the files hold -exp.
+- longer    roles of which files hold more rows than are used, behind these.
 - mtp       what files call a layer that drafts, if they may have one (`families.mtp`).
 """
 
@@ -90,6 +91,7 @@ class Family:
     orders: Mapping[str, Callable[[ModelSpec], NDArray[np.int64]]] = field(default_factory=dict)
     rates: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
+    longer: tuple[str, ...] = ()
 
     def order(self, role: str, spec: ModelSpec) -> NDArray[np.int64] | None:
         """Where each of our rows, or columns, of `role` lies on disk [n] int64; None: all as they lie."""
@@ -153,8 +155,12 @@ class Family:
         return own + module.removeprefix(other) if other else module
 
 
-MIXED_KINDS = {"conv": ("conv_L_cache",), "linear_attention": ("linear_key_head_dim", "mamba_d_state")}
-"""Words of `layer_types` for layers that do not attend, and fields with the size of what they have instead."""
+MIXED_KINDS = {
+    "chunked_attention": ("attention_chunk_size",),
+    "conv": ("conv_L_cache",),
+    "linear_attention": ("linear_key_head_dim", "mamba_d_state"),
+}
+"""Words of `layer_types` for layers of some families alone, and fields with the size of what these layers have."""
 EARLIER = {"mamba": "linear_attention", "attention": "full_attention", "indexed_attention": "full_attention",
            "minimax_m3_sparse": "full_attention"}  # fmt: skip
 """Words of older files, and of layers that read chosen tokens, and those that took their place."""

@@ -13,6 +13,7 @@ from quire.model.families.gated_mixtures import GATED_MIXTURES
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
+from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
@@ -57,9 +58,11 @@ from quire.model.families.readers import (
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.families.sparse import SPARSE
 from quire.model.families.state_space import STATE_SPACE
+from quire.model.families.text_decoders import TEXT_DECODERS
+from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.families.zamba2 import zamba2
-from quire.model.spec import ModelSpec
+from quire.model.spec import ModelSpec, Sight
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
@@ -327,9 +330,15 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "llama4_text": LLAMA4_TEXT,
     "zamba2": zamba2,
 }
 ENCODER_DECODERS = ("t5", "mt5")
+
+
+def has_row(model_type: object) -> bool:
+    """Whether a decoder of that type is read, by itself or in a model that has more."""
+    return model_type in FAMILIES or model_type in TEXT_DECODERS
 
 
 def find_family(config: HfConfig) -> tuple[str, Family]:
@@ -338,7 +347,7 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
     if config.flag("is_encoder_decoder", False) and name not in ENCODER_DECODERS:
         known = ", ".join(ENCODER_DECODERS)
         raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
-    if name not in FAMILIES:
+    if not has_row(name):
         code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
         known = ", ".join(sorted((*FAMILIES, *MULTIMODAL)))
         raise config.fail(
@@ -346,15 +355,21 @@ def find_family(config: HfConfig) -> tuple[str, Family]:
             f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
             "installed transformers that has them (pip install 'quire[transformers]')",
         )
-    row = FAMILIES[name]
+    row = FAMILIES.get(name) or TEXT_DECODERS[name]
     return name, row(config) if callable(row) else row
 
 
 def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
     """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
-    text, sight = text_config(raw, where)
+    part = text_part(raw)
+    if part is not None:
+        text, sight, where = part.config, Sight(), f"{where}: {part.where}" if part.where else where
+    else:
+        text, sight = text_config(raw, where)
     name, family = find_family(HfConfig(text, where))
-    if raw.get("model_type") in MULTIMODAL:
+    if part is not None and part.kind in FLAT:
+        family = replace(family, rewrites=(ADAPTED, *family.rewrites), buffers=(*family.buffers, *ADAPTERS))
+    elif part is None and raw.get("model_type") in MULTIMODAL:
         heads = (*family.aliases.get("head", ()), *HEADS)
         family = replace(family, nested=NESTED, aliases={**family.aliases, "head": heads})
     config = family.fill_in(HfConfig(text, where))

@@ -69,6 +69,7 @@ from quire.model.net.parts import (
     RowChange,
     RowNorm,
     Scale,
+    ScaledQueries,
     SoftCap,
     absent,
     scaled,
@@ -314,6 +315,10 @@ def qkv_changes(reader: WeightReader, index: int, rope: Unplaced) -> tuple[RowCh
             changes.append(HeadLayerNorm(weight, reader.vector(role, index, "bias"), start, width, spec.norm_eps))
     if spec.late_norms:
         changes.append(Rotated(rope, keys + turned, d))
+    scale = spec.query_scale
+    if scale.step and scale.layers[index]:
+        factors = reader.once("query factors", lambda: scale.factors(spec.max_length))
+        changes.append(ScaledQueries(factors, keys, scale.step, scale.ahead))
     return tuple(changes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -26,15 +27,17 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         latents = reader.linear(("expert_enter",), index), reader.linear(("expert_leave",), index)
     if claim.get("shared_switch", index):
         switch = reader.dense("shared_switch", index)
+    scores, routing = spec.moe.input_scores, spec.moe.routing
     return MoeMlp(
         reader.dense("router", index),
         reader.vector("router_bias", index),
-        spec.moe.routing,
+        routing,
         _experts(reader, index),
-        LocalExperts(spec.moe.routing.experts),
+        LocalExperts(routing.experts),
         scaled(_shared(reader, index), spec.moe.shared_scale) if spec.moe.shared else None,
         switch,
         latents,
+        replace(routing, score=scores, renormalize=False) if scores else None,
     )
 
 

@@ -26,7 +26,7 @@ def row_format(asked: str, dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True)
 class LayerCacheSpec:
-    """What a layer keeps of each token: how each part of it lies, and how many tokens back it is read, 0 = all.
+    """What a layer keeps of each token: how each part of it lies, and how far back it is read (`core.windows`).
 
     The parts have one block table: a block holds all of them.
     """

@@ -67,7 +67,8 @@ class MoeMlp:
     """y = sum of weight_e * expert_e(x) over the experts the router chooses, plus the shared expert's output, if any.
 
     `bias`: of the router's choice, f32 [experts], or None. `switch` scales the shared expert's output by a sigmoid
-    (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3).
+    (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3). `input_scores`: of
+    the one expert that a row takes, what multiplies the row before it reads it (Llama 4); `routing` weighs it with 1.
     """
 
     router: Linear
@@ -78,18 +79,21 @@ class MoeMlp:
     shared: Mlp | None
     switch: Linear | None
     latents: tuple[Linear, Linear] | None = None
+    input_scores: Routing | None = None
 
     def __call__(self, ops: Ops, x: Array) -> Array:
-        """x [T, hidden] -> [T, hidden]."""
-        ids, weights = ops.route(self.router(ops, x), self.bias, self.routing)
+        """x [T, hidden] -> [T, hidden]; where scores multiply rows, x is given up."""
+        logits = self.router(ops, x)
+        ids, weights = ops.route(logits, self.bias, self.routing)
+        shared = None if self.shared is None else self.shared(ops, x)
+        if shared is not None and self.switch is not None:
+            shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
+        if self.input_scores is not None:
+            _, scores = ops.route(logits, self.bias, self.input_scores)
+            x = ops.scale_rows(x, scores, x.shape[1])
         if self.latents is None:
             y = self.holders(ops, self.experts, x, ids, weights)
         else:
             enter, leave = self.latents
             y = leave(ops, self.holders(ops, self.experts, enter(ops, x), ids, weights))
-        if self.shared is None:
-            return y
-        shared = self.shared(ops, x)
-        if self.switch is not None:
-            shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
-        return ops.add(y, shared)
+        return y if shared is None else ops.add(y, shared)

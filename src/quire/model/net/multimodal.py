@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.windows import first_seen
 from quire.model.batch import Batch, Forward
 from quire.model.net.decoder import Decoder, Layer, Wanted, chosen, own_attention, own_rows
 from quire.model.net.hidden_taps import TappedDecoder
@@ -52,7 +53,7 @@ class BidirectionalSpans:
 
         A row sees `window` tokens back from its own place, and on to the end of its run: from there it is more.
         """
-        back = self.ends - np.maximum(0, self.places - window + 1)
+        back = self.ends - first_seen(window, self.places)
         other = np.flatnonzero((self.ends > window) & (back != window))
         return [(int(seen), other[back[other] == seen]) for seen in np.unique(back[other])]
 

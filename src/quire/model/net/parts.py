@@ -349,6 +349,20 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class ScaledQueries:
+    """The first `columns` of x times factors[(position + ahead) // step] (`QueryScale`)."""
+
+    factors: Array
+    columns: int
+    step: int
+    ahead: int
+
+    def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
+        """Scale queries in place."""
+        return ops.scale_rows(x, self.factors, self.columns, batch.positions, self.step, self.ahead)
+
+
+@dataclass(frozen=True)
 class Normed:
     """The norm of x (BLOOM's embedding)."""
 

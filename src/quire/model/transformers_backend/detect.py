@@ -17,7 +17,8 @@ from quire.model.disk.checkpoint import Checkpoint, float_dtype
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.rope import NO_ROPE
-from quire.model.families.table import FAMILIES
+from quire.model.families.table import FAMILIES, has_row
+from quire.model.families.text_parts import text_part
 from quire.model.spec import ModelSpec
 
 SLOW = (
@@ -71,6 +72,9 @@ def find_borrowed(folder: Path) -> TransformersModel | None:
     model_type = raw.raw.get("model_type")
     own = (*FAMILIES, *MULTIMODAL, *REFUSED)
     if not isinstance(model_type, str) or model_type in own or not known_to_transformers(model_type):
+        return None
+    part = text_part(raw.raw)
+    if part is not None and has_row(part.config["model_type"]):
         return None
     config = _read_config(folder, raw)
     code = _class_of(config, raw)

@@ -297,6 +297,11 @@ SAME_TOWER = {
 """What older files call them, and families whose tower is another's."""
 
 
+def is_known(name: str) -> bool:
+    """Whether there is a row for this `model_type` of a `vision_config`."""
+    return SAME_TOWER.get(name, name) in TOWERS
+
+
 def find_tower(config: HfConfig, usual: str) -> tuple[str, Tower]:
     """The row for the `model_type` of a `vision_config`, `usual` where it has none; `ModelError` naming the known."""
     name = config.text("model_type", usual)

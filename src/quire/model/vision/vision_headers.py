@@ -17,6 +17,7 @@ from quire.model.disk.source_subset import SourceSubset
 from quire.model.families.multimodal import MULTIMODAL, vision_config
 from quire.model.families.names import without
 from quire.model.families.row import Family
+from quire.model.families.text_parts import text_part
 from quire.model.load.roles import DISK_ROLES
 from quire.model.spec import ModelSpec
 from quire.model.vision.projectors import ProjectorContext, read_projector
@@ -32,7 +33,7 @@ OUTER = "model."
 def part(source: TensorSource, raw: Mapping[str, Any]) -> tuple[TensorSource, TensorSource | None]:
     """The tensors of the decoder, and those that make rows of images; None if the model takes no images."""
     row = MULTIMODAL.get(str(raw.get("model_type")))
-    if row is None:
+    if row is None or text_part(raw) is not None:
         return source, None
     vision = {name for name in source.infos if name.removeprefix(OUTER).startswith(row.vision)}
     return SourceSubset(source, source.infos.keys() - vision), SourceSubset(source, vision)
@@ -46,7 +47,7 @@ def open_vision(
     `text`: the decoder's shape. `ModelError` naming a tensor that is missing, left over or of another shape.
     """
     table = MULTIMODAL.get(str(raw.get("model_type")))
-    if table is None:
+    if table is None or text_part(raw) is not None:
         return None
     config = HfConfig(raw, str(folder / "config.json"))
     kind, row = find_tower(vision_config(raw, config.where), table.tower)

@@ -107,6 +107,19 @@ def scale(cpu: Cpu, x: Host, factor: float) -> Host:
     return _change(cpu, "scale", x, factor)
 
 
+@impl("scale_rows", "cpu")
+def scale_rows(
+    cpu: Cpu, x: Host, factors: Host, columns: int, positions: Host | None = None, step: int = 1, ahead: int = 0
+) -> Host:
+    rows, width = check(x, "scale_rows x", F32, -1, -1).shape
+    check(factors, "scale_rows factors", F32, *factors.shape)
+    if positions is not None:
+        check(positions, "scale_rows positions", I32, rows)
+    if rows:
+        cpu.call("scale_rows", x, factors, positions, rows, columns, width, factors.size, step, ahead)
+    return x
+
+
 @impl("softcap", "cpu")
 def softcap(cpu: Cpu, x: Host, cap: float) -> Host:
     return _change(cpu, "softcap", x, cap)

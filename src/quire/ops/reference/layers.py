@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.core.dtypes import F32
+from quire.core.windows import first_seen
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache, KVLayout
 from quire.ops.op import op
@@ -181,7 +182,7 @@ def attention(
         begin, end, length = int(cu_q[s]), int(cu_q[s + 1]), int(context[s])
         if begin == end:
             continue
-        first = max(0, length - (end - begin) - window + 1) // block_size if window else 0
+        first = first_seen(window, length - (end - begin)) // block_size
         table = block_tables[s, first : -(-length // block_size)].long()
         at = first * block_size
         k, v = (
@@ -196,7 +197,8 @@ def attention(
             scores = torch.tanh(scores / softcap) * softcap
         row = torch.arange(length - (end - begin), length)[:, None]
         key = torch.arange(at, length)[None]
-        hidden = (key > row) | ((row - key >= window) if window else torch.zeros_like(key > row))
+        lowest = torch.tensor([first_seen(window, i) for i in range(length - (end - begin), length)])[:, None]
+        hidden = (key > row) | (key < lowest)
         if spec.alibi is not None:
             scores = scores + spec.alibi[:, None, None] * (key - row)
         if spec.bias is not None:
@@ -214,7 +216,7 @@ def _attend_tree(qkv: Tensor, cache: KVCache, length: int, table: Tensor, spec: 
     at, masks = cache.layout, [mask & (1 << 64) - 1 for mask in tree.tolist()]
     start = length - len(masks)
     root = start + sum(mask == 0 for mask in masks)
-    first = max(0, start - spec.window + 1) // at.block_size if spec.window else 0
+    first = first_seen(spec.window, start) // at.block_size
     k, v = (t.transpose(1, 2).flatten(0, 1) for t in logical(cache, table[first : -(-length // at.block_size)].long()))
     plain = KVLayout(at.block_size, at.kv_heads, at.head_dim, F32)
     rows = []

@@ -77,6 +77,19 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+@op(tolerance=0.0, into="x")
+def scale_rows(
+    x: Tensor, factors: Tensor, columns: int, positions: Tensor | None = None, step: int = 1, ahead: int = 0
+) -> Tensor:
+    """x[t, :columns] *= factors[t] in place, or with `positions` int32 [T] factors[(positions[t] + ahead) // step].
+
+    x [T, d] f32; factors f32, its entries behind each other, whatever its shape; returns x.
+    """
+    at = torch.arange(len(x)) if positions is None else (positions.long() + ahead) // step
+    scaled = x[:, :columns] * factors.flatten()[at][:, None]
+    return torch.cat((scaled, x[:, columns:]), 1)
+
+
 @op(tolerance=2e-6, into="x")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """x = cap * tanh(x / cap) in place; returns x [T, d] f32 (Gemma 2's output)."""

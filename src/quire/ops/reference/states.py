@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.core.parallel import SPLIT
+from quire.core.windows import first_seen
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.layout import KVCache
 from quire.ops.op import op
@@ -42,7 +43,7 @@ def attention_states(
     for s in range(len(context)):
         for row in range(int(cu_q[s]), int(cu_q[s + 1])):
             end, at = int(context[s]) - int(cu_q[s + 1]) + row + 1, int(starts[row])
-            begin = max(0, end - spec.window) if spec.window else 0
+            begin = first_seen(spec.window, end - 1)
             for split in range(begin // SPLIT, -(-end // SPLIT)):
                 keys = torch.arange(max(begin, split * SPLIT), min(end, (split + 1) * SPLIT))
                 blocks = block_tables[s, keys // size].long()

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.core.dtypes import BF16, F16, F32, I8
+from quire.core.windows import most_seen
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.latents import LatentReads, rank_of
 from quire.ops.layout import KVCache
@@ -152,8 +153,9 @@ def _attend(gpu: Gpu, queries: Queries, cache: KVCache, batch: PagedBatch, sizes
     )  # fmt: skip
     together = sizes["merged_heads"]
     kernels.merge_kernel[(sequences, triton.cdiv(heads, together))](
-        out, acc, ml, batch.cu_q, batch.context, batch.spec.sinks, batch.tree, batch.spec.window, heads, splits, D=d,
-        BD=static["BD"], BH=together, SPLIT=split, SPEC=static["SPEC"], SINGLE=single, num_warps=sizes["merge_warps"],
+        out, acc, ml, batch.cu_q, batch.context, batch.spec.sinks, batch.tree, most_seen(batch.spec.window), heads,
+        splits, D=d, BD=static["BD"], BH=together, SPLIT=split, SPEC=static["SPEC"], SINGLE=single,
+        num_warps=sizes["merge_warps"],
     )  # fmt: skip
     if single:
         tile, tiles = _tiles(group, sizes["chunk_rows"])
@@ -186,9 +188,9 @@ def _arguments(queries: Queries, cache: KVCache, batch: PagedBatch) -> tuple[tup
         factor *= kernels.LOG2E.value
     before = (queries.rows, rotated, cache.keys, cache.values, *scales_of(cache), batch.cu_q, batch.context,
               batch.tables)  # fmt: skip
-    after = (factor, spec.softcap, spec.window, queries.rows.stride(0), 0 if rotated is None else rotated.stride(0),
-             queries.width, batch.tables.stride(0), cache.values.stride(0), cache.keys.stride(0),
-             cache.values.stride(1))  # fmt: skip
+    after = (factor, spec.softcap, most_seen(spec.window), queries.rows.stride(0),
+             0 if rotated is None else rotated.stride(0), queries.width, batch.tables.stride(0),
+             cache.values.stride(0), cache.keys.stride(0), cache.values.stride(1))  # fmt: skip
     return before, after
 
 
@@ -214,7 +216,7 @@ def _static(gpu: Gpu, queries: Queries, cache: KVCache, batch: PagedBatch, keys:
         "GROUP": group,
         "BN": keys,
         "SPEC": (
-            bool(spec.window),
+            0 if not spec.window else kernels.WINDOW.value if spec.window > 0 else kernels.CHUNKED.value,
             bool(spec.softcap),
             spec.alibi is not None,
             batch.tree is not None,

@@ -22,6 +22,7 @@ repair()
 PLAIN, INT8, FP8_BITS, FP8_NATIVE = (tl.constexpr(i) for i in range(4))
 """What a cache holds: numbers, or codes with a scale per token and head; e4m3 by integers or by the device."""
 LOG2E = tl.constexpr(1.4426950408889634)
+WINDOW, CHUNKED = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -145,7 +146,7 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     the keys of latents, first element of the head).
     sight = (position [BM], last key seen [BM], first and last key + 1 that any row sees). score = (factor, cap, biases,
     (slopes [BM], places of the rows' heads in the biases [BM]), window). tree = (root, mask) of the one token of the
-    tile. SPEC: which of window, cap, slopes, tree there are; distances of the bias.
+    tile. SPEC: `WINDOW`, `CHUNKED` or no window (0); which of cap, slopes, tree there are; distances of the bias.
     """
     keys, values, key_scales, value_scales, table, block_step, key_step, head_at = kv
     position, last, low, high = sight
@@ -176,7 +177,7 @@ def tile_of_keys(first, queries, m, e, acc, kv, sight, score, tree, D: tl.conste
     if MASKED:
         visible = key[None, :] <= last[:, None]
         if SPEC[0]:
-            visible &= position[:, None] - key[None, :] < window
+            visible &= key[None, :] >= first_seen(position, window, SPEC)[:, None]
         x = tl.where(visible, x, float("-inf"))
     exponent = LOG2E if SPEC[1] or SPEC[2] or SPEC[4] else factor
     return update(x, v, value_scale, m, e, acc, exponent, DOT, KIND)
@@ -213,6 +214,16 @@ def queries_of(qkv, rotated, row, head, real, row_step, rotated_step, rotated_wi
         end = rotated + row[:, None] * rotated_step + ((head + 1) * rotated_width - R)[:, None] + r[None, :]
         second = tl.load(end, mask=real[:, None] & (r < R)[None, :], other=0.0).to(DOT)
     return q, second
+
+
+@triton.jit
+def first_seen(position, window, SPEC: tl.constexpr):
+    """The first position that a row at `position` sees of a window, or of chunks, of `window` tokens."""
+    if SPEC[0] == CHUNKED:
+        first = position - position % window
+    else:
+        first = tl.maximum(position - window + 1, 0)
+    return first
 
 
 @triton.jit
@@ -255,7 +266,7 @@ def tile_of_rows(inputs, steps, begin, n, length, first, step, root, head, left,
     lowest, high = tl.min(tl.where(real, position, length), 0), tl.max(last, 0) + 1
     low = 0
     if SPEC[0]:
-        low = tl.maximum(lowest - window + 1, 0)
+        low = first_seen(lowest, window, SPEC)
     return (row, heads, real), queries, (slope, bias_at), (position, last, low, high), lowest, (root, mask)
 
 
@@ -337,7 +348,7 @@ def merge_kernel(out, part_acc, part_ml, cu_q, context, sinks, tree, window, hea
                 position = root + popcount(mask) - 1
         lowest = 0
         if SPEC[0]:
-            lowest = tl.maximum(position - window + 1, 0) // SPLIT
+            lowest = first_seen(position, window, SPEC) // SPLIT
         place = s.to(tl.int64) if SINGLE else (begin + token).to(tl.int64)
         m = tl.full([BH], float("-inf"), tl.float32)
         e = tl.zeros([BH], tl.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.ops.triton.attention_kernels import fold, root_of, tile_of_keys, tile_of_rows, with_sink
+from quire.ops.triton.attention_kernels import first_seen, fold, root_of, tile_of_keys, tile_of_rows, with_sink
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def every_key(queries, kv, sight, score, one, first_position, D: tl.constexpr, B
     total_m, total_e, total = m, e, acc
     seen, every = low // BN, (first_position + 1) // BN  # from tile `every` on some row does not see all keys
     if SPEC[0]:
-        seen = tl.minimum(tl.cdiv(tl.maximum(high - window, 0), BN), every)
+        seen = tl.minimum(tl.cdiv(first_seen(high - 1, window, SPEC), BN), every)
         total_m, total_e, total, m, e, acc = walk(
             low // BN, seen, queries, total_m, total_e, total, m, e, acc, kv, sight, score, one, D, BD, SIZE, BN, R,
             SPLIT, SPEC, DOT, KIND, True)  # fmt: skip

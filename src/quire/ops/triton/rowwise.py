@@ -107,6 +107,22 @@ def scale(gpu: Gpu, x: Tensor, factor: float) -> Tensor:
     return _change(gpu, "scale", x, factor, kernels.SCALE.value)
 
 
+@impl("scale_rows", "triton")
+def scale_rows(
+    gpu: Gpu, x: Tensor, factors: Tensor, columns: int, positions: Tensor | None = None, step: int = 1, ahead: int = 0
+) -> Tensor:
+    rows, d = activations(x, "scale_rows x")
+    tensor(factors, "scale_rows factors", F32, *factors.shape)
+    if positions is not None:
+        tensor(positions, "scale_rows positions", I32, rows)
+    if x.numel():
+        size = _columns(gpu, columns)
+        kernels.scale_rows_kernel[(rows, cdiv(columns, size))](
+            x, factors, positions, columns, d, factors.numel(), step, ahead, BD=size
+        )
+    return x
+
+
 @impl("softcap", "triton")
 def softcap(gpu: Gpu, x: Tensor, cap: float) -> Tensor:
     return _change(gpu, "softcap", x, cap, kernels.SOFTCAP.value)

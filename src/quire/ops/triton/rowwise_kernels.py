@@ -113,6 +113,20 @@ def xielu_kernel(x, d, positive, negative, beta, BD: tl.constexpr):
 
 
 @triton.jit
+def scale_rows_kernel(x, factors, positions, columns, d, entries, step, ahead, BD: tl.constexpr):
+    """The first `columns` of rows [d] in place times a factor of the row; NaN where there is none. Grid: (rows,
+    columns / BD)."""
+    row = tl.program_id(0).to(tl.int64)
+    place = row
+    if positions is not None:
+        place = (tl.load(positions + row).to(tl.int64) + ahead) // step
+    factor = tl.load(factors + place, mask=(place >= 0) & (place < entries), other=float("nan"))
+    column = tl.program_id(1) * BD + tl.arange(0, BD)
+    at, inside = x + row * d + column, column < columns
+    tl.store(at, tl.load(at, mask=inside, other=0.0).to(tl.float32) * factor, mask=inside)
+
+
+@triton.jit
 def embedding_kernel(out, numbers, table, d, offset, vocabulary, other, BD: tl.constexpr, ADD: tl.constexpr):
     """Rows of `table` [vocabulary, d] at numbers + offset, stored or added to `out`. Grid: (rows, d / BD).
 
