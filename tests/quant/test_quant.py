@@ -164,7 +164,7 @@ SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, 
 SPEC = read_spec(SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 96}, "config.json")[0]
 SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64, latent=32), mla=MLA(64, 64, 32, 16, 16))
 SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
-SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32))
+SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32, True, True))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
 

@@ -11,6 +11,7 @@ from attention_variants import GATED, LATENT_VARIANTS
 from chunked_models import CHUNKED, CHUNKED_MIXTURES
 from dense_variants import SHARED_DENSE
 from loaded_folders import KEPT
+from mixture_variants import NEWER
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
 from quire.core.dtypes import BF16
 from quire.model.batch import Batch
@@ -143,6 +144,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
                                  "layer_types": ["full_attention"] * 3}),
     **GATED,
     **CHUNKED_MIXTURES,
+    **NEWER,
 }  # fmt: skip
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

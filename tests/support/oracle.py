@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
@@ -46,6 +47,8 @@ OWN_NAMES = {
             "max_position_embeddings": "max_seq_len"},
     "xglm": {"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
     "ctrl": GPT2_NAMES,
+    "dbrx": {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+             "max_position_embeddings": "max_seq_len"},
     "t5": T5_NAMES, "mt5": T5_NAMES,
 }  # fmt: skip
 """Families that do not take `SMALL` as it is: our name of a field -> theirs; they know no key/value heads or width."""
@@ -95,7 +98,22 @@ def write(
         for p in model.parameters():
             p.copy_(p.to(dtype))
     copy.deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size=shard)
+    if model_type == "olmo_hybrid":
+        _part_taps(folder, model.config)
     return model
+
+
+def _part_taps(folder: Path, config: Any) -> None:
+    """Give queries, keys and values the taps that are theirs: transformers writes a third of all to each."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    widths = keys, keys, config.linear_num_value_heads * config.linear_value_head_dim
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for first in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [first.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        parts = torch.cat([tensors[name] for name in names]).split(widths)
+        tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
+    save_file(tensors, path, {"format": "pt"})
 
 
 def edit_config(folder: Path, remove: tuple[str, ...] = (), **fields: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attention_variants import GATED_DENSE
 from dense_variants import DENSE
+from mixture_variants import HYBRIDS
 from oracle import BACKENDS, backend, relative_error
 from quire.core.config import flat_config
 from quire.model.batch import Batch
@@ -172,6 +173,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_biases_tied": ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     **GATED_DENSE,
     **DENSE,
+    **HYBRIDS,
 }  # fmt: skip
 
 

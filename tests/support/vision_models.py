@@ -96,6 +96,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 3, 3], "mrope_interleaved": True}},
         **QWEN_TOKENS,
     },
+    "qwen3_vl_moe": {
+        "vision_config": QWEN_TOWER | {"hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 96,
+                                       "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
+        "text_config": TEXT | {"head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+                               "mlp_only_layers": [0], "tie_word_embeddings": False, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 3, 3], "mrope_interleaved": True}},
+        "tie_word_embeddings": False, **QWEN_TOKENS,
+    },
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5 | {"text_config": HYBRID | {
         "model_type": "qwen3_5_moe_text", "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
@@ -145,6 +153,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """config.json of each; a token stands where its id belongs."""
 FAMILIES = tuple(CONFIGS)
 """What `make_vision_model` makes: model types, and a second kind of some."""
+LIKE_QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 CLIP = {"image_processor_type": "CLIPImageProcessor", "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "resample": 3}
 SIGLIP = {"image_processor_type": "SiglipImageProcessor", "image_mean": HALF, "image_std": HALF, "resample": 3}
@@ -169,7 +178,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
                                  "size": {"height": 32, "width": 32}, "image_grid_pinpoints": [[32, 32], *PINPOINTS]},
     "qwen2_vl": QWEN | {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 256, "max_pixels": 4096},
     "qwen2_5_vl": QWEN,
-    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), QWEN | {"image_mean": HALF, "image_std": HALF}),
+    **dict.fromkeys(LIKE_QWEN3, QWEN | {"image_mean": HALF, "image_std": HALF}),
     "gemma3": SIGLIP | {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 32, "width": 32},
                         "resample": 2},
     "mistral3": PIXTRAL,
@@ -201,7 +210,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
                         "num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     "qwen2_vl": {"processor_class": "Qwen2VLProcessor"},
     "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
-    **{name: {"processor_class": "Qwen3VLProcessor"} for name in ("qwen3_vl", "qwen3_5", "qwen3_5_moe")},
+    **{name: {"processor_class": "Qwen3VLProcessor"} for name in LIKE_QWEN3},
     "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     "mistral3": {"processor_class": "PixtralProcessor", "image_token": "[IMG]", "patch_size": 8,
                  "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]", "spatial_merge_size": 2},
@@ -213,7 +222,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 MARKS = {"qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>", "gemma3": "<start_of_image>", "mistral3": "[IMG]",
          "llava_pixtral": "[IMG]", "internvl": "<IMG_CONTEXT>"}  # fmt: skip
-MARKS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"), MARKS["qwen2_vl"])
+MARKS |= dict.fromkeys(("qwen2_5_vl", *LIKE_QWEN3), MARKS["qwen2_vl"])
 MARKS |= {"internvl_norms": MARKS["internvl"]}
 """What a chat template writes for an image, if not <image>."""
 TEMPLATE = (

@@ -19,7 +19,8 @@ from quire.ops.arrays import to_torch
 from vision_models import CONFIGS, PREPROCESSORS, make_vision_model
 
 TILE = 32
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
+DEEP = ("qwen3_vl", "qwen3_vl_moe")
+QWEN = ("qwen2_vl", "qwen2_5_vl", *DEEP, "qwen3_5", "qwen3_5_moe")
 
 SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "llava": [(1, 56, 56)],
@@ -28,6 +29,7 @@ SHAPES: dict[str, list[tuple[int, int, int]]] = {
     "qwen2_vl": [(1, 32, 48), (1, 16, 16), (1, 128, 112)],
     "qwen2_5_vl": [(1, 64, 48), (1, 48, 80), (1, 16, 64)],
     "qwen3_vl": [(1, 48, 48), (1, 32, 64), (1, 80, 16)],
+    "qwen3_vl_moe": [(1, 32, 64)],
     "qwen3_5": [(1, 48, 48), (1, 80, 16)],
     "qwen3_5_moe": [(1, 32, 64)],
     "gemma3": [(1, 32, 32)],
@@ -91,7 +93,7 @@ def features(name: str, model: PreTrainedModel, made: PromptImage) -> Tensor:
     if name in QWEN:
         cut, grid = patches(pixels)
         found = whole.get_image_features(cut, image_grid_thw=grid)
-        deep = [part[0] for part in found.deepstack_features] if name == "qwen3_vl" else []
+        deep = [part[0] for part in found.deepstack_features] if name in DEEP else []
         return torch.cat((found.pooler_output[0], *deep), 1)
     if name in ("llava_next", "llava_onevision"):
         more = {"batch_num_images": torch.tensor([2])} if name == "llava_onevision" and len(pixels) == 1 else {}

@@ -68,8 +68,10 @@ class DeltaSizes:
     """Sizes of the gated delta rule: `value_heads` a multiple of `key_heads`, numbers of a key and of a value, and rows
     that the convolution before it reads; all 0 where no layer has it.
 
-    `low_rank`: of the two pairs of matrices that make a decay for each channel of a key, and the gates of results (Kimi
-    Linear); 0: each head has one decay, and gates are of one matrix.
+    `by_channel`: each channel of a key has a decay (Kimi Linear), else each head. `low_rank`: of pairs of matrices that
+    make decays and gates of results, 0: these are of one matrix each. `apart`: queries, keys and values have taps each
+    on disk. `gate`: function of the gates. `eps`: of the norm of results, 0 = the model's. `lower_bound` and
+    `beta_scale` are those of `quire.ops.recurrent.DeltaSpec`.
     """
 
     key_heads: int = 0
@@ -78,11 +80,17 @@ class DeltaSizes:
     value_dim: int = 0
     taps: int = 0
     low_rank: int = 0
+    by_channel: bool = False
+    apart: bool = False
+    gate: str = "silu"
+    eps: float = 0.0
+    lower_bound: float = 0.0
+    beta_scale: float = 1.0
 
     @property
     def decays(self) -> int:
         """Decays of a row."""
-        return self.value_heads * (self.key_dim if self.low_rank else 1)
+        return self.value_heads * (self.key_dim if self.by_channel else 1)
 
     @property
     def keys(self) -> int:
@@ -267,6 +275,7 @@ class ModelSpec:
     empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
+    `bare`: (role, layer) of norms that other layers have and this one has not.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
     "twins": the first part has a scan, the second attention and an MLP.
     """
@@ -307,6 +316,7 @@ class ModelSpec:
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
     file_layers: tuple[int, ...] = ()
+    bare: tuple[tuple[str, int], ...] = ()
     moe: MoE = NO_EXPERTS
     mla: MLA = MLA()
     blocks: BlockIndexer = NO_BLOCK_INDEXER

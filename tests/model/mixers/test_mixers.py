@@ -151,7 +151,7 @@ def test_rows_of_convolutions_share_blocks_with_latents() -> None:
         "", 27, 2304, 32, 32, 192, 9216, 100, 1e-5, "silu", (NO_ROPE,) * 27,
         tuple(0 if i in attend else 4 for i in range(27)), 0.125, False, 1 << 20,
         mixers=tuple("attention" if i in attend else "delta" for i in range(27)),
-        mla=MLA(rank=512, rope=64, nope=128, value=128), delta=DeltaSizes(32, 32, 128, 128, 4, low_rank=128),
+        mla=MLA(rank=512, rope=64, nope=128, value=128), delta=DeltaSizes(32, 32, 128, 128, 4, 128, True, True),
     )  # fmt: skip
     kept = kept_by_layer([(spec, layouts_of(spec, "auto", BF16, "cpu", 16))])
     groups = group_layers(kept, 1 << 20)

@@ -45,7 +45,7 @@ def _names(rule: Rewrite) -> re.Pattern[str]:
     own = rule.pattern[1 : rule.pattern.index(")")]
     text = re.escape(rule.name).replace(re.escape(r"\1"), f"(?P<own>{own})", 1)
     hole = re.escape("{}")
-    if rule.stacked and hole in text:
+    if (rule.stacked or rule.below) and hole in text:
         text = text.replace(hole, r"(?P<expert>\d+)", 1)
     return re.compile(text.replace(hole, f"(?P<part>{'|'.join(map(re.escape, rule.parts))})", 1))
 
@@ -72,8 +72,9 @@ class FusedSource:
             self._members.setdefault(whole, []).append(name)
             experts = int(match.groupdict().get("expert") or 0) + 1
             shape = (info.shape[0] * max(1, len(rule.parts)), *info.shape[1:])
-            shape = shape[::-1] if rule.transposed else shape
-            self.infos[whole] = TensorInfo(info.dtype, (experts, *shape) if rule.stacked else shape, info.file)
+            shape = shape[::-1] if rule.turns(shape[0]) else shape
+            shape = (experts, *shape) if rule.stacked else (max(1, rule.below) * shape[0], *shape[1:])
+            self.infos[whole] = TensorInfo(info.dtype, shape, info.file)
         self._cut = Rewritten(self, rewrites)
 
     def tensor(self, name: str) -> Tensor:

@@ -47,7 +47,8 @@ EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgem
 SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
-PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers")
+PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers",
+                    "layer_rope_theta")  # fmt: skip
 """Fields of config.json that are lists of one entry per layer."""
 KINDS = frozenset({"layer_types", "layers_block_type", "attn_layer_indices"})
 """Fields that say what each layer is."""
@@ -70,6 +71,7 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
         unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
         query_scale=spec.query_scale.of(kept),
+        bare=tuple((role, kept.index(i)) for role, i in spec.bare if i in kept),
         moe=moe,
     )
     prefix = model.family.names["layer"]

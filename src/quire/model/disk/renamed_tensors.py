@@ -27,6 +27,8 @@ class Rewrite:
     other or, `alternating`, row by row in turn.
 
     `release`: the family's own files have this form, called by this template of \1; "": they have that of `name`.
+    `below`: so many experts lie below each other in one matrix instead, 0 = they do not. `columns`: matrices whose last
+    axis is as long are not turned although it says `transposed`, as other tools write them; 0: all are.
     """
 
     pattern: str
@@ -36,6 +38,12 @@ class Rewrite:
     parts: tuple[str, ...] = ()
     alternating: bool = False
     release: str = ""
+    below: int = 0
+    columns: int = 0
+
+    def turns(self, last: int) -> bool:
+        """Whether matrices are [k, n] on disk whose last axis there is `last`."""
+        return self.transposed and last != self.columns
 
     def rows(self, height: int) -> list[tuple[str, slice | None]]:
         """The parts of `height` rows, each with its rows; one without a name when they are not parted."""
@@ -50,10 +58,10 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a tensor is: that of the file, the expert of it, whether it is turned, and the rows of that."""
+    """Where a tensor is: that of the file, the expert of it or its rows, whether it is turned, and the rows of that."""
 
     name: str
-    expert: int | None = None
+    expert: int | slice | None = None
     transposed: bool = False
     rows: slice | None = None
 
@@ -76,17 +84,19 @@ class Rewritten:
     def _rewrite(self, name: str, info: TensorInfo, match: re.Match[str], rule: Rewrite) -> None:
         if len(info.shape) < rule.stacked + (2 if rule.transposed else bool(rule.parts)):
             raise ModelError(f"{info.file}: {name} has the shape {list(info.shape)}, which is too few axes")
-        shape = info.shape[1:] if rule.stacked else info.shape
-        shape = shape[::-1] if rule.transposed else shape
+        shape, experts = _experts(name, info, rule)
+        turned = rule.turns(shape[-1]) if shape else False
+        shape = shape[::-1] if turned else shape
         height, count = (shape[0], len(rule.parts)) if rule.parts else (0, 1)
         if height % count:
             raise ModelError(f"{info.file}: {name} has {height} rows, which are not parted by {count}")
         one = TensorInfo(info.dtype, (height // count, *shape[1:]) if rule.parts else shape, info.file)
         new = match.expand(rule.name)
-        for e in range(info.shape[0]) if rule.stacked else (None,):
+        for e, expert in enumerate(experts):
+            number = None if expert is None else e
             for part, rows in rule.rows(height):
-                words = [str(word) for word in (e, part or None) if word is not None]
-                self._add(new.format(*words) if words else new, one, _Origin(name, e, rule.transposed, rows))
+                words = [str(word) for word in (number, part or None) if word is not None]
+                self._add(new.format(*words) if words else new, one, _Origin(name, expert, turned, rows))
 
     def _add(self, name: str, info: TensorInfo, origin: _Origin) -> None:
         if name in self.infos:
@@ -117,3 +127,15 @@ class Rewritten:
     def give_back(self) -> None:
         """Give back the memory of what was read; tensors handed out stay valid."""
         self.source.give_back()
+
+
+def _experts(name: str, info: TensorInfo, rule: Rewrite) -> tuple[tuple[int, ...], list[int | slice | None]]:
+    """The shape of one expert's part of a tensor of the file, and where each expert's lies; None: all of it."""
+    if rule.stacked:
+        return info.shape[1:], list(range(info.shape[0]))
+    if not rule.below:
+        return info.shape, [None]
+    each, rest = divmod(info.shape[0], rule.below)
+    if rest:
+        raise ModelError(f"{info.file}: {name} has {info.shape[0]} rows, which are not parted by {rule.below} experts")
+    return (each, *info.shape[1:]), [slice(e * each, (e + 1) * each) for e in range(rule.below)]

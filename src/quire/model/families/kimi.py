@@ -121,7 +121,7 @@ def sizes(config: HfConfig, layers: int) -> DeltaSizes:
     """Sizes of the delta rule; the smaller space is as wide as a head."""
     count, width = config.integer("linear_num_heads", high=4096), config.integer("linear_head_dim", high=4096)
     rows = config.integer("linear_conv_kernel_dim", low=2, high=MOST_TAPS)
-    return DeltaSizes(count, count, width, width, rows, low_rank=width)
+    return DeltaSizes(count, count, width, width, rows, width, by_channel=True, apart=True, gate="sigmoid")
 
 
 def still(config: HfConfig, layers: int) -> tuple[Rope, ...]:

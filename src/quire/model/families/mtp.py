@@ -54,6 +54,7 @@ def mtp_spec(spec: ModelSpec, family: Family, tensors: Collection[str]) -> Model
         mixers=(),
         kv_source=(),
         mla=replace(spec.mla, indexer=indexer),
+        bare=(),
         moe=replace(spec.moe, sparse=(sparse,) if spec.moe.sparse else ()),
         conv=ConvSizes(),
         delta=DeltaSizes(),

@@ -75,6 +75,9 @@ MULTIMODAL: dict[str, MultimodalFamily] = {
     "qwen2_vl": MultimodalFamily("qwen2", "qwen2_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
     "qwen2_5_vl": MultimodalFamily("qwen2", "qwen2_5_vl_vision", _VISUAL, _sectioned((16, 24, 24))),
     "qwen3_vl": MultimodalFamily("qwen3", "qwen3_vl_vision", _VISUAL, _sectioned((24, 20, 20), interleaved=True)),
+    "qwen3_vl_moe": MultimodalFamily(
+        "qwen3_vl_moe_text", "qwen3_vl_moe_vision", _VISUAL, _sectioned((24, 20, 20), interleaved=True)
+    ),
     "qwen3_5": MultimodalFamily("qwen3_5_text", "qwen3_5_vision", _VISUAL, _QUARTER),
     "qwen3_5_moe": MultimodalFamily("qwen3_5_moe_text", "qwen3_5_moe_vision", _VISUAL, _QUARTER),
     "gemma3": MultimodalFamily("gemma3_text", "siglip_vision_model", _LLAVA, _mutual, tied=True),
@@ -90,7 +93,6 @@ REFUSED = {
     "phi4mm": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "phi4_multimodal": "its images switch adapters on, which it keeps beside the decoder's matrices",
     "mllama": "its decoder attends to images in layers of their own",
-    "qwen3_vl_moe": "its files stack experts in a form that is not read",
 }
 """Model types that take images and are not built, and why."""
 SAME_TEXT = {"qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
@@ -121,6 +123,20 @@ LEFT_OUT: dict[str, Raw] = {
     "qwen2_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen2_5_vl_text": {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_key_value_heads": 8},
     "qwen3_vl_text": {"rope_theta": 5e5, "max_position_embeddings": 128000, "head_dim": 128},
+    "qwen3_vl_moe_text": {
+        "rope_theta": 5e5,
+        "max_position_embeddings": 128000,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "vocab_size": 151936,
+        "head_dim": 128,
+    },
 }
 """Fields that a `text_config` of this type leaves out where they are the family's usual ones."""
 OUTER = ("quantization_config", "auto_map", "architectures", "torch_dtype", "dtype")

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
+from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gated_mixtures import GATED_MIXTURES
 from quire.model.families.hybrids import HYBRIDS
@@ -38,6 +39,7 @@ from quire.model.families.names import (
 from quire.model.families.newer_dense import NEWER_DENSE
 from quire.model.families.older_dense import OLDER_DENSE
 from quire.model.families.published import PUBLISHED
+from quire.model.families.newer_mixtures import NEWER_MIXTURES
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
@@ -57,6 +59,7 @@ from quire.model.families.readers import (
 )
 from quire.model.families.row import Family, sliding_windows, spec_facts
 from quire.model.families.sparse import SPARSE
+from quire.model.families.stacked_mixtures import STACKED_MIXTURES
 from quire.model.families.state_space import STATE_SPACE
 from quire.model.families.text_decoders import TEXT_DECODERS
 from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
@@ -325,7 +328,10 @@ FAMILIES: dict[str, Row] = {
     **LATENT_MIXTURES,
     **GATED_MIXTURES,
     **SPARSE,
+    **NEWER_MIXTURES,
+    **STACKED_MIXTURES,
     **HYBRIDS,
+    **DELTA_HYBRIDS,
     **STATE_SPACE,
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,

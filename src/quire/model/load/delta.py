@@ -15,29 +15,40 @@ def load_delta_rule(reader: WeightReader, index: int) -> tuple[Linear, GatedDelt
 
     Tensors of torch stay such, so that gradients reach what lies on disk.
     """
-    sizes, eps = reader.local.delta, reader.local.norm_eps
+    sizes, norm_eps = reader.local.delta, reader.local.norm_eps
     decay, bias, scale = (_vector(reader, name, index) for name in ("decay", "bias", "scale"))
     spec = DeltaSpec(
-        sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, -exponential(decay), contiguous(bias)
+        *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, -exponential(decay), contiguous(bias)),
+        lower_bound=sizes.lower_bound,
+        beta_scale=sizes.beta_scale,
     )
     qkv = reader.linear(("delta_q", "delta_k", "delta_v"), index)
-    if sizes.low_rank:
-        taps = [_vector(reader, f"conv_{name}", index) for name in "qkv"]
-        conv = Convolution(contiguous(concat(taps).reshape(-1, sizes.taps).T), None, "silu")
-        gates, z, decays = (
-            reader.linear(("delta_b",), index),
-            _low_rank(reader, "z", index),
-            _low_rank(reader, "a", index),
-        )
-        return qkv, GatedDeltaRule(conv, spec, z, gates, scale, eps, decays, "sigmoid")
+    taps, biases = _apart(reader, index) if sizes.apart else _together(reader, index)
+    z = _product(reader, "z", index)
+    gates, decays = reader.linear(("delta_b",) if sizes.by_channel else ("delta_b", "delta_a"), index), None
+    if sizes.by_channel:
+        decays = _product(reader, "a", index)
+    conv = Convolution(contiguous(taps.reshape(-1, sizes.taps).T), biases, "silu")
+    return qkv, GatedDeltaRule(conv, spec, z, gates, scale, sizes.eps or norm_eps, decays, sizes.gate)
+
+
+Taps = tuple[AnyArray, AnyArray | None]
+"""What a convolution multiplies the rows of each channel with, and adds."""
+
+
+def _together(reader: WeightReader, index: int) -> Taps:
+    """This rank's channels of the one convolution."""
     whole, biases = _vector(reader, "conv", index), reader.vector("delta_conv", index, "bias")
-    conv = Convolution(
-        contiguous(_own_channels(reader, whole.reshape(len(whole), -1)).T),
-        None if biases is None else _own_channels(reader, biases),
-        "silu",
+    return _own_channels(reader, whole.reshape(len(whole), -1)), (
+        None if biases is None else _own_channels(reader, biases)
     )
-    straight, gates = (reader.linear(roles, index) for roles in (("delta_z",), ("delta_b", "delta_a")))
-    return qkv, GatedDeltaRule(conv, spec, straight, gates, scale, eps)
+
+
+def _apart(reader: WeightReader, index: int) -> Taps:
+    """The convolutions of queries, keys and values as one."""
+    found = [reader.vector(f"delta_conv_{name}", index, "bias") for name in "qkv"]
+    biases = [bias for bias in found if bias is not None]
+    return concat([_vector(reader, f"conv_{name}", index) for name in "qkv"]), concat(biases) if biases else None
 
 
 def _vector(reader: WeightReader, name: str, index: int) -> AnyArray:
@@ -47,8 +58,10 @@ def _vector(reader: WeightReader, name: str, index: int) -> AnyArray:
     return found
 
 
-def _low_rank(reader: WeightReader, name: str, index: int) -> LowRank:
-    """The two matrices of `name`."""
+def _product(reader: WeightReader, name: str, index: int) -> Linear | LowRank:
+    """The matrix of `name`, or the two of them."""
+    if not reader.local.delta.low_rank:
+        return reader.linear((f"delta_{name}",), index)
     return LowRank(reader.linear((f"delta_{name}_down",), index), reader.linear((f"delta_{name}_up",), index))
 
 

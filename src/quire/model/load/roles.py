@@ -71,6 +71,16 @@ def _shared(spec: ModelSpec) -> int:
     return spec.moe.shared
 
 
+def _norm(name: str, where: Callable[[ModelSpec, int], bool] = lambda s, layer: True, optional: bool = False) -> Role:
+    """A norm of whole rows, which layers may lack that others have beside them."""
+    return Role(
+        "vector",
+        lambda s: (s.hidden,),
+        where=lambda s, layer: where(s, layer) and (name, layer) not in s.bare,
+        optional=optional,
+    )
+
+
 ROLES: dict[str, Role] = {
     "embed": Role(
         "table", lambda s: (s.vocab_size, s.embed_width), ROWS, lambda s: s.vocab_size, layer=False, spread=FIRST
@@ -78,10 +88,10 @@ ROLES: dict[str, Role] = {
     "positions": Role("table", lambda s: (s.max_position + s.position_offset, s.hidden), layer=False, optional=True),
     "project_in": Role("linear", lambda s: (s.hidden, s.embed_width), layer=False, optional=True),
     "embed_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True),
-    "attn_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_norm(layer)),
+    "attn_norm": _norm("attn_norm", lambda s, layer: s.has_norm(layer)),
     **MIXED,
-    "attn_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
-    "mlp_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, layer: s.has_mlp(layer)),
+    "attn_post_norm": _norm("attn_post_norm", optional=True),
+    "mlp_norm": _norm("mlp_norm", lambda s, layer: s.has_mlp(layer)),
     "gate": _mlp(True, _intermediate, _plain),
     "up": _mlp(True, _intermediate, _plain),
     "down_norm": Role(
@@ -103,7 +113,7 @@ ROLES: dict[str, Role] = {
     "shared_up": _mlp(True, _shared, _with_shared),
     "shared_down": _mlp(False, _shared, _with_shared),
     "shared_switch": Role("dense", lambda s: (1, s.hidden), where=_with_shared, optional=True),
-    "mlp_post_norm": Role("vector", lambda s: (s.hidden,), optional=True),
+    "mlp_post_norm": _norm("mlp_post_norm", optional=True),
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "head_dense": Role("linear", lambda s: (s.hidden, s.hidden), layer=False, optional=True, partner="head_norm"),
     "head_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True, partner="head_dense"),

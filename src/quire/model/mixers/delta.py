@@ -61,12 +61,20 @@ def _has(spec: ModelSpec, layer: int) -> bool:
     return bool(spec.mixers) and spec.mixers[layer] == DELTA
 
 
-def _of_heads(spec: ModelSpec, layer: int) -> bool:
+def _straight(spec: ModelSpec, layer: int) -> bool:
     return _has(spec, layer) and not spec.delta.low_rank
 
 
-def _of_channels(spec: ModelSpec, layer: int) -> bool:
+def _by_way(spec: ModelSpec, layer: int) -> bool:
     return _has(spec, layer) and spec.delta.low_rank > 0
+
+
+def _together(spec: ModelSpec, layer: int) -> bool:
+    return _has(spec, layer) and not spec.delta.apart
+
+
+def _apart(spec: ModelSpec, layer: int) -> bool:
+    return _has(spec, layer) and spec.delta.apart
 
 
 def _units(spec: ModelSpec) -> int:
@@ -81,15 +89,15 @@ def _matrix(rows: Callable[[ModelSpec], int], wide: bool = False, where: Where =
 
 
 def _down(wide: bool = False) -> Role:
-    return Role("linear", lambda s: (s.delta.low_rank, s.hidden), where=_of_channels, wide=wide)
+    return Role("linear", lambda s: (s.delta.low_rank, s.hidden), where=_by_way, wide=wide)
 
 
 def _up(rows: Callable[[ModelSpec], int], wide: bool = False) -> Role:
-    return Role("linear", lambda s: (rows(s), s.delta.low_rank), ROWS, _units, where=_of_channels, wide=wide)
+    return Role("linear", lambda s: (rows(s), s.delta.low_rank), ROWS, _units, where=_by_way, wide=wide)
 
 
 def _taps(rows: Callable[[ModelSpec], int]) -> Role:
-    return Role("vector", lambda s: (rows(s), s.delta.taps), ROWS, _units, where=_of_channels, biased=True)
+    return Role("vector", lambda s: (rows(s), s.delta.taps), ROWS, _units, where=_apart, biased=True)
 
 
 def _vector(length: Callable[[ModelSpec], int]) -> Role:
@@ -100,14 +108,14 @@ ROLES = {
     "delta_q": _matrix(lambda s: s.delta.keys),
     "delta_k": _matrix(lambda s: s.delta.keys),
     "delta_v": _matrix(lambda s: s.delta.values),
-    "delta_z": _matrix(lambda s: s.delta.values, where=_of_heads),
+    "delta_z": _matrix(lambda s: s.delta.values, where=_straight),
     "delta_b": _matrix(lambda s: s.delta.value_heads, wide=True),
-    "delta_a": _matrix(lambda s: s.delta.value_heads, wide=True, where=_of_heads),
+    "delta_a": _matrix(lambda s: s.delta.decays, wide=True, where=_straight),
     "delta_a_down": _down(wide=True),
     "delta_a_up": _up(lambda s: s.delta.decays, wide=True),
     "delta_z_down": _down(),
     "delta_z_up": _up(lambda s: s.delta.values),
-    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_of_heads, biased=True),
+    "delta_conv": Role("vector", lambda s: (s.delta.width, s.delta.taps), where=_together, biased=True),
     "delta_conv_q": _taps(lambda s: s.delta.keys),
     "delta_conv_k": _taps(lambda s: s.delta.keys),
     "delta_conv_v": _taps(lambda s: s.delta.values),
@@ -117,9 +125,9 @@ ROLES = {
     "delta_out": Role("linear", lambda s: (s.hidden, s.delta.values), COLUMNS, _units, where=_has),
 }
 """Its matrices and vectors on disk, split over ranks by heads of keys, with the heads of values that they serve. The
-taps of the one convolution, the oldest first, are of all queries, keys and values; each rank has all of them. Where
-channels have decays, queries, keys and values have taps each, and what decays and gates are made of goes through a
-smaller space, which each rank has all of."""
+taps of the one convolution, the oldest first, are of all queries, keys and values; each rank has all of them. Queries,
+keys and values may have taps each, and what decays and gates are made of may go through a smaller space, which each
+rank has all of."""
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
     "delta_qkvz": (

@@ -30,7 +30,7 @@ class GatedDeltaRule:
     gates: Linear
     scale: Array
     eps: float
-    decays: LowRank | None = None
+    decays: Linear | LowRank | None = None
     gate: str = "silu"
 
     def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:

@@ -232,6 +232,7 @@ PROJECTORS: dict[str, Callable[[ProjectorContext], Projector]] = {
     "qwen2_vl": _qwen(MERGER, "layer"),
     "qwen2_5_vl": _qwen(MERGER, "rms"),
     "qwen3_vl": _qwen(DEEP_MERGERS, "layer", HALVES),
+    "qwen3_vl_moe": _qwen(DEEP_MERGERS, "layer", HALVES),
     "qwen3_5": _qwen(DEEP_MERGERS, "layer", HALVES),
     "qwen3_5_moe": _qwen(DEEP_MERGERS, "layer", HALVES),
     "gemma3": _gemma3,

@@ -292,6 +292,7 @@ SAME_TOWER = {
     "smolvlm": "smolvlm_vision",
     "siglip": "siglip_vision_model",
     "clip": "clip_vision_model",
+    **dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_vision"), "qwen3_vl_vision"),
     **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), "qwen3_vl_vision"),
 }
 """What older files call them, and families whose tower is another's."""
