@@ -37,9 +37,9 @@ from quire.model.families.names import (
     without,
 )
 from quire.model.families.newer_dense import NEWER_DENSE
+from quire.model.families.newer_mixtures import NEWER_MIXTURES
 from quire.model.families.older_dense import OLDER_DENSE
 from quire.model.families.published import PUBLISHED
-from quire.model.families.newer_mixtures import NEWER_MIXTURES
 from quire.model.families.readers import (
     alibi_slopes,
     alternating,
