@@ -23,11 +23,12 @@ from quire.core.dtypes import F16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.role import COLUMNS, ROWS, WHOLE
-from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, DeltaSizes, MoE, Patches, ScanSizes, SharedBlocks
+from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, MoE, Patches, ScanSizes, SharedBlocks
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.experts import Routing

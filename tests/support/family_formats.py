@@ -99,11 +99,6 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *ENCODERS.values()]
     facts = next(f for t, f in all_variants if t == family)
     plain = {} if family in OWN_NAMES else {"intermediate_size": 128}
-    plain = (
-        {}
-        if family in ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "mpt", "t5", "mt5", "dbrx")
-        else {"intermediate_size": 128}
-    )
     return family, plain | facts | {k: v for k, v in WIDE.items() if k in facts}
 
 

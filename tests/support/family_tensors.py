@@ -103,6 +103,52 @@ def as_chatglm(tensors: Tensors) -> Tensors:
     )(kept)
 
 
+def as_bailing(tensors: Tensors) -> Tensors:
+    """Another mixture's tensors under the names of Ling's files, queries, keys and values in one matrix."""
+    kept = {n: t for n, t in tensors.items() if not any(f"{p}_proj" in n for p in "qkv")}
+    for name in tensors:
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
+            kept[name.replace("self_attn.q_proj", "attention.query_key_value")] = torch.cat(parts)
+    return renamed(
+        {
+            "model.embed_tokens": "model.word_embeddings",
+            "self_attn.o_proj": "attention.dense",
+            "self_attn.q_norm": "attention.query_layernorm",
+            "self_attn.k_norm": "attention.key_layernorm",
+            "gate.e_score_correction_bias": "gate.expert_bias",
+        }
+    )(kept)
+
+
+def as_deepseek(tensors: Tensors) -> Tensors:
+    """Aria's tensors under DeepSeekMoE's names, experts one by one."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        prefix, _, matrix = name.partition("experts.fc")
+        for e, turned in enumerate(tensor) if matrix else ():
+            halves = turned.t().chunk(2) if matrix.startswith("1") else (turned.t(),)
+            parts = ("gate", "up") if len(halves) == 2 else ("down",)
+            found |= {f"{prefix}experts.{e}.{p}_proj.weight": h for p, h in zip(parts, halves, strict=True)}
+        if not matrix:
+            found[name.replace("mlp.router.", "mlp.gate.")] = tensor
+    return found
+
+
+def turned_experts(tensors: Tensors) -> Tensors:
+    """Qwen 3's experts stacked and turned, gate beside up."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for prefix in {name.partition("experts.")[0] for name in tensors if ".experts." in name}:
+        count = sum(name.startswith(f"{prefix}experts.") for name in tensors) // 3
+
+        def stack(part: str, prefix: str = prefix, count: int = count) -> Tensor:
+            return torch.stack([tensors[f"{prefix}experts.{e}.{part}_proj.weight"].t() for e in range(count)])
+
+        found[f"{prefix}experts.gate_up_proj"] = torch.cat((stack("gate"), stack("up")), -1)
+        found[f"{prefix}experts.down_proj"] = stack("down")
+    return found
+
+
 @dataclass(frozen=True)
 class Relative:
     """A family of the table that transformers has no code for: an equal model of `base`, made with `facts`.
@@ -117,7 +163,43 @@ class Relative:
 
 
 WHOLE_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+ARIA = {"moe_num_experts": 6, "moe_topk": 3, "intermediate_size": 128, "head_dim": 16}
+SAID = {"norm_topk_prob": True, "moe_intermediate_size": 128, "first_k_dense_replace": 0}
+LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": 64,
+           "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+FEW = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_shared_experts": 2,
+       "n_group": 4, "topk_group": 2}  # fmt: skip
 RELATIVES: dict[str, Relative] = {
+    "deepseek": Relative(
+        "aria_text",
+        as_deepseek,
+        ARIA,
+        lambda c: SAID | {"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2},
+    ),
+    "bailing_moe": Relative(
+        "aria_text",
+        lambda t: as_bailing(as_deepseek(t)),
+        ARIA,
+        lambda c: SAID | {"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2},
+    ),
+    "bailing_moe_v2": Relative(
+        "glm4_moe",
+        as_bailing,
+        FEW | {"use_qk_norm": True, "head_dim": 16, "first_k_dense_replace": 1},
+        lambda c: {"num_experts": 8, "num_shared_experts": 2, "n_routed_experts": None, "n_shared_experts": None},
+    ),
+    "kimi_k2": Relative("deepseek_v3", facts=LATENTS | FEW),
+    "qwen3_vl_moe_text": Relative(
+        "qwen3_moe",
+        turned_experts,
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "head_dim": 16,
+            "norm_topk_prob": True,
+        },
+    ),
     "internlm2": Relative(change=grouped_qkv),
     "baichuan": Relative(change=packed_qkv, facts={"num_key_value_heads": 4}),
     "gpt-sw3": Relative("gpt2"),

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from family_tensors import rewrite
+from family_tensors import as_bailing, rewrite, write_relative
 from mixture_variants import NEWER
-from model_variants import LATENTS
 from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from quire.core.errors import ModelError
@@ -22,7 +21,6 @@ from quire.ops.backend import Ops
 from vision_models import make_vision_model
 
 FEW = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
-Tensors = dict[str, Tensor]
 
 
 @pytest.fixture(params=BACKENDS, scope="module")
@@ -38,23 +36,6 @@ def assert_equal(folder: Path, ops: Ops, want: Callable[[list[int]], Tensor], to
             assert relative_error(got, want(tokens)) <= tolerance, name
 
 
-def bailing(tensors: Tensors) -> Tensors:
-    """Another family's tensors under the names of Ling's files, queries, keys and values in one matrix."""
-    names = {"model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense",
-             "self_attn.q_norm": "attention.query_layernorm", "self_attn.k_norm": "attention.key_layernorm",
-             "gate.e_score_correction_bias": "gate.expert_bias", "mlp.router.": "mlp.gate."}  # fmt: skip
-    found: Tensors = {}
-    for name, tensor in tensors.items():
-        for old, new in names.items():
-            name = name.replace(old, new)
-        if "q_proj" in name:
-            parts = [tensors[name.replace("q_proj", f"{p}_proj")] for p in "qkv"]
-            found[name.replace("self_attn.q_proj", "attention.query_key_value")] = torch.cat(parts)
-        elif "k_proj" not in name and "v_proj" not in name:
-            found[name] = tensor
-    return found
-
-
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -66,7 +47,7 @@ def bailing(tensors: Tensors) -> Tensors:
 def test_ling_2(kind: str, more: dict[str, Any], ops: Ops, tmp_path: Path) -> None:
     facts = FEW | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "head_dim": 16}
     oracle = write(tmp_path, "glm4_moe", **facts, use_qk_norm=True, first_k_dense_replace=1, routed_scaling_factor=2.5)
-    rewrite(tmp_path, bailing)
+    rewrite(tmp_path, as_bailing)
     edit_config(
         tmp_path, ("n_routed_experts", "n_shared_experts", "rope_parameters"), model_type=kind, num_experts=8,
         num_shared_experts=2, partial_rotary_factor=0.5, rope_theta=1e4, **{"architectures": ["Other"]} | more,
@@ -74,26 +55,8 @@ def test_ling_2(kind: str, more: dict[str, Any], ops: Ops, tmp_path: Path) -> No
     assert_equal(tmp_path, ops, lambda tokens: logits(oracle, tokens))
 
 
-def test_ling(ops: Ops, tmp_path: Path) -> None:
-    oracle = write(tmp_path, "aria_text", moe_num_experts=6, moe_topk=3, intermediate_size=40, head_dim=16)
-
-    def released(tensors: Tensors) -> Tensors:
-        for name in [name for name in tensors if "experts.fc" in name]:
-            prefix, stacked = name.rpartition("fc")[0], tensors.pop(name)
-            for e, turned in enumerate(stacked):
-                parts = [("down", turned.t())]
-                if "fc1" in name:
-                    parts = list(zip(("gate", "up"), turned.t().chunk(2), strict=True))
-                tensors |= {f"{prefix}{e}.{part}_proj.weight": matrix for part, matrix in parts}
-        return bailing(tensors)
-
-    rewrite(tmp_path, released)
-    edit_config(
-        tmp_path, ("moe_num_experts", "moe_topk", "moe_num_shared_experts", "rope_parameters", "architectures"),
-        model_type="bailing_moe", num_experts=6, num_experts_per_tok=3, num_shared_experts=2, norm_topk_prob=True,
-        moe_intermediate_size=40, rope_theta=1e4, norm_head=False,
-    )  # fmt: skip
-    assert_equal(tmp_path, ops, lambda tokens: logits(oracle, tokens))
+def test_a_normed_head_is_refused(tmp_path: Path) -> None:
+    write_relative(tmp_path, "bailing_moe")
     edit_config(tmp_path, norm_head=True)
     with pytest.raises(ModelError, match="norm_head"):
         describe(str(tmp_path))
@@ -124,12 +87,6 @@ def test_deepseek_moe(summed: bool, ops: Ops, tmp_path: Path) -> None:
     edit_config(tmp_path, scoring_func="sigmoid")
     with pytest.raises(ModelError, match="scoring_func"):
         describe(str(tmp_path))
-
-
-def test_kimi_k2(tmp_path: Path) -> None:
-    oracle = write(tmp_path, "deepseek_v3", **LATENTS["deepseek_v3"][1])
-    edit_config(tmp_path, model_type="kimi_k2")
-    assert_equal(tmp_path, backend("reference"), lambda tokens: logits(oracle, tokens))
 
 
 def test_the_share_that_turns_by_fields_of_the_release(tmp_path: Path) -> None:

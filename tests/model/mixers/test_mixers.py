@@ -19,6 +19,7 @@ from quire.core.dtypes import BF16, F8, F16, F32, I8, Dtype
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import CONVOLUTIONS, ENCODER, LATENTS, STATES
 from quire.model.build import Model
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
@@ -36,7 +37,7 @@ from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import MLA, ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
+from quire.model.spec import MLA, ChannelSizes, ConvSizes, ModelSpec, ScanSizes
 from quire.ops.arrays import to_numpy
 from quire.ops.convolution import RowLayout
 from quire.ops.latents import LatentLayout

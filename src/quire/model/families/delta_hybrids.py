@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.hybrids import delta_mixers, delta_sizes, delta_windows, one_rope
 from quire.model.families.names import BIAS_FLAGS, OLMO2, POST_NORMS, naked
 from quire.model.families.readers import no_rope
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, layer_kinds
-from quire.model.spec import DeltaSizes
 
 PRE_NORMS = ("attn_norm", "mlp_norm")
 ROW_NORMS = ("q_row_norm", "k_row_norm")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.mixtures import EXPERTS, SHARED_EXPERT
 from quire.model.families.names import LLAMA, OWN_MTP, STACKED, naked, without
 from quire.model.families.readers import read_moe
 from quire.model.families.rope import Rope, read_rope
 from quire.model.families.row import Family, layer_kinds
 from quire.model.mixers.short_conv import TOGETHER
-from quire.model.spec import ATTENTION, CONVOLUTION, DELTA, ConvSizes, DeltaSizes
+from quire.model.spec import ATTENTION, CONVOLUTION, DELTA, ConvSizes
 from quire.ops.convolution import MOST_TAPS
 
 LFM2 = LLAMA | {

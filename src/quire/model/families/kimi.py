@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.hybrids import delta_mixers, delta_windows
 from quire.model.families.mixtures import CORRECTED, LATENTS, SMALL_QUERIES, grouped_moe
 from quire.model.families.names import LLAMA, MIXTRAL_WRITTEN, without
 from quire.model.families.readers import latent_head, latent_scale, read_mla
 from quire.model.families.rope import Rope, Still
 from quire.model.families.row import Family
-from quire.model.spec import DeltaSizes, MoE
+from quire.model.spec import MoE
 from quire.ops.convolution import MOST_TAPS
 
 NAMES = without(LLAMA, "k", "v", "q_norm", "k_norm") | LATENTS | {

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.row import Family
 from quire.model.load.roles import DISK_ROLES
-from quire.model.spec import ChannelSizes, ConvSizes, DeltaSizes, ModelSpec, ScanSizes
+from quire.model.spec import ChannelSizes, ConvSizes, ModelSpec, ScanSizes
 
 ROLES = ("mtp_join", "mtp_token_norm", "mtp_hidden_norm", "final_norm")
 """What such a layer has beside the roles of a layer."""

@@ -219,6 +219,40 @@ HY = LLAMA | EXPERTS | CORRECTED | {role: name.replace("experts", "mlp") for rol
     "router": "mlp.router.gate",
 }  # fmt: skip
 
+
+def hy_v3(config: HfConfig) -> Family:
+    """Norms of heads, sigmoid scores chosen with a correction bias, shared experts."""
+    return Family(
+        HY,
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 11158840.0,
+            "max_position_embeddings": 131072,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 1536,
+            "router_scaling_factor": 2.826,
+            "first_k_dense_replace": 1,
+        },
+        {"moe": sigmoid_experts(True)},
+        ("q_norm", "k_norm", "router_bias"),
+        {
+            "attention_bias": BIAS_FLAGS["attention_bias"],
+            "mlp_bias": (*MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS)),
+        },
+        spelling=(
+            *LOCAL,
+            ("n_shared_experts", "num_shared_experts"),
+            ("routed_scaling_factor", "router_scaling_factor"),
+        ),
+        rewrites=(*HY_WRITTEN, *STACKED),
+        skipped=layers_ahead(config),
+    )
+
+
 NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
     "granitemoe": granite_moe,
     "granitemoeshared": granite_moe,
@@ -291,35 +325,7 @@ NEWER_MIXTURES: Mapping[str, Family | Callable[[HfConfig], Family]] = {
             *MIXTRAL_WRITTEN,
         ),
     ),
-    "hy_v3": lambda config: Family(
-        HY,
-        {
-            "head_dim": 128,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 11158840.0,
-            "max_position_embeddings": 131072,
-            "num_experts": 192,
-            "num_experts_per_tok": 8,
-            "num_shared_experts": 1,
-            "moe_intermediate_size": 1536,
-            "router_scaling_factor": 2.826,
-            "first_k_dense_replace": 1,
-        },
-        {"moe": sigmoid_experts(True)},
-        ("q_norm", "k_norm", "router_bias"),
-        {
-            "attention_bias": BIAS_FLAGS["attention_bias"],
-            "mlp_bias": (*MLP_BIAS, *(f"shared_{part}" for part in MLP_BIAS)),
-        },
-        spelling=(
-            *LOCAL,
-            ("n_shared_experts", "num_shared_experts"),
-            ("routed_scaling_factor", "router_scaling_factor"),
-        ),
-        rewrites=(*HY_WRITTEN, *STACKED),
-        skipped=layers_ahead(config),
-    ),
+    "hy_v3": hy_v3,
     "mellum": Family(
         LLAMA | EXPERTS,
         {

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from quire.core.dtypes import Dtype
 from quire.core.exclusions import features as known
 from quire.core.exclusions.features import Feature
+from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.mixers.mixer import row_format
 from quire.model.role import COLUMNS, ROWS, Role
-from quire.model.spec import DELTA, DeltaSizes, ModelSpec
+from quire.model.spec import DELTA, ModelSpec
 from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
