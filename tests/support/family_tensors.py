@@ -195,7 +195,7 @@ RELATIVES: dict[str, Relative] = {
         {
             "num_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 64,
+            "moe_intermediate_size": 128,
             "head_dim": 16,
             "norm_topk_prob": True,
         },

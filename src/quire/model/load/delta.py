@@ -37,7 +37,7 @@ Taps = tuple[AnyArray, AnyArray | None]
 
 
 def _together(reader: WeightReader, index: int) -> Taps:
-    """This rank's channels of the one convolution."""
+    """Channels of the one convolution that a rank has."""
     whole, biases = _vector(reader, "conv", index), reader.vector("delta_conv", index, "bias")
     return _own_channels(reader, whole.reshape(len(whole), -1)), (
         None if biases is None else _own_channels(reader, biases)
