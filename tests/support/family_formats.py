@@ -35,6 +35,7 @@ from quire.model.families.table import FAMILIES
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import states_of
 from quire.quant.codebook import NF4
+from sparse_variants import WHOLE
 
 PAGE = DOCS / "models" / "pairs.md"
 BEGIN, END = "<!-- families x formats: make table -->\n", "<!-- end of families x formats -->\n"
@@ -96,7 +97,7 @@ def facts_of(family: str) -> tuple[str, dict[str, Any]]:
     """(transformers' model type, facts) of a small model of `family`."""
     if family in RELATIVES:
         return family, {} if RELATIVES[family].base in OWN_NAMES else {"intermediate_size": 128}
-    all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *ENCODERS.values()]
+    all_variants = [*VARIANTS.values(), *MIXTURES.values(), *LATENT.values(), *WHOLE.values(), *ENCODERS.values()]
     facts = next(f for t, f in all_variants if t == family)
     plain = {} if family in OWN_NAMES else {"intermediate_size": 128}
     return family, plain | facts | {k: v for k, v in WIDE.items() if k in facts}

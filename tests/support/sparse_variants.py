@@ -37,3 +37,10 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa_short": ("glm_moe_dsa", SIZES),
 }
 """Of sequences shorter than what they choose."""
+WHOLE = DENSE | {
+    "minimax_m3_short": (
+        "minimax_m3_vl_text",
+        BLOCKS | {"index_block_size": 16, "dense_intermediate_size": 128, "shared_intermediate_size": 128},
+    )
+}
+"""Those that read all of a short sequence, whatever rounding does to scores."""

@@ -65,22 +65,26 @@ def read_indexed(interleaved: bool, shared: bool) -> Callable[[HfConfig, int], M
     return read
 
 
-def indexed(
-    defaults: Mapping[str, Any], interleaved: bool = False, shared: bool = False
-) -> Callable[[HfConfig], Family]:
-    """DeepSeek-V3 with indexers. Arguments but the first are those of `read_indexed`."""
+def indexed(config: HfConfig, defaults: Mapping[str, Any], interleaved: bool = False, shared: bool = False) -> Family:
+    """DeepSeek-V3 with indexers. The last arguments are those of `read_indexed`."""
+    base = deepseek_v3(config)
+    return replace(
+        base,
+        names={**base.names, **INDEXER},
+        defaults={**base.defaults, "index_topk": 2048, "index_head_dim": 128, **defaults},
+        read={**base.read, "mla": read_indexed(interleaved, shared)},
+        required=(*base.required, *INDEXER, "index_k_norm.bias"),
+    )
 
-    def family(config: HfConfig) -> Family:
-        base = deepseek_v3(config)
-        return replace(
-            base,
-            names={**base.names, **INDEXER},
-            defaults={**base.defaults, "index_topk": 2048, "index_head_dim": 128, **defaults},
-            read={**base.read, "mla": read_indexed(interleaved, shared)},
-            required=(*base.required, *INDEXER, "index_k_norm.bias"),
-        )
 
-    return family
+def deepseek_v32(config: HfConfig) -> Family:
+    """Every layer has an indexer, whose halves turn."""
+    return indexed(config, {"max_position_embeddings": 163840, "index_n_heads": 64})
+
+
+def glm_moe_dsa(config: HfConfig) -> Family:
+    """Layers may share an indexer, whose neighbours turn."""
+    return indexed(config, GLM_5, interleaved=True, shared=True)
 
 
 MINIMAX_M3 = LLAMA | {
@@ -179,8 +183,8 @@ GLM_5 = {
     "index_n_heads": 32,
 }
 SPARSE: dict[str, Family | Callable[[HfConfig], Family]] = {
-    "deepseek_v32": indexed({"max_position_embeddings": 163840, "index_n_heads": 64}),
-    "glm_moe_dsa": indexed(GLM_5, interleaved=True, shared=True),
+    "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
     "minimax_m3_vl_text": Family(
         MINIMAX_M3,
         {
