@@ -6,11 +6,16 @@ from typing import Any
 
 PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+GROWN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 8, "mscale": 1.0,
+         "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}  # fmt: skip
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}
 FOUR = {"num_hidden_layers": 4, "sliding_window": 5}
 MUP = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "attention_multiplier": 0.3}
 DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "cwm": ("cwm", FOUR | {"head_dim": 24}),
+    "ministral3": ("ministral3", {"head_dim": 24, "rope_parameters": GROWN}),
+    "ministral3_window": ("ministral3", {"head_dim": 16, "sliding_window": 5, "rope_parameters": GROWN | {
+        "original_max_position_embeddings": 4, "factor": 32.0}}),
     "jais2": ("jais2", {}),
     "jais2_plain": ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}),
     "iquestcoder": ("iquestcoder", {"head_dim": 16}),

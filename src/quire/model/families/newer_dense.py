@@ -20,12 +20,15 @@ from quire.model.families.names import (
     naked,
     without,
 )
+from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.readers import every_head, full_first
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
 from quire.model.families.row import ACTIVATIONS, Family, layer_kinds, sliding_windows, spec_facts
 from quire.model.families.variants import LAYER, granite, granite_facts
 from quire.model.spec import Factors, ModelSpec
 
+MINISTRAL_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+                  "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip
 CWM_ROPE = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192}  # fmt: skip
 APERTUS = without(LLAMA, "gate") | {
@@ -54,6 +57,15 @@ MODERNBERT = {
     "gate_up": "mlp.Wi",
     "down": "mlp.Wo",
 }
+
+
+def grown_queries(config: HfConfig, layers: int) -> QueryScale:
+    """Queries grow by `llama_4_scaling_beta` times the logarithm of how often the first context has passed."""
+    rope = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    weight = rope.number("llama_4_scaling_beta", None)
+    if weight is None:
+        return NO_SCALE
+    return QueryScale(rope.integer("original_max_position_embeddings"), weight, 0, (True,) * layers)
 
 
 def iquestcoder(config: HfConfig) -> Family:
@@ -233,6 +245,17 @@ NEWER_DENSE: dict[str, Family | Callable[[HfConfig], Family]] = {
         },
         {"windows": sliding_windows},
         flags=BIAS_FLAGS,
+    ),
+    "ministral3": Family(
+        LLAMA,
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "rope_parameters": MINISTRAL_ROPE,
+        },
+        {"windows": sliding_windows, "query_scale": grown_queries},
     ),
     "jais2": Family(
         without(LLAMA, "gate", "q_norm", "k_norm"),
