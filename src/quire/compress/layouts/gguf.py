@@ -138,10 +138,9 @@ class _Writer:
             f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
         }
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
-        wrong = self._difference(found)
-        if wrong == "windows" and WINDOW[1] in self.architecture.extra:
+        if found.get(f"{self.arch}.{WINDOW[0]}") and WINDOW[1] in self.architecture.extra:
             found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in spec.windows])
-            wrong = self._difference(found)
+        wrong = self._difference(found)
         if wrong:
             raise ConfigError(f"{self.opened.folder}: GGUF has no key for the model's {wrong}, which differs from what "
                               f"readers take of a {self.arch} file")  # fmt: skip

@@ -36,20 +36,21 @@ SAID = ("attention_factor", "stretch")
 def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHeaders | None) -> dict[str, Any]:
     """Return values by keys below the architecture's name. `drafts`: the layer that drafts, where the file has it."""
     spec, raw = opened.spec, opened.config.raw
+    raw = raw if architecture.tell is None else {**raw, **architecture.tell(raw)}
     rope = _whole_rope(spec)
     attends = [spec.attends(layer) for layer in range(spec.layers)]
     own = {
         "head_dim": spec.head_dim if any(attends) else None,
         "rope_theta": float(rope.theta) if any(attends) and rope.dim else None,
         "num_attention_heads": spec.heads,
-        WIDTH: _widths(spec, architecture),
+        WIDTH: _widths(spec, architecture) if architecture.kinds else raw[WIDTH],
         KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
     }
     if spec.moe.shared:
         own["shared_expert_intermediate_size"] = spec.moe.shared
     if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
         own["layer_norm_eps"] = raw["rms_norm_eps"]
-    if architecture.latent:
+    if absorbed := LATENT_LENGTHS[0] in architecture.known:
         own |= {"head_dim": spec.mla.rank + spec.mla.rope, "norm_topk_prob": spec.moe.routing.renormalize}
         own[KV_HEADS] = np.array(attends, np.int32) if architecture.kinds else 1
     found: dict[str, Any] = {}
@@ -60,9 +61,10 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
             continue
         if value is not None and (any(spec.moe.sparse) or key == SHARED_WIDTH or not key.startswith("expert_")):
             found[key] = value
+    found |= {key: np.array(raw[name]) for name, key in architecture.lists.items() if name in raw}
     if any(attends):
         turned = rope.dim if architecture.turns else spec.head_dim
-        found |= {"attention.value_length": spec.mla.rank or spec.head_dim}
+        found |= {"attention.value_length": spec.mla.rank if absorbed else spec.value_dim}
         found |= {"rope.dimension_count": turned} if turned else {}
     found["vocab_size"] = spec.vocab_size
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
@@ -80,7 +82,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     found |= {key: value for key, value in recurrent.items() if key in architecture.known}
     if architecture.normed:
         found[NORMED] = spec.family == architecture.normed
-    if architecture.latent:
+    if absorbed:
         found |= _latents(opened, architecture)
     return {**found, **_scaling(rope), **architecture.fixed, **architecture.written}
 

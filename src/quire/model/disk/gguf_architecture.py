@@ -76,6 +76,8 @@ class Architecture:
     further: Further | None = None
     also: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    lists: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
     stored: Callable[[ModelSpec], ModelSpec] | None = None
 
@@ -107,4 +109,4 @@ class Architecture:
     @property
     def known(self) -> frozenset[str]:
         """Keys below the architecture's name that are read of its files."""
-        return READ_BELOW.union(self.extra, self.fixed, self.fields.values(), self.written)
+        return READ_BELOW.union(self.extra, self.fixed, self.fields.values(), self.lists.values(), self.written)

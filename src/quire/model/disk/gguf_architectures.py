@@ -8,11 +8,9 @@ from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import DENSE, READ
 from quire.model.disk.gguf_encoders import ENCODERS
 from quire.model.disk.gguf_hybrids import (
-    DEEPSEEK2,
     FALCON_H1,
     GRANITE_HYBRID,
     JAMBA,
-    KIMI_LINEAR,
     LFM2,
     MAMBA,
     MAMBA2,
@@ -20,6 +18,7 @@ from quire.model.disk.gguf_hybrids import (
     QWEN3_5,
     QWEN3_NEXT,
 )
+from quire.model.disk.gguf_latents import LATENTS
 from quire.model.disk.gguf_mixtures import MIXTURES
 from quire.model.disk.gguf_names import GATING, SIGMOID, WINDOW
 
@@ -37,8 +36,6 @@ ARCHITECTURES = {
     "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
-    "deepseek2": DEEPSEEK2,
-    "kimi-linear": KIMI_LINEAR,
     "granitehybrid": GRANITE_HYBRID,
     "falcon-h1": FALCON_H1,
     "nemotron_h": replace(NEMOTRON_H, sparse=False),
@@ -54,5 +51,6 @@ ARCHITECTURES = {
     **DENSE,
     **READ,
     **MIXTURES,
+    **LATENTS,
     **ENCODERS,
 }

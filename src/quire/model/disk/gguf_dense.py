@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_names import MULTIPLIERS, WINDOW
+from quire.model.disk.renamed_tensors import Rewrite
 
 BIASED_QKV = (".attn_q.bias", ".attn_qkv.bias")
 """In names of tensors where queries have biases, fused or not."""
@@ -59,8 +60,57 @@ def scales_of_minicpm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dic
     return found | {"attention_multiplier": float(raw["head_dim"]) ** -0.5}
 
 
+def multipliers_of_minicpm(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Granite's fields of a MiniCPM's."""
+    layers, hidden = raw["num_hidden_layers"], raw["hidden_size"]
+    return {
+        "embedding_multiplier": float(raw.get("scale_emb", 1.0)),
+        "residual_multiplier": raw.get("scale_depth", 1.0) / layers**0.5,
+        "logits_scaling": hidden / raw.get("dim_model_base", 1),
+    }
+
+
+def thetas_of_granite(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """The base of each layer's rope, 0 where it does not turn."""
+    turning = raw.get("turning")
+    return {} if turning is None else {"layer_rope_theta": [raw["rope_theta"] if on else 0 for on in turning]}
+
+
+def turns_of_granite(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers turn."""
+    thetas = raw.get("layer_rope_theta")
+    return {} if thetas is None else {"turning": [theta != 0 for theta in thetas]}
+
+
+def rope_of_hunyuan(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """A base that is multiplied by a power of alpha."""
+    alpha = raw.get("rope_alpha")
+    return {} if alpha is None else {"rope_scaling": {"rope_type": "dynamic", "alpha": alpha, "factor": 1.0}}
+
+
 DENSE: dict[str, Architecture] = {
     "granite": Architecture("granite", interleaved=True, fields=MULTIPLIERS),
+    "granite_swa": Architecture(
+        "granite_swa",
+        interleaved=True,
+        extra=WINDOW,
+        mixture="granitemoe_swa",
+        fields=MULTIPLIERS,
+        lists={"turning": "attention.rope_pattern"},
+        spelling=(("shared_expert_intermediate_size", "shared_intermediate_size"),),
+        rewrites=(Rewrite(r"(blk\.\d+)\.ffn_up_shexp\.(\w+)", r"\1.ffn_{}_shexp.\2", parts=("gate", "up")),),
+        further=thetas_of_granite,
+        tell=turns_of_granite,
+        sparse=False,
+    ),
+    "minicpm": Architecture(
+        "granite",
+        interleaved=True,
+        fields=MULTIPLIERS,
+        further=scales_of_minicpm,
+        also=("minicpm",),
+        tell=multipliers_of_minicpm,
+    ),
     "command-r": Architecture(
         "cohere", interleaved=True, fields={"logit_scale": "logit_scale"}, told={"use_qk_norm": ".attn_q_norm."}
     ),
@@ -123,17 +173,29 @@ DENSE: dict[str, Architecture] = {
         told={"attention_bias": BIASED_QKV, "attention_out_bias": ".attn_output.bias", "mlp_bias": ".ffn_gate.bias"},
     ),
     "arcee": Architecture("arcee", interleaved=True),
+    "exaone": Architecture("exaone"),
+    "orion": Architecture("orion", spelling=(("layer_norm_eps", "rms_norm_eps"),)),
+    "qwen": Architecture(
+        "qwen", spelling=(("rms_norm_eps", "layer_norm_epsilon"), ("max_position_embeddings", "seq_length"))
+    ),
+    "jais2": Architecture("jais2", told={"attention_bias": BIASED_QKV, "mlp_bias": ".ffn_up.bias"}),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
 }
 LLAMA = Architecture("llama", read_only=True)
 READ = {
     "xverse": replace(LLAMA, interleaved=True),
     "mistral3": replace(LLAMA, interleaved=True),
-    "exaone": LLAMA,
     "pangu-embedded": LLAMA,
     "qwen2vl": Architecture("qwen2", extra=(SECTIONS,), read_only=True),
     "qwen3vl": Architecture("qwen3", extra=(SECTIONS, "n_deepstack_layers"), read_only=True),
     "paddleocr": replace(DENSE["ernie4_5"], interleaved=False, extra=(SECTIONS,), read_only=True),
-    "minicpm": Architecture("granite", interleaved=True, fields=MULTIPLIERS, further=scales_of_minicpm, read_only=True),
+    "hunyuan_vl": Architecture(
+        "hunyuan_v1_dense",
+        extra=(SECTIONS,),
+        fields={"rope_alpha": "rope.scaling.alpha"},
+        further=rope_of_hunyuan,
+        read_only=True,
+    ),
     "codeshell": replace(DENSE["starcoder2"], read_only=True),
     "refact": Architecture("baichuan", further=slopes_of_refact, read_only=True),
 }

@@ -152,6 +152,8 @@ class GgufModel:
             self._heads(raw)
         self._window(raw)
         self._rope(raw)
+        lists = {name: self.file.metadata.get(self.prefix + key) for name, key in architecture.lists.items()}
+        raw |= {name: value.tolist() for name, value in lists.items() if isinstance(value, np.ndarray)}
         raw |= {} if architecture.further is None else architecture.further(raw, self._has)
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw.get(ours) is not None}
         kept = {"sliding_window"} | ({"q_lora_rank"} if architecture.latent else set())  # null says that there is none
@@ -235,6 +237,7 @@ class GgufModel:
         """
         older = ("attention.key_length", "attention.value_length")
         sizes = [self.get(key) or self.get(old) for key, old in zip(LATENT_LENGTHS, older, strict=True)]
+        sizes[1] = sizes[1] or raw["hidden_size"] // raw["num_attention_heads"]
         turned = self.get("rope.dimension_count")
         if any(type(size) is not int for size in (*sizes, turned)) or not 0 < turned < sizes[0]:
             raise self.file.fail(

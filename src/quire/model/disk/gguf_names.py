@@ -43,6 +43,7 @@ NAMES = {
     "conv": "shortconv.conv",
     "conv_out": "shortconv.out_proj",
     "q_gate": "attn_q",
+    "attn_gate": "attn_gate",
     "delta_qkv": "attn_qkv",
     "delta_z": "attn_gate",
     "delta_qkvz": "ssm_in",

@@ -1,0 +1,117 @@
+"""GGUF's architectures whose attention reads latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_layers import without_heads
+from quire.model.disk.gguf_names import GATING, LATENT_LENGTHS, LOG_MULTIPLIER, NEXTN, SIGMOID, SOFTMAX
+from quire.model.spec import ModelSpec
+
+LATENT_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
+    "k_b": lambda spec: (spec.heads, spec.mla.rank, spec.mla.nope),
+    "v_b": lambda spec: (spec.heads, spec.mla.value, spec.mla.rank),
+}
+"""A matrix for each head."""
+
+
+def taps_of(part: str, spec: ModelSpec) -> tuple[int, ...]:
+    """Taps of the channels of queries, keys or values."""
+    return 1, spec.delta.values if part == "v" else spec.delta.keys, 1, spec.delta.taps
+
+
+DEEPSEEK2 = Architecture(
+    "deepseek_v2",
+    extra=(*LATENT_LENGTHS, LOG_MULTIPLIER, GATING, NEXTN),
+    spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),
+    fields={
+        "q_lora_rank": "attention.q_lora_rank",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    },
+    latent=True,
+    shapes=LATENT_SHAPES,
+    scored={SOFTMAX: "deepseek_v2", SIGMOID: "deepseek_v3"},
+    also=("glm4_moe_lite",),
+)
+"""Files without the function are those of DeepSeek-V2, which are older."""
+KIMI_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
+    **LATENT_SHAPES,
+    "delta_decay": lambda spec: (1, 1, spec.delta.value_heads, 1),
+    **{f"delta_conv_{part}": partial(taps_of, part) for part in "qkv"},
+}
+KIMI_LINEAR = Architecture(
+    "kimi_linear",
+    extra=LATENT_LENGTHS,
+    names={"delta_out": "attn_output"},
+    facts={"norm_topk_prob": True},
+    fixed={GATING: SIGMOID},
+    kinds=without_heads("linear_attention"),
+    spelling=(
+        ("num_dense_layers", "first_k_dense_replace"),
+        ("num_attention_heads", "linear_num_heads"),
+        ("max_position_embeddings", "model_max_length"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("norm_topk_prob", "moe_renormalize"),
+    ),
+    fields={
+        "q_lora_rank": "attention.q_lora_rank",
+        "kv_lora_rank": "attention.kv_lora_rank",
+        "linear_head_dim": "kda.head_dim",
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+    },
+    rates=("delta_decay",),
+    latent=True,
+    shapes=KIMI_SHAPES,
+)
+INDEXERS = {
+    "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length",
+    "index_topk": "attention.indexer.top_k",
+}
+"""Fields of what chooses the tokens that are attended to."""
+INDEXED = replace(
+    DEEPSEEK2,
+    model_type="deepseek_v32",
+    names={
+        "index_q": "indexer.attn_q_b",
+        "index_k": "indexer.attn_k",
+        "index_k_norm": "indexer.k_norm",
+        "index_weights": "indexer.proj",
+    },
+    fixed={GATING: SIGMOID},
+    fields=DEEPSEEK2.fields | INDEXERS,
+    scored={},
+)
+
+
+def indexers_of_glm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Which layers have an indexer of their own; in files without a list all have."""
+    own = raw.get("indexed") or [True] * raw["num_hidden_layers"]
+    return {"indexer_types": ["full" if one else "shared" for one in own]}
+
+
+LATENTS: dict[str, Architecture] = {
+    "deepseek2": DEEPSEEK2,
+    "deepseek32": INDEXED,
+    "glm-dsa": replace(
+        INDEXED,
+        model_type="glm_moe_dsa",
+        lists={"indexed": "attention.indexer.types"},
+        further=indexers_of_glm,
+        tell=lambda raw: {"indexed": [kind == "full" for kind in raw.get("indexer_types", ())]},
+    ),
+    "kimi-linear": KIMI_LINEAR,
+    "minicpm3": Architecture(
+        "minicpm3",
+        fields={"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},
+        latent=True,
+        parted={"kv_b": ("kv_b",)},
+    ),
+}
