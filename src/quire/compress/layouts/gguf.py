@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quire.compress.layouts.gguf_facts import facts_of, same, same_turns
-from quire.compress.layouts.gguf_pieces import Piece, pieces_of, shape_of
+from quire.compress.layouts.gguf_pieces import Piece, lists_of, pieces_of, shape_of
 from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.errors import ConfigError, ModelError
@@ -137,6 +137,7 @@ class _Writer:
         found |= {
             f"{self.arch}.{key}": value for key, value in facts_of(self.opened, self.architecture, self.drafts).items()
         }
+        found |= lists_of(self.opened, self.architecture)
         found |= vocabulary(self.opened.folder, spec.vocab_size, spec.bos_token_id, spec.eos_token_ids)
         if found.get(f"{self.arch}.{WINDOW[0]}") and WINDOW[1] in self.architecture.extra:
             found[f"{self.arch}.{WINDOW[1]}"] = np.array([window > 0 for window in spec.windows])

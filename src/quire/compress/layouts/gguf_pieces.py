@@ -16,6 +16,7 @@ from quire.model.disk.headers import ModelHeaders
 from quire.model.load.roles import DISK_ROLES, FUSED, GROUPED, disk_rows
 from quire.model.role import COLUMNS
 from quire.model.spec import ModelSpec
+from quire.ops.arrays import as_f32, to_numpy
 
 Order = NDArray[np.int64] | None
 """Which row, or column, of the folder's lies at each place of the file; None: all as they lie."""
@@ -64,10 +65,22 @@ def _roles(opened: ModelHeaders, architecture: Architecture) -> Iterator[tuple[s
     """Roles of the file, the matrix of the folder that has their rows, and its tensors."""
     parted = {**PARTED, **architecture.parted}
     for (holder, place), parts in opened.claim.parts.items():
+        if holder in architecture.vectors:
+            continue
         for role in parted.get(holder, (holder,)):
             yield role, holder, place, parts
     if "head" in architecture.required and not opened.claim.get("head"):
         yield "head", "embed", RolePlace(), opened.claim.get("embed")
+
+
+def lists_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, NDArray[np.float32]]:
+    """Vectors of one number that files have as lists with an entry for each layer, by key."""
+    layers = range(opened.spec.layers)
+    found = {key: np.full(len(layers), value, np.float32) for key, value in architecture.constants.items()}
+    for role, key in architecture.vectors.items():
+        tensors = [opened.source.tensor(opened.claim.get(role, layer)["weight"]) for layer in layers]
+        found[key] = np.concatenate([to_numpy(as_f32(tensor)).reshape(1) for tensor in tensors])
+    return found
 
 
 def _base(parts: Mapping[str, str]) -> str:

@@ -179,6 +179,16 @@ DENSE: dict[str, Architecture] = {
         "qwen", spelling=(("rms_norm_eps", "layer_norm_epsilon"), ("max_position_embeddings", "seq_length"))
     ),
     "jais2": Architecture("jais2", told={"attention_bias": BIASED_QKV, "mlp_bias": ".ffn_up.bias"}),
+    "apertus": Architecture(
+        "apertus",
+        vectors={
+            "xielu_positive": "xielu.alpha_p",
+            "xielu_negative": "xielu.alpha_n",
+            "xielu_beta": "xielu.beta",
+        },
+        constants={"xielu.eps": -1e-6},
+    ),
+    "bitnet": Architecture("bitnet", facts={"hidden_act": "silu"}),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
 }
 LLAMA = Architecture("llama", read_only=True)

@@ -21,6 +21,7 @@ from quire.gguf.vocab import end_ids, special_ids, vocab_size
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_layers import Layers
+from quire.model.disk.gguf_lists import ListedVectors
 from quire.model.disk.gguf_names import (
     FIELDS,
     GATING,
@@ -86,7 +87,11 @@ class GgufModel:
 
     def source(self) -> Rewritten:
         """The tensors, with a name for each expert's matrix."""
-        return Rewritten(self.tensors, self.architecture.seen)
+        architecture, tensors = self.architecture, self.tensors
+        if not architecture.vectors:
+            return Rewritten(tensors, architecture.seen)
+        names = {f"blk.{{}}.{NAMES[role]}.weight": key for role, key in architecture.vectors.items()}
+        return Rewritten(ListedVectors(tensors, self.file, names, self.get("block_count")), architecture.seen)
 
     def read_spec(self) -> tuple[ModelSpec, Family, HfConfig]:
         """Spec, family with the names of this format, and config as the families table reads it."""
