@@ -36,14 +36,15 @@ SAID = ("attention_factor", "stretch")
 def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHeaders | None) -> dict[str, Any]:
     """Return values by keys below the architecture's name. `drafts`: the layer that drafts, where the file has it."""
     spec, raw = opened.spec, opened.config.raw
-    raw = raw if architecture.tell is None else {**raw, **architecture.tell(raw)}
+    told = {} if architecture.tell is None else architecture.tell(raw)
+    raw = {**raw, **told}
     rope = _whole_rope(spec)
     attends = [spec.attends(layer) for layer in range(spec.layers)]
     own = {
         "head_dim": spec.head_dim if any(attends) else None,
         "rope_theta": float(rope.theta) if any(attends) and rope.dim else None,
         "num_attention_heads": spec.heads,
-        WIDTH: _widths(spec, architecture) if architecture.kinds else raw[WIDTH],
+        WIDTH: told.get(WIDTH, _widths(spec, architecture)),
         KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
     }
     if spec.moe.shared:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.gguf_architecture import Architecture
-from quire.model.disk.gguf_names import MULTIPLIERS, WINDOW
+from quire.model.disk.gguf_names import MULTIPLIERS, WIDTH, WINDOW
 from quire.model.disk.renamed_tensors import Rewrite
 
 BIASED_QKV = (".attn_q.bias", ".attn_qkv.bias")
@@ -176,7 +176,9 @@ DENSE: dict[str, Architecture] = {
     "exaone": Architecture("exaone"),
     "orion": Architecture("orion", spelling=(("layer_norm_eps", "rms_norm_eps"),)),
     "qwen": Architecture(
-        "qwen", spelling=(("rms_norm_eps", "layer_norm_epsilon"), ("max_position_embeddings", "seq_length"))
+        "qwen",
+        spelling=(("rms_norm_eps", "layer_norm_epsilon"), ("max_position_embeddings", "seq_length")),
+        tell=lambda raw: {WIDTH: raw[WIDTH]},
     ),
     "jais2": Architecture("jais2", told={"attention_bias": BIASED_QKV, "mlp_bias": ".ffn_up.bias"}),
     "apertus": Architecture(
