@@ -69,7 +69,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         found |= {"rope.dimension_count": turned} if turned else {}
     found["vocab_size"] = spec.vocab_size
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]
-    if any(windows):
+    if max(windows) > 0:
         found[WINDOW[0]] = max(windows)
         local = next(r for r, window in zip(spec.rope, windows, strict=True) if window)
         if local.dim and local.theta != rope.theta:

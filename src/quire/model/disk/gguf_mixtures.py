@@ -24,6 +24,15 @@ def experts_of_hy(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[st
     }
 
 
+UNNORMED = 128
+"""Experts of the size of Llama 4 whose queries and keys have no norms, which no key records."""
+
+
+def norms_of_llama4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Norms without weights."""
+    return {"use_qk_norm": raw["num_experts"] != UNNORMED}
+
+
 MIXTURES: dict[str, Architecture] = {
     "glm4moe": Architecture(
         "glm4_moe",
@@ -103,6 +112,16 @@ MIXTURES: dict[str, Architecture] = {
             ("norm_topk_prob", "route_norm"),
             ("routed_scaling_factor", "route_scale"),
         ),
+    ),
+    "llama4": Architecture(
+        "llama4_text",
+        interleaved=True,
+        fields={
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+            "intermediate_size_mlp": "feed_forward_length",
+        },
+        further=norms_of_llama4,
+        tell=lambda raw: {"moe_intermediate_size": raw["intermediate_size"]},
     ),
     "cohere2moe": Architecture(
         "cohere2_moe",
