@@ -77,6 +77,7 @@ class Architecture:
     also: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     lists: Mapping[str, str] = field(default_factory=dict)
+    ragged: tuple[str, ...] = ()
     tell: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     vectors: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)

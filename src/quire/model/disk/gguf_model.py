@@ -126,14 +126,20 @@ class GgufModel:
             return value[0].item()
         return value
 
+    def _each(self, below: str) -> Any:
+        """The value of a key, a list where it has one."""
+        value = self.file.metadata.get(self.prefix + below)
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
     def config(self) -> dict[str, Any]:
         """The metadata as fields of config.json, checked by whoever reads those."""
         architecture = self.architecture
-        own = (KV_HEADS, WIDTH) if architecture.kinds else ()
+        own = (KV_HEADS, WIDTH) if architecture.kinds else architecture.ragged
         raw = nested({ours: self.get(key) for ours, key in self._fields.items() if ours not in own})
         raw["num_hidden_layers"] = self._own_layers(raw["num_hidden_layers"])
         raw |= {ours: value for ours, value in architecture.defaults.items() if raw.get(ours) is None}
-        raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if own else {})}
+        raw |= {**architecture.facts, **(self._by_layers(raw["num_hidden_layers"]) if architecture.kinds else {})}
+        raw |= {name: self._each(self._fields[name]) for name in architecture.ragged}
         for flag, parts in architecture.told.items():
             raw[flag] = any(map(self._has, (parts,) if isinstance(parts, str) else parts))
         row = (raw["num_experts"] and architecture.mixture) or architecture.model_type
@@ -157,8 +163,7 @@ class GgufModel:
             self._heads(raw)
         self._window(raw)
         self._rope(raw)
-        lists = {name: self.file.metadata.get(self.prefix + key) for name, key in architecture.lists.items()}
-        raw |= {name: value.tolist() for name, value in lists.items() if isinstance(value, np.ndarray)}
+        raw |= {name: self._each(key) for name, key in architecture.lists.items()}
         raw |= {} if architecture.further is None else architecture.further(raw, self._has)
         raw |= {name: raw[ours] for ours, name in architecture.spelling if raw.get(ours) is not None}
         kept = {"sliding_window"} | ({"q_lora_rank"} if architecture.latent else set())  # null says that there is none
