@@ -41,5 +41,6 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2 lite": ("glm4_moe_lite", LATENTS | ROUTED),
     "deepseek32": ("deepseek_v32", LATENTS | ROUTED | INDEXER),
     "glm-dsa": ("glm_moe_dsa", LATENTS | ROUTED | INDEXER),
+    "mistral4": ("mistral4", LATENTS | ROUTED),
     "minicpm3": ("minicpm3", LATENTS | {"q_lora_rank": 32}),
 }  # fmt: skip
