@@ -104,7 +104,7 @@ def growth_of_queries(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dic
 
 
 def growth_of_folder(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a folder."""
+    """Fields of a folder that say what queries grow by."""
     weight = (raw.get("rope_scaling") or raw.get("rope_parameters") or {}).get("llama_4_scaling_beta")
     return {"temperature": weight} if weight else {}
 
