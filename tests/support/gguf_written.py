@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from family_tensors import grouped_qkv, packed_qkv, rewrite
 from gguf_families import FALCON, GLM, GRANITE, KIMI, LATENTS, MULTIPLIED
+from gguf_newer import NEWER
 from gguf_writing import SHAPE, add_tokenizer, byte_level
 from model_variants import SMALL_ENCODER
 from oracle import edit_config, write
@@ -95,12 +96,30 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
         "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 48}),
 }  # fmt: skip
 """What a name begins with is the architecture."""
+WRITTEN |= NEWER
 RENAMED = {"internlm2": grouped_qkv, "baichuan": packed_qkv}
 """Families that transformers has no code for: how Llama's tensors become theirs."""
-PERMUTED = ("granite", "olmo", "smollm3", "arcee", "llama", "granitehybrid", "internlm2", "baichuan")
+PERMUTED = (
+    "granitemoe",
+    "granite_swa",
+    "minicpm",
+    "deepseek",
+    "bailingmoe",
+    "granite",
+    "olmo",
+    "smollm3",
+    "arcee",
+    "llama",
+    "granitehybrid",
+    "internlm2",
+    "baichuan",
+)
 """Architectures whose rows of queries and keys the converter interleaves."""
 MULTIPLIED_IN = ("falcon-h1",)
 """Architectures whose matrices have other numbers than those of folders."""
+LATER = ("granite_swa", "hy_v3", "mellum", "cohere2moe", "deepseek32")
+LATER_KEYS = ("attention.indexer.types", "attention.rope_pattern")
+"""Architectures and keys that llama.cpp's sources have, and the gguf package of the development extra has not yet."""
 NOT_OF_THE_MAP = (".attn_qkv.", ".attn_kv_b.")
 """In names that the format has for matrices which its files have in parts."""
 
@@ -130,12 +149,21 @@ def strings(of: type) -> Iterator[str]:
 
 def known_keys(arch: str) -> set[str]:
     """Keys that the format has."""
-    return {text.replace("{arch}", arch) for text in strings(gguf.Keys)}
+    return {text.replace("{arch}", arch) for text in strings(gguf.Keys)} | {f"{arch}.{key}" for key in LATER_KEYS}
+
+
+def kind_of(arch: str) -> gguf.MODEL_ARCH | None:
+    """What the gguf package has of an architecture, None for those of `LATER`."""
+    found = next((kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), None)
+    assert (found is None) == (arch in LATER), arch
+    return found
 
 
 def unknown(file: GgufFile, arch: str) -> set[str]:
     """Names and keys of the file that the gguf package does not know."""
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    kind = kind_of(arch)
+    if kind is None:
+        return set()
     names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[kind]}
     found = set()
     for name in file.tensors:
@@ -146,7 +174,9 @@ def unknown(file: GgufFile, arch: str) -> set[str]:
 
 def missing(file: GgufFile, arch: str, folder: Path) -> set[str]:
     """Names that the gguf package gives tensors of the folder, and the file lacks."""
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    kind = kind_of(arch)
+    if kind is None:
+        return set()
     names = gguf.get_tensor_name_map(kind, file.metadata[f"{arch}.block_count"])
     with safe_open(folder / "model.safetensors", "pt") as tensors:
         wanted = {names.get_name(name, try_suffixes=(".weight", ".bias")) for name in tensors.keys()}  # noqa: SIM118

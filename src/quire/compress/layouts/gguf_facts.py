@@ -20,6 +20,7 @@ from quire.model.disk.gguf_names import (
     NORMED,
     RECURRENT,
     ROPE_FIELDS,
+    SCORES,
     WIDTH,
     WINDOW,
 )
@@ -47,6 +48,8 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         WIDTH: told.get(WIDTH, _widths(spec, architecture)),
         KV_HEADS: spec.kv_heads * np.array(attends, np.int32) if architecture.kinds else spec.kv_heads,
     }
+    if True in spec.moe.sparse[1:] and not spec.moe.sparse[0]:
+        own["num_dense_layers"] = spec.moe.sparse.index(True)
     if spec.moe.shared:
         own["shared_expert_intermediate_size"] = spec.moe.shared
     if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
@@ -93,8 +96,7 @@ def _latents(opened: ModelHeaders, architecture: Architecture) -> dict[str, Any]
     spec = opened.spec
     found: dict[str, Any] = dict(zip(LATENT_LENGTHS, (spec.head_dim, spec.mla.value), strict=True))
     found["rope.dimension_count"] = spec.mla.rope
-    scored = {row: function for function, row in architecture.scored.items()}
-    found |= {GATING: scored[spec.family]} if spec.family in scored else {}
+    found |= {GATING: SCORES[spec.moe.routing.score]} if architecture.scored else {}
     scaling = opened.config.raw.get("rope_scaling") or opened.config.raw.get("rope_parameters") or {}
     weight = scaling.get("mscale_all_dim")
     return found | ({LOG_MULTIPLIER: weight / 10} if weight else {})

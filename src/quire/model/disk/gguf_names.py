@@ -165,6 +165,7 @@ GATING = "expert_gating_func"
 """The function by which experts are scored."""
 SOFTMAX, SIGMOID = 1, 2
 """Of these functions."""
+SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
 MULTIPLIERS = {
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
