@@ -81,6 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[Tensors], Tensors], Mappin
     "qwen3vl": ("qwen3", {"head_dim": 24}, same, DEEP),
     "qwen3vlmoe": ("qwen3_moe", EXPERTS, same, DEEP),
     "paddleocr": ("ernie4_5", {"head_dim": 16}, in_halves, SECTIONS),
+    "hunyuan_vl": ("hunyuan_v1_dense", {"head_dim": 24}, same, SECTIONS),
     "minicpm": ("granite", MULTIPLIERS, same, {"attention.scale": None}),
     "minicpm older": ("granite", MULTIPLIERS, same, dict.fromkeys((
         "attention.scale", "embedding_scale", "residual_scale", "logit_scale"))),

@@ -11,10 +11,10 @@ import gguf
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from family_tensors import grouped_qkv, packed_qkv, rewrite
+from family_tensors import RELATIVES, grouped_qkv, packed_qkv, rewrite, write_relative
 from gguf_families import FALCON, GLM, GRANITE, KIMI, LATENTS, MULTIPLIED
 from gguf_newer import NEWER
-from gguf_writing import SHAPE, add_tokenizer, byte_level
+from gguf_writing import SHAPE, VOCAB, add_tokenizer, byte_level
 from model_variants import SMALL_ENCODER
 from oracle import edit_config, write
 from quire.gguf.file import GgufFile
@@ -127,7 +127,9 @@ NOT_OF_THE_MAP = (".attn_qkv.", ".attn_kv_b.")
 def write_folder(folder: Path, name: str) -> PreTrainedModel:
     """Write the model `name` of `WRITTEN` with a tokenizer; returns what it computes as."""
     kind, facts = WRITTEN[name]
-    if kind in RENAMED:
+    if kind in RELATIVES and kind not in RENAMED:
+        model = write_relative(folder, kind, **{"vocab_size": VOCAB} | facts)
+    elif kind in RENAMED:
         heads = 4 if kind == "baichuan" else 2
         model = write(folder, "llama", **SHAPE | {"num_key_value_heads": heads})
         rewrite(folder, RENAMED[kind])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import DENSE, READ
 from quire.model.disk.gguf_encoders import ENCODERS
-from quire.model.disk.gguf_gemma import GEMMA4
 from quire.model.disk.gguf_hybrids import (
     FALCON_H1,
     GRANITE_HYBRID,
@@ -35,7 +34,6 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", extra=WINDOW, large=46),
     "gemma3": Architecture("gemma3_text", extra=WINDOW, large=62),
-    "gemma4": GEMMA4,
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3", extra=WINDOW[:1]),
     "granitehybrid": GRANITE_HYBRID,

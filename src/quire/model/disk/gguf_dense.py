@@ -94,7 +94,6 @@ DENSE: dict[str, Architecture] = {
         "granite_swa",
         interleaved=True,
         extra=WINDOW,
-        mixture="granitemoe_swa",
         fields=MULTIPLIERS,
         lists={"turning": "attention.rope_pattern"},
         spelling=(("shared_expert_intermediate_size", "shared_intermediate_size"),),

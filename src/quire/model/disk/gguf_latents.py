@@ -97,18 +97,6 @@ def indexers_of_glm(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[
     return {"indexer_types": ["full" if one else "shared" for one in own]}
 
 
-def growth_of_queries(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
-    """What queries grow by with their position."""
-    weight = raw.get("temperature")
-    return {"rope_scaling": raw.get("rope_scaling", {}) | {"llama_4_scaling_beta": weight}} if weight else {}
-
-
-def growth_of_folder(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a folder that say what queries grow by."""
-    weight = (raw.get("rope_scaling") or raw.get("rope_parameters") or {}).get("llama_4_scaling_beta")
-    return {"temperature": weight} if weight else {}
-
-
 LATENTS: dict[str, Architecture] = {
     "deepseek2": DEEPSEEK2,
     "deepseek32": INDEXED,
@@ -120,16 +108,6 @@ LATENTS: dict[str, Architecture] = {
         tell=lambda raw: {"indexed": [kind == "full" for kind in raw.get("indexer_types", ())]},
     ),
     "kimi-linear": KIMI_LINEAR,
-    "mistral4": replace(
-        DEEPSEEK2,
-        model_type="mistral4",
-        fixed={GATING: SOFTMAX},
-        fields=DEEPSEEK2.fields | {"temperature": "attention.temperature_scale"},
-        scored={},
-        also=(),
-        further=growth_of_queries,
-        tell=growth_of_folder,
-    ),
     "minicpm3": Architecture(
         "minicpm3",
         fields={"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"},
