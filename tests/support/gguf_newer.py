@@ -12,7 +12,7 @@ LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v
            "num_key_value_heads": 4}  # fmt: skip
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
           "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}  # fmt: skip
-INDEXER = {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 8}
+INDEXER = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 6}
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granite_swa": ("granite_swa", FOUR | MULTIPLIERS),
     "granite_swa turns": ("granite_swa", FOUR | {"layer_rope_theta": [0, 1e4, 1e4, 0]}),
