@@ -75,8 +75,7 @@ def _roles(opened: ModelHeaders, architecture: Architecture) -> Iterator[tuple[s
 
 def lists_of(opened: ModelHeaders, architecture: Architecture) -> dict[str, NDArray[np.float32]]:
     """Vectors of one number that files have as lists with an entry for each layer, by key."""
-    layers = range(opened.spec.layers)
-    found = {key: np.full(len(layers), value, np.float32) for key, value in architecture.constants.items()}
+    layers, found = range(opened.spec.layers), dict[str, NDArray[np.float32]]()
     for role, key in architecture.vectors.items():
         tensors = [opened.source.tensor(opened.claim.get(role, layer)["weight"]) for layer in layers]
         found[key] = np.concatenate([to_numpy(as_f32(tensor)).reshape(1) for tensor in tensors])

@@ -80,7 +80,6 @@ class Architecture:
     ragged: tuple[str, ...] = ()
     tell: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     vectors: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
     factors: Callable[[ModelSpec], Mapping[str, NDArray[np.float32]]] | None = None
     stored: Callable[[ModelSpec], ModelSpec] | None = None
 

@@ -36,6 +36,7 @@ NAMES = {
     "xielu_positive": "xielu_alpha_p",
     "xielu_negative": "xielu_alpha_n",
     "xielu_beta": "xielu_beta",
+    "xielu_eps": "xielu_eps",
     "q_a": "attn_q_a",
     "q_a_norm": "attn_q_a_norm",
     "q_b": "attn_q_b",
