@@ -20,6 +20,8 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
                                      "num_shared_experts": 2}),
     "cohere2moe": ("cohere2_moe", FOUR | {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3,
                                           "first_k_dense_replace": 1, "num_shared_experts": 1}),
+    "llama4": ("llama4_text", {"num_local_experts": 6, "num_experts_per_tok": 1, "num_hidden_layers": 4,
+                               "intermediate_size_mlp": 64, "head_dim": 16}),
     "exaone": ("exaone", {}),
     "minicpm": ("minicpm", {}),
     "orion": ("orion", {}),

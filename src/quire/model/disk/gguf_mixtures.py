@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import BIASED_QKV, CLIPPED, SECTIONS
 from quire.model.disk.gguf_names import GATING, NEXTN, SIGMOID, WINDOW
@@ -9,6 +12,15 @@ from quire.model.disk.gguf_names import GATING, NEXTN, SIGMOID, WINDOW
 GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
 ROUTED = (("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace"))
 SHARED = (("n_shared_experts", "num_shared_experts"), ("num_dense_layers", "first_k_dense_replace"))
+
+
+UNNORMED = 128
+"""Experts of the size of Llama 4 whose queries and keys have no norms, which no key records."""
+
+
+def norms_of_llama4(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Norms without weights."""
+    return {"use_qk_norm": raw["num_experts"] != UNNORMED}
 
 
 MIXTURES: dict[str, Architecture] = {
@@ -51,6 +63,16 @@ MIXTURES: dict[str, Architecture] = {
             ("norm_topk_prob", "route_norm"),
             ("routed_scaling_factor", "route_scale"),
         ),
+    ),
+    "llama4": Architecture(
+        "llama4_text",
+        interleaved=True,
+        fields={
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+            "intermediate_size_mlp": "feed_forward_length",
+        },
+        further=norms_of_llama4,
+        tell=lambda raw: {"moe_intermediate_size": raw["intermediate_size"]},
     ),
     "cohere2moe": Architecture(
         "cohere2_moe",
