@@ -183,4 +183,5 @@ def missing(file: GgufFile, arch: str, folder: Path) -> set[str]:
     with safe_open(folder / "model.safetensors", "pt") as tensors:
         wanted = {names.get_name(name, try_suffixes=(".weight", ".bias")) for name in tensors.keys()}  # noqa: SIM118
     held = {name.replace("exp_probs_b.bias", "exp_probs_b") for name in file.tensors}
+    held |= {name.removesuffix(".weight") for name in held}  # stacked in the folder, without a suffix
     return {n for n in wanted - held - {None} if not any(part in n for part in NOT_OF_THE_MAP)}
