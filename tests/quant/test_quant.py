@@ -32,6 +32,7 @@ from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, MoE, Patch
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.experts import Routing
+from quire.ops.indexer import BlockIndexer, Indexer
 from quire.ops.native import load_native
 from quire.ops.weights import Weight
 from quire.plan.weights import weight_bytes
@@ -163,7 +164,13 @@ def test_zeros_take_part_in_the_layout_operations() -> None:
 
 SHAPE = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
 SPEC = read_spec(SHAPE | {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 96}, "config.json")[0]
-SPEC = replace(SPEC, moe=MoE(Routing(4, 2), 64, (True, True), 64, latent=32), mla=MLA(64, 64, 32, 16, 16))
+INDEXER, BLOCKS = Indexer(4, 32, 8, (True, True)), BlockIndexer(16, 4, 2, 1, (True, True))
+SPEC = replace(
+    SPEC,
+    moe=MoE(Routing(4, 2), 64, (True, True), 64, latent=32),
+    mla=MLA(64, 64, 32, 16, 16, indexer=INDEXER),
+    blocks=BLOCKS,
+)
 SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
 SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32, True, True))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))

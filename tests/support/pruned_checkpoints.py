@@ -18,14 +18,15 @@ from paged_model import VARIANTS as DENSE
 PRUNED = DENSE | MIXTURES
 ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "attn.out_proj",
                  "self_attn.out_proj", "self_attention.dense", "attn.attention.out_proj", "conv.out_proj",
-                 "mamba.out_proj", "mixer.out_proj", "mixer.o_proj")  # fmt: skip
+                 "mamba.out_proj", "mixer.out_proj", "mixer.o_proj", "attn.Wo", "multi_head_attention.dense",
+                 "norm_attn_norm.attn.out_proj")  # fmt: skip
 HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
-           "zamba2")  # fmt: skip
+           "zamba2", "olmo_hybrid")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
 MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj",
            "feed_forward.w2", "feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj",
-           "mixer.shared_experts.down_proj")  # fmt: skip
+           "mixer.shared_experts.down_proj", "mlp.Wo", "ffn.2")  # fmt: skip
 WITHOUT_MLP = ("nemotron_h", "mamba2", "mamba", "falcon_mamba", "falcon_h1", "zamba2")
 """Families some of whose layers have no MLP, and no channels to drop."""
 

@@ -13,7 +13,7 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.multimodal import text_config
 from quire.model.families.table import find_family
-from quire.model.outline import Outline, outline, outline_of_config
+from quire.model.outline import ROW, Outline, outline, outline_of_config
 from quire.model.transformers_backend.detect import known_to_transformers
 from quire.store.hub import Hub, config_on_hub, hub_of
 
@@ -28,9 +28,10 @@ def check_type_on_hub(model: str, hub: Hub) -> None:
 
 
 def show_refused(config: EngineConfig, error: ModelError, as_json: bool) -> None:
-    """Print what the files say of the model that `error` refuses; nothing where there are none that can be read."""
+    """Print what the files say of the model that `error` refuses; nothing where there are none that can be read, or
+    where a row reads such models and this one is damaged."""
     found = _outline(config)
-    if found is None:
+    if found is None or (not found.nearest and found.remedy == ROW):
         return
     told = [("runs here", "no"), ("because", error.message)]
     told += [("nearest", found.nearest)] if found.nearest else []

@@ -72,7 +72,7 @@ def nearest_architecture(name: str, source: TensorSource) -> Nearest:
     for row, architecture in ARCHITECTURES.items():
         seen = Rewritten(source, architecture.seen).infos
         for family in _rows(architecture):
-            names = {**names_of(family.names, source.infos), **architecture.names}
+            names = names_of(family.names, source.infos, architecture.names)
             found.append(_taken(row, names, seen))
     return _best(name, found)
 
@@ -115,8 +115,8 @@ def _taken(row: str, names: Mapping[str, str], tensors: Collection[str]) -> Near
 
 
 def _best(name: str, found: Collection[Nearest]) -> Nearest:
-    """The one that leaves least, then the one that lacks least, then the one whose name is most alike."""
-    return min(found, key=lambda each: (len(each.left), each.unused, -_alike(name, each.row)))
+    """The one that leaves least, then the one whose name is most alike, then the one that lacks least."""
+    return min(found, key=lambda each: (len(each.left), -_alike(name, each.row), each.unused))
 
 
 def _by_name(name: str, rows: Collection[str]) -> str:

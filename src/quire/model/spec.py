@@ -55,6 +55,11 @@ class MLA:
     interleaved: bool = True
     indexer: Indexer = NO_INDEXER
 
+    @property
+    def row(self) -> int:
+        """Numbers of what the cache keeps of a token: a latent, and the part of a key that turns."""
+        return self.rank + self.rope
+
 
 @dataclass(frozen=True)
 class ConvSizes:
@@ -318,6 +323,11 @@ class ModelSpec:
     def value_dim(self) -> int:
         """Numbers of a head's result."""
         return self.mla.value or self.head_dim
+
+    @property
+    def kept_value_dim(self) -> int:
+        """Numbers of a value as the cache keeps it: of a latent, or of a head."""
+        return self.mla.rank or self.head_dim
 
     def attends(self, layer: int) -> bool:
         """Whether the layer reads keys and values, or latents."""

@@ -14,6 +14,7 @@ from quire.gguf.encode import encode
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.load.reader import stored_less_one
 from quire.model.load.roles import DISK_ROLES
+from quire.model.mixers.latent import from_latents
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch, unit_rows
 from quire.ops.lazy import torch
@@ -101,14 +102,14 @@ def _along_rows(factor: np.ndarray[Any, Any], values: Tensor) -> Tensor:
 
 def _keys_of_latents(values: Tensor, spec: ModelSpec) -> Tensor:
     """Rows [heads * rank, nope] of keys, turned in each head, of the matrix of keys and values."""
-    both = values.view(spec.heads, spec.mla.nope + spec.mla.value, spec.mla.rank)
+    both = values.view(from_latents(spec))
     return both[:, : spec.mla.nope].transpose(1, 2).reshape(-1, spec.mla.nope)
 
 
 def _values_of_latents(values: Tensor, spec: ModelSpec) -> Tensor:
     """Rows [heads * value, rank] of values, of the matrix of keys and values."""
-    both = values.view(spec.heads, spec.mla.nope + spec.mla.value, spec.mla.rank)
-    return both[:, spec.mla.nope :].reshape(-1, spec.mla.rank)
+    both = values.view(from_latents(spec))
+    return both[:, spec.mla.nope :].flatten(0, 1)
 
 
 PARTS = {"k_b": _keys_of_latents, "v_b": _values_of_latents}

@@ -27,9 +27,31 @@ if TYPE_CHECKING:
 
 DERIVED = {
     "head_dim": frozenset(
-        {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "mpt", "stablelm", "helium"}
+        {
+            "gpt2",
+            "gpt_bigcode",
+            "gptj",
+            "gpt_neo",
+            "gpt_neox",
+            "opt",
+            "bloom",
+            "falcon",
+            "mpt",
+            "stablelm",
+            "helium",
+            "axk1",
+            "biogpt",
+            "codegen",
+            "ctrl",
+            "dbrx",
+            "gpt_neox_japanese",
+            "modernbert-decoder",
+            "openai-gpt",
+            "persimmon",
+            "xglm",
+        }
     ),
-    "intermediate_size": frozenset({"bloom", "mpt"}),
+    "intermediate_size": frozenset({"bloom", "gpt_neox_japanese", "mpt", "openai-gpt"}),
     "short_factor": frozenset({"phi3"}),
 }
 """Field -> the families that have none of it, or no other than the usual one.
@@ -40,7 +62,8 @@ rope's `short_factor` is checked against the former quotient.
 
 AUTO_WIDTH = "block_auto_adjust_ff_dim"
 """Field of LFM2 by which its code computes another width of MLPs than the one that is said."""
-EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee"})
+EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee", "aria_text", "cwm",
+                        "hyperclovax", "iquestcoder", "jais2"})  # fmt: skip
 """Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
 
 

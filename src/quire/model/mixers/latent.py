@@ -10,6 +10,7 @@ from quire.core.exclusions.features import Feature
 from quire.core.exclusions.table import row_of
 from quire.model.mixers.mixer import KV_TYPES
 from quire.model.role import ROWS, Role
+from quire.model.spec import ModelSpec
 from quire.ops.latents import LatentLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
@@ -79,3 +80,18 @@ ROLES = {
 }
 """Its matrices and vectors on disk, beside those of queries and of the result; ranks share heads, each has all of the
 latent. In the place of `kv_b` may be its two parts, that of keys turned in each head."""
+
+
+def keys_from_latents(spec: ModelSpec) -> tuple[int, int, int]:
+    """The shape of the matrix of each head that leads from its query to latents, where it lies by itself."""
+    return spec.heads, spec.mla.rank, spec.mla.nope
+
+
+def values_from_latents(spec: ModelSpec) -> tuple[int, int, int]:
+    """The shape of the matrix of each head that makes its values of latents, where it lies by itself."""
+    return spec.heads, spec.mla.value, spec.mla.rank
+
+
+def from_latents(spec: ModelSpec) -> tuple[int, int, int]:
+    """The shape of the matrix of each head that makes keys, and below them values, of latents."""
+    return spec.heads, spec.mla.nope + spec.mla.value, spec.mla.rank

@@ -90,7 +90,7 @@ class MoeMlp:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
         if self.input_scores is not None:
             _, scores = ops.route(logits, self.bias, self.input_scores)
-            x = ops.scale_rows(x, scores, x.shape[1])
+            x = ops.scale_rows(x, scores[:, 0], x.shape[1])
         if self.latents is None:
             y = self.holders(ops, self.experts, x, ids, weights)
         else:

@@ -112,7 +112,7 @@ def scale_rows(
     cpu: Cpu, x: Host, factors: Host, columns: int, positions: Host | None = None, step: int = 1, ahead: int = 0
 ) -> Host:
     rows, width = check(x, "scale_rows x", F32, -1, -1).shape
-    check(factors, "scale_rows factors", F32, *factors.shape)
+    check(factors, "scale_rows factors", F32, rows if positions is None else -1)
     if positions is not None:
         check(positions, "scale_rows positions", I32, rows)
     if rows:

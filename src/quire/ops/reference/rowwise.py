@@ -83,10 +83,10 @@ def scale_rows(
 ) -> Tensor:
     """x[t, :columns] *= factors[t] in place, or with `positions` int32 [T] factors[(positions[t] + ahead) // step].
 
-    x [T, d] f32; factors f32, its entries behind each other, whatever its shape; returns x.
+    x [T, d] f32; factors f32 [T], or of any length with `positions`; returns x.
     """
     at = torch.arange(len(x)) if positions is None else (positions.long() + ahead) // step
-    scaled = x[:, :columns] * factors.flatten()[at][:, None]
+    scaled = x[:, :columns] * factors[at][:, None]
     return torch.cat((scaled, x[:, columns:]), 1)
 
 
