@@ -54,13 +54,8 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
         own["shared_expert_intermediate_size"] = spec.moe.shared
     if spec.norm != "rms" and spec.norm != "rms1p":  # of layernorms, whose epsilon has a key of its own
         own["layer_norm_eps"] = raw["rms_norm_eps"]
-<<<<<<< HEAD
     if absorbed := LATENT_LENGTHS[0] in architecture.known:
-        own |= {"head_dim": spec.mla.rank + spec.mla.rope, "norm_topk_prob": spec.moe.routing.renormalize}
-=======
-    if architecture.latent:
         own |= {"head_dim": spec.mla.row, "norm_topk_prob": spec.moe.routing.renormalize}
->>>>>>> ced6a083 (Indexers, new families and new block types have their places in the tests of all)
         own[KV_HEADS] = np.array(attends, np.int32) if architecture.kinds else 1
     found: dict[str, Any] = {}
     spelled = dict(architecture.spelling)
@@ -73,11 +68,7 @@ def facts_of(opened: ModelHeaders, architecture: Architecture, drafts: ModelHead
     found |= {key: np.array(raw[name]) for name, key in architecture.lists.items() if name in raw}
     if any(attends):
         turned = rope.dim if architecture.turns else spec.head_dim
-<<<<<<< HEAD
-        found |= {"attention.value_length": spec.mla.rank if absorbed else spec.value_dim}
-=======
-        found |= {"attention.value_length": spec.kept_value_dim}
->>>>>>> ced6a083 (Indexers, new families and new block types have their places in the tests of all)
+        found |= {"attention.value_length": spec.kept_value_dim if absorbed else spec.value_dim}
         found |= {"rope.dimension_count": turned} if turned else {}
     found["vocab_size"] = spec.vocab_size
     windows = [window if seen else 0 for window, seen in zip(spec.windows, attends, strict=True)]

@@ -21,7 +21,6 @@ from quire.model.disk.gguf_names import (
 )
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.mixers.delta import TILED
-from quire.model.mixers.latent import keys_from_latents, values_from_latents
 from quire.model.spec import Factors, ModelSpec
 
 LFM2 = Architecture(
@@ -43,66 +42,6 @@ QWEN3_NEXT = Architecture(
     rates=("delta_decay",),
 )
 QWEN3_5 = replace(QWEN3_NEXT, model_type="qwen3_5_text", facts={}, orders=TILED, written=SECTIONS)
-<<<<<<< HEAD
-=======
-LATENT_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
-    "k_b": keys_from_latents,
-    "v_b": values_from_latents,
-}
-"""A matrix for each head."""
-
-
-def taps_of(part: str, spec: ModelSpec) -> tuple[int, ...]:
-    """Taps of the channels of queries, keys or values."""
-    return 1, spec.delta.values if part == "v" else spec.delta.keys, 1, spec.delta.taps
-
-
-DEEPSEEK2 = Architecture(
-    "deepseek_v2",
-    extra=(*LATENT_LENGTHS, LOG_MULTIPLIER, GATING, NEXTN),
-    spelling=(("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace")),
-    fields={
-        "q_lora_rank": "attention.q_lora_rank",
-        "kv_lora_rank": "attention.kv_lora_rank",
-        "n_group": "expert_group_count",
-        "topk_group": "expert_group_used_count",
-    },
-    latent=True,
-    shapes=LATENT_SHAPES,
-    scored={SOFTMAX: "deepseek_v2", SIGMOID: "deepseek_v3"},
-)
-"""Files without the function are those of DeepSeek-V2, which are older."""
-KIMI_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
-    **LATENT_SHAPES,
-    "delta_decay": lambda spec: (1, 1, spec.delta.value_heads, 1),
-    **{f"delta_conv_{part}": partial(taps_of, part) for part in "qkv"},
-}
-KIMI_LINEAR = Architecture(
-    "kimi_linear",
-    extra=LATENT_LENGTHS,
-    names={"delta_out": "attn_output"},
-    facts={"norm_topk_prob": True},
-    fixed={GATING: SIGMOID},
-    kinds=without_heads("linear_attention"),
-    spelling=(
-        ("num_dense_layers", "first_k_dense_replace"),
-        ("num_attention_heads", "linear_num_heads"),
-        ("max_position_embeddings", "model_max_length"),
-        ("num_experts_per_tok", "num_experts_per_token"),
-        ("n_shared_experts", "num_shared_experts"),
-        ("norm_topk_prob", "moe_renormalize"),
-    ),
-    fields={
-        "q_lora_rank": "attention.q_lora_rank",
-        "kv_lora_rank": "attention.kv_lora_rank",
-        "linear_head_dim": "kda.head_dim",
-        "linear_conv_kernel_dim": "ssm.conv_kernel",
-    },
-    rates=("delta_decay",),
-    latent=True,
-    shapes=KIMI_SHAPES,
-)
->>>>>>> ced6a083 (Indexers, new families and new block types have their places in the tests of all)
 
 
 def interleaved_heads(heads: Callable[[ModelSpec], int]) -> Callable[[ModelSpec], NDArray[np.int64]]:

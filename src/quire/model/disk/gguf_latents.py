@@ -10,11 +10,12 @@ from typing import Any
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_layers import without_heads
 from quire.model.disk.gguf_names import GATING, LATENT_LENGTHS, LOG_MULTIPLIER, NEXTN, SIGMOID, SOFTMAX
+from quire.model.mixers.latent import keys_from_latents, values_from_latents
 from quire.model.spec import ModelSpec
 
 LATENT_SHAPES: Mapping[str, Callable[[ModelSpec], tuple[int, ...]]] = {
-    "k_b": lambda spec: (spec.heads, spec.mla.rank, spec.mla.nope),
-    "v_b": lambda spec: (spec.heads, spec.mla.value, spec.mla.rank),
+    "k_b": keys_from_latents,
+    "v_b": values_from_latents,
 }
 """A matrix for each head."""
 
