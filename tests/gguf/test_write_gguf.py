@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         "opt",
         {"ffn_dim": 96, "word_embed_proj_dim": 64},
         None,
-        "a model of 'opt' cannot be written as GGUF; can be: arcee, baichuan",
+        "a model of 'opt' cannot be written as GGUF; can be: afmoe, apertus",
     ),
     "fact": ("llama", {"hidden_act": "gelu"}, None, "GGUF has no key for the model's activation"),
     "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, None, "rope"),
