@@ -97,6 +97,14 @@ void route(int32_t* ids, float* weights, float* scratch, const float* logits, Op
     });
 }
 
+// out [pairs] = weights of the experts `ids`, each times its expert's of scales [experts].
+void scale_choices(float* out, const float* weights, const int32_t* ids, const float* scales, int64_t pairs, int64_t experts) {
+    for (int64_t i = 0; i < pairs; ++i) {
+        if (ids[i] < 0 || ids[i] >= experts) fail("scale_choices: there is no such expert");
+        out[i] = weights[i] * scales[ids[i]];
+    }
+}
+
 // y [pairs, count]; out[r] = sum over c, ascending, of weights[r, c] * y[places[r, c]] of row r.
 QUIRE_INLINE void combine_row(float* out, const float* y, const int32_t* places, const float* weights, int64_t top_k, int64_t count) {
     for_lanes(count, [&](int64_t i, int n) {

@@ -2,6 +2,7 @@
 #include "elementwise.h"
 #include "lora.h"
 #include "sample_rows.h"
+#include "streams.h"
 
 namespace quire::QUIRE_UNIT {
 namespace {
@@ -234,6 +235,10 @@ void xielu(float* x, int64_t count, double positive, double negative, double bet
 }  // namespace
 
 constexpr OpEntry kOps[] = {
+    op_entry<&mix_streams>("mix_streams"),
+    op_entry<&match_lengths>("match_lengths"),
+    op_entry<&sparse_gate>("sparse_gate"),
+    op_entry<&scale_columns>("scale_columns"),
     op_entry<&embedding>("embedding"),
     op_entry<&rmsnorm>("rmsnorm"),
     op_entry<&add_rmsnorm>("add_rmsnorm"),

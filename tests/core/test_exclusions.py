@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from gemma_variants import GEMMAS
 from head_folders import saved, write_medusa
 from hidden_rows import hide_rows
 from lora_adapters import LINEARS
@@ -127,6 +128,9 @@ FOLDERS: dict[f.Feature, Callable[[Path], object]] = {
     f.STATES: lambda path: write(path, TINY["states"][0], **TINY["states"][1]),
     f.CHANNEL_SCANS: lambda path: write(path, TINY["channel_scans"][0], **TINY["channel_scans"][1]),
     f.SHARED_BLOCKS: lambda path: write(path, TINY["shared_blocks"][0], **TINY["shared_blocks"][1]),
+    f.STREAMS: lambda path: write(path, GEMMAS["gemma3n"][0], **GEMMAS["gemma3n"][1]),
+    f.LAYER_INPUTS: lambda path: write(path, GEMMAS["gemma4_small"][0], **GEMMAS["gemma4_small"][1]),
+    f.UNLIKE_LAYERS: lambda path: write(path, GEMMAS["gemma4"][0], **GEMMAS["gemma4"][1]),
     f.NO_EXPERTS: lambda path: write(path, "llama"),
     f.IMAGES: lambda path: write_made("qwen3_vl", path),
     f.BORROWED: lambda path: write(path, "apertus", **PLAIN_ROPE),

@@ -75,12 +75,12 @@ def test_dummy_weights_and_reports_fit_every_family(variant: str, tmp_path: Path
     found = describe(str(tmp_path))
     made = describe(str(tmp_path), load_format="dummy")
     assert made.parameters == found.parameters and made.tensors == found.tensors
-    sizes = [int(torch.Size(ROLES[r].shape(found.spec)).numel()) for r in found.roles]
-    times = [ROLES[r].copies(found.spec) for r in found.roles]
+    numbers = [ROLES[role].numbers(found.spec) for role in found.roles]
     tied = found.spec.tied_head * found.spec.vocab_size * found.spec.embed_width
-    assert 0.9 * found.parameters <= sum(s * t for s, t in zip(sizes, times, strict=True)) - tied <= found.parameters
+    assert 0.9 * found.parameters <= sum(numbers) - tied <= found.parameters
     model = load(tmp_path, backend("reference"))
-    read = model.weight_bytes - model.report["rope"][1]
+    in_file = 4 * ROLES["input_table"].numbers(found.spec)
+    read = model.weight_bytes - model.report["rope"][1] + in_file
     assert read == found.bytes_on_disk
     (got,) = Paged(load(tmp_path, backend("reference"), load_format="dummy"), [prompt(9, 1)]).run([[9]])
     assert bool(torch.isfinite(got).all())

@@ -35,10 +35,11 @@ OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "at
        "choose_blocks", "choose_tokens", "clamped_swiglu", "clip", "combine", "delta_rule", "embedding", "expert_mlp",
        "gated_activation", "gated_mlp", "gated_rmsnorm", "grouped_linear", "head_linear",
        "index_rope_and_cache", "join_columns", "latent_attention", "latent_rope_and_cache",
-       "layernorm", "linear", "lora", "lora_expand", "lora_scale", "norm_spans", "pick_rows", "place_columns",
-       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid", "scale_rows",
-       "softcap", "sort_by_expert", "ssm_scan", "take_columns", "take_rows",
-       "xielu")  # fmt: skip
+       "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams",
+       "norm_spans", "pick_rows", "place_columns",
+       "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
+       "scale_choices", "scale_columns", "scale_rows", "softcap", "sparse_gate",
+       "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""
 
 

@@ -25,10 +25,12 @@ from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.table import read_spec
+from quire.model.layer_sizes import LayerInputs, Streams
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.role import COLUMNS, ROWS, WHOLE
-from quire.model.spec import MLA, ChannelSizes, Connector, ConvSizes, MoE, Patches, ScanSizes, SharedBlocks
+from quire.model.spec import MLA, ChannelSizes, ConvSizes, MoE, ScanSizes, SharedBlocks
+from quire.model.tower_sizes import Connector, Patches
 from quire.ops.arrays import to_numpy
 from quire.ops.backend import Ops
 from quire.ops.experts import Routing
@@ -175,6 +177,7 @@ SPEC = replace(SPEC, shared=SharedBlocks(2, 32, True))
 SPEC = replace(SPEC, conv=ConvSizes(64, 3), delta=DeltaSizes(2, 4, 32, 16, 4, 32, True, True))
 SPEC = replace(SPEC, scan=ScanSizes(4, 32, 2, 16, 4), channels=ChannelSizes(64, 16, 32, 4))
 SPEC = replace(SPEC, patches=Patches(8), connector=Connector(64, 2, 256, 256, 128))
+SPEC = replace(SPEC, inputs=LayerInputs(32, 96), streams=Streams(4, 32))
 
 
 @pytest.mark.parametrize("make", [dense, lambda w: quantize_torch(INT8, w, 32)])

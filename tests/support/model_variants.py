@@ -10,6 +10,7 @@ import torch
 from attention_variants import GATED, LATENT_VARIANTS
 from chunked_models import CHUNKED, CHUNKED_MIXTURES
 from dense_variants import SHARED_DENSE
+from gemma_variants import GEMMAS
 from loaded_folders import KEPT
 from mixture_variants import NEWER
 from paged_model import FALCON, JAMBA, MAMBA2, SCANS, YARN, Paged, nemotron
@@ -169,6 +170,8 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", EIGHT | {"head_dim": 16, "num_hidden_layers": 2, "layer_types": [LOCAL, FULL]}),
     "cohere2": ("cohere2", {"num_hidden_layers": 4}),
     "mistral": ("mistral", {}),
+    "gemma4": GEMMAS["gemma4_windows"],
+    "gemma4_small": GEMMAS["gemma4_small_windows"],
     "lfm2": ("lfm2", {"num_hidden_layers": 6, "layer_types": ["conv", "conv", FULL] * 2, "block_multiple_of": 32}),
     **CHUNKED,
 }  # fmt: skip
@@ -215,6 +218,9 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "scans beside attention": ("falcon_h1", FALCON | {"mamba_n_groups": 1, "ssm_multipliers": [0.3, 0.5, 0.7, 0.9, 1.1],
                                                       "mlp_multipliers": [0.8, 0.3], "projectors_bias": True}),
     "chunks": CHUNKED["llama4"],
+    "layers of unlike sizes": GEMMAS["gemma4_keys_as_values"],
+    "experts beside an MLP": GEMMAS["gemma4_experts"],
+    "per-layer embeddings": GEMMAS["gemma4_layer_inputs"],
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
     **SHARED_DENSE,
 }  # fmt: skip

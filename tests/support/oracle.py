@@ -55,6 +55,10 @@ OWN_NAMES = {
 NOT_EAGER = {"falcon": "sdpa"}  # its eager attention ignores the mask of ALiBi in batches of one
 
 
+UNSCALED = ("gemma3n", "gemma4")
+"""Families without a scale of scores, which their norms of queries have instead."""
+
+
 def family_facts(model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
     """`SMALL` with `facts`, in the family's spelling."""
     own = OWN_NAMES.get(model_type)
@@ -82,9 +86,13 @@ def random_model(model_type: str, seed: int = 0, **facts: Any) -> PreTrainedMode
         for name, p in model.named_parameters():
             spread = 0.08 if p.ndim > 1 else 0.3
             p.copy_(torch.randn_like(p) * spread + (1.0 if p.ndim == 1 and is_norm(name) else 0.0))
+            if config.model_type.startswith(UNSCALED) and name.endswith("q_norm.weight"):
+                p.mul_(0.25)
         for name, buffer in model.named_buffers():
             if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand_like(buffer) + 0.4)
     return model
 
 
@@ -175,6 +183,11 @@ MODEL_OPS = {
     "combine",
     "clamped_swiglu",
     "scale_by_sigmoid",
+    "scale_choices",
+    "scale_columns",
+    "mix_streams",
+    "match_lengths",
+    "sparse_gate",
     "head_linear",
     "latent_rope_and_cache",
     "latent_attention",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attention_variants import GATED_DENSE
 from dense_variants import DENSE
+from gemma_variants import GEMMAS
 from mixture_variants import HYBRIDS
 from oracle import BACKENDS, backend, relative_error
 from quire.core.config import flat_config
@@ -174,6 +175,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **GATED_DENSE,
     **DENSE,
     **HYBRIDS,
+    **GEMMAS,
 }  # fmt: skip
 
 

@@ -25,7 +25,8 @@ class Batch:
 
     With an encoder, all of these are of the decoder's part of the sequences. `cross`: the rows as cross attention sees
     them, each a sequence of one, with the context and the blocks of its encoder's part. `states`: where layers have
-    recurrent states.
+    recurrent states. `inputs` [T, layers * width] f32: what layers are given of each token beside the stream; a decoder
+    whose layers are makes it.
     """
 
     tokens: Array
@@ -38,6 +39,7 @@ class Batch:
     tree: Array | None = None
     cross: Batch | None = None
     states: StateBatch | None = None
+    inputs: Array | None = None
 
 
 class Forward(Protocol):

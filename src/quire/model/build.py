@@ -311,7 +311,7 @@ def check_groups(opened: ModelHeaders, target: Quantizer | None, group: int) -> 
     """Refuse a group size before minutes of loading, naming the first matrix that it does not divide."""
     if target is None:
         return
-    for (role, _), parts in opened.claim.parts.items():
+    for (role, place), parts in opened.claim.parts.items():
         if DISK_ROLES[role].kind == "linear" and not DISK_ROLES[role].wide:
             scheme = target.head if role == "head" else target
-            scheme.check(parts["weight"], DISK_ROLES[role].shape(opened.spec)[1], group)
+            scheme.check(parts["weight"], DISK_ROLES[role].shape(opened.spec.at(place.layer))[1], group)

@@ -11,11 +11,14 @@ from quire.core.exclusions.features import (
     GPU,
     GPU_PROCESSES,
     IMAGES,
+    LAYER_INPUTS,
     NO_EXPERTS,
     NO_GPU,
     PROJECTED,
     QUANTIZED,
     REFERENCE_OPS,
+    STREAMS,
+    UNLIKE_LAYERS,
     found,
 )
 from quire.model.describe import ModelFacts
@@ -39,6 +42,9 @@ def known_of(config: EngineConfig, model: ModelFacts | ModelHeaders) -> Known:
         (IMAGES, takes_images),
         (PROJECTED, spec.embed_width != spec.hidden or bool(spec.edges.activation)),
         (QUANTIZED, again),
+        (LAYER_INPUTS, spec.inputs.width > 0),
+        (STREAMS, spec.streams.count > 0),
+        (UNLIKE_LAYERS, len({(size.heads, size.kv_heads, size.head_dim) for size in spec.sizes}) > 1),
     )
     return Known(there | features_of(spec), words | {"scheme": kept})
 

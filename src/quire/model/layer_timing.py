@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -57,10 +58,10 @@ def measured(config: EngineConfig, opened: ModelHeaders, ops: Ops) -> Costs:
     dtype, _ = compute_dtype(config.model.dtype, opened.dtype)
     target = quantizer(config.model.quantization, opened.stored)
     reader = WeightReader(opened, ops, form_of(config, dtype, target), share, None)
-    kinds: dict[tuple[bool, ...], tuple[float, float]] = {}
+    kinds: dict[tuple[object, ...], tuple[float, float]] = {}
     layers, head = [], 0.0
     for i in range(spec.layers):
-        kind = spec.is_sparse(i), spec.attends(i), spec.windows[i] > 0, spec.kv_layer(i) == i
+        kind = spec.is_sparse(i), spec.attends(i), spec.windows[i] > 0, spec.kv_layer(i) == i, spec.sizes[i : i + 1]
         if kind not in kinds:
             kinds[kind] = _layer_seconds(config, reader, dtype, i)
             head = max(head, kinds[kind][1] * spec.vocab_size * spec.embed_width / numbers_of(spec, i))
@@ -79,10 +80,14 @@ def _layer_seconds(config: EngineConfig, reader: WeightReader, dtype: Dtype, ind
     if (state := mixer_of(local_spec(spec, reader.share), index).state) is not None:
         cache = with_states(cache, ops.zeros(state.shape(ANSWERS)))
 
+    width = spec.layers * spec.inputs.width
+
     def seconds(rows: int, batch: Batch) -> float:
+        given = dataclasses.replace(batch, inputs=ops.zeros((rows, width))) if width else batch
+
         def run() -> Array:
             x: Array = ops.zeros((rows, spec.hidden))
-            return BLOCKS[spec.join](ops, layer, x, layer.attn_norm(ops, x), batch, cache, None)[1]
+            return BLOCKS[spec.join](ops, layer, x, layer.attn_norm(ops, x), given, cache, None)[1]
 
         return _least(lambda: ops.record(run).run) / rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 from quire.model.spec import ModelSpec
 
@@ -43,6 +44,13 @@ class Role:
     def layers(self, spec: ModelSpec) -> range:
         """The layers of the stack it belongs to."""
         return range(spec.encoder.layers if self.encoder else spec.layers)
+
+    def numbers(self, spec: ModelSpec) -> int:
+        """Numbers of all of it that a model has."""
+        if not self.layer or self.encoder or not spec.sizes:
+            return prod(self.shape(spec)) * self.copies(spec)
+        held = sum(prod(self.shape(spec.at(i))) for i in self.layers(spec) if self.where(spec, i))
+        return held * (spec.moe.routing.experts if self.experts else 1)
 
     def copies(self, spec: ModelSpec) -> int:
         """How many of it a model has."""

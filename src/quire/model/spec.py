@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.windows import widest
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
 from quire.model.families.edges import NO_EDGES, Edges
 from quire.model.families.query_scale import NO_SCALE, QueryScale
 from quire.model.families.rope import Rope
+from quire.model.layer_sizes import NO_INPUTS, ONE_STREAM, LayerInputs, LayerSizes, Streams
+from quire.model.tower_sizes import NO_CONNECTOR, NO_TOWER, Connector, Patches
 from quire.ops.experts import Routing
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
 
@@ -22,10 +24,10 @@ class MoE:
     """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
 
     `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none;
-    `shared_scale` multiplies what that one makes.
-    `clamp`: (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts
-    read and make, to which and from which a matrix leads, 0 = those of the stream. `input_scores`: of the one
-    expert that a row takes, the score, a key of SCORES in `ops.experts`, that multiplies what it reads (Llama 4).
+    `shared_scale` multiplies what that one makes. `clamp`: (alpha, limit) of gpt-oss's activation, or None for the
+    model's. `latent`: numbers of the rows that experts read and make, to which and from which a matrix leads, 0 = those
+    of the stream. `input_scores`: of the one expert that a row takes, the score, a key of SCORES in `ops.experts`, that
+    multiplies what it reads (Llama 4). `beside`: the layers have an MLP, too.
     """
 
     routing: Routing
@@ -36,6 +38,7 @@ class MoE:
     latent: int = 0
     shared_scale: float = 1.0
     input_scores: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,42 +169,6 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Patches:
-    """How a vision tower reads an image: squares of pixels, each of which becomes a row (Dosovitskiy et al. 2021).
-
-    `size`: pixels of a side, 0 = there is no tower; `frames`: how often a patch holds the image, one behind the other
-    (towers that read films); `merge`: patches of a side that become one row later, whose rows follow each other.
-    `grid`: (rows, columns) of learned positions, (0, 0) = none, which an image of other sizes meets by `positions`, a
-    key of LEARNED in vision.places; `first`: rows before the patches, with a position each. `window`: patches of a side
-    of what a row sees in layers that do not see all.
-    """
-
-    size: int = 0
-    frames: int = 1
-    merge: int = 1
-    grid: tuple[int, int] = (0, 0)
-    positions: str = "same"
-    first: int = 0
-    window: int = 0
-
-
-@dataclass(frozen=True)
-class Connector:
-    """What brings a tower's rows to the width of a decoder, the spec's `hidden` (Liu et al. 2023, LLaVA).
-
-    `width`: numbers of the tower's rows, those of several layers side by side; `merge`: patches of a side that become
-    one row; `normed`: numbers that are normed together, 0 = no norm; `read`: those that the first matrix reads;
-    `middle`: between two matrices, 0 = there is one. Layers are those of further features.
-    """
-
-    width: int = 0
-    merge: int = 1
-    normed: int = 0
-    read: int = 0
-    middle: int = 0
-
-
-@dataclass(frozen=True)
 class Factors:
     """What multiplies parts of a layer (muP, Yang et al. 2022): what attention and what scans add to the stream, the
     rows that an MLP reads, what it makes of these, and norms of what attention and MLP add."""
@@ -227,7 +194,8 @@ class ModelSpec:
 
     `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights), "unit"
     (rmsnorm without).
-    `join`: how a block adds attention and MLP, a key of BLOCKS in load. 0 turns `softcap` (of attention scores),
+    `join`: how a block adds attention and MLP, a key of BLOCKS in load. `normed_values`: heads of values are normed, by
+    no weights. 0 turns `softcap` (of attention scores),
     `output_softcap` (of logits) and `clip_qkv` off.
     `alibi`: slope per head, empty = none. `interleaved_rope`: on disk, pairs (2i, 2i + 1). `late_norms`: norms of heads
     of queries and keys are of turned heads.
@@ -237,6 +205,7 @@ class ModelSpec:
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
     `bare`: (role, layer) of norms that other layers have and this one has not.
+    `sizes`: those of each layer, empty where all layers are alike; `at` gives the spec with those of one.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
     "twins": the first part has a scan, the second attention and an MLP.
     """
@@ -260,6 +229,7 @@ class ModelSpec:
     bos_token_id: int | None = None
     norm: str = "rms"
     join: str = "sequential"
+    normed_values: bool = False
     interleaved_rope: bool = False
     late_norms: bool = False
     softcap: float = 0.0
@@ -276,6 +246,9 @@ class ModelSpec:
     query_scale: QueryScale = NO_SCALE
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
+    sizes: tuple[LayerSizes, ...] = ()
+    inputs: LayerInputs = NO_INPUTS
+    streams: Streams = ONE_STREAM
     file_layers: tuple[int, ...] = ()
     bare: tuple[tuple[str, int], ...] = ()
     moe: MoE = NO_EXPERTS
@@ -289,8 +262,8 @@ class ModelSpec:
     factors: Factors = Factors()
     encoder: EncoderStack = EncoderStack()
     sight: Sight = Sight()
-    patches: Patches = Patches()
-    connector: Connector = Connector()
+    patches: Patches = NO_TOWER
+    connector: Connector = NO_CONNECTOR
 
     @property
     def embed_width(self) -> int:
@@ -314,6 +287,14 @@ class ModelSpec:
         for layer, window in enumerate(self.windows):
             readers.setdefault(self.kv_layer(layer), []).append(window)
         return {layer: widest(windows) for layer, windows in readers.items()}
+
+    def at(self, layer: int | None) -> ModelSpec:
+        """The spec with the sizes of one layer, None: of what is of no layer."""
+        return self if layer is None or not self.sizes else replace(self, sizes=(), **self.sizes[layer].counts)
+
+    def has_values(self, layer: int) -> bool:
+        """Whether the layer has a matrix of values."""
+        return not self.sizes or not self.sizes[layer].keys_as_values
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values `layer` reads: itself unless it shares another's."""

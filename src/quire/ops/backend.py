@@ -228,6 +228,11 @@ class Ops(ABC):
         """Whether `embedding` takes rows out of a packed matrix."""
         return True
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether `embedding` takes rows of a table that lies in a mapped file, of any dtype of numbers."""
+        return not self.queues
+
     def attends_whole(self, head_dim: int) -> bool:
         """Whether `whole_attention` takes heads of `head_dim` numbers."""
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -9,8 +11,8 @@ from quire.core.config import EngineConfig
 from quire.core.dtypes import BF16, F16
 from quire.model.describe import ModelFacts, compute_dtype, max_model_len
 from quire.model.families.rope import short_reach
+from quire.model.load.reader import IN_FILE
 from quire.model.load.roles import ADAPTED, ROLES, Share
-from quire.model.mixers.attention import KEY_VALUE
 from quire.model.role import Role
 from quire.model.spec import ModelSpec
 from quire.ops.choice import Choice
@@ -57,6 +59,7 @@ class WeightFormats:
     def __init__(self, config: EngineConfig, found: ModelFacts, choice: Choice) -> None:
         self._config, self._found = config, found
         self.dtype, _ = compute_dtype(config.model.dtype, found.dtype)
+        self.reads_files = choice.backend != "triton"
         self.on_cpu, self._gpu = choice.backend == "cpu", choice.backend == "triton"
         self.target = quantizer(config.model.quantization, found.stored)
         self._code4 = 8 if choice.backend == "reference" else 4  # torch's definitions spend a byte on a code
@@ -110,20 +113,26 @@ def weight_parts(
         kind, bits = formats.of("q", ROLES["q"])
         whole = (found.parameters // found.spec.hidden, found.spec.hidden)
         return [WeightPart("weights", kind, whole, 1, found.spec.layers, weight_bytes(found.parameters, bits), True)]
-    parts = [part for name in found.roles if (part := _part(name, formats, found, share)) is not None]
+    parts = [part for name in found.roles for part in _parts(name, formats, found, share)]
     extras = [_ropes(config, found.spec), _biases(found, share), *_adapters(config, found, share)]
     extras += _vision(formats, found, share)
     return [*parts, *(part for part in extras if part.nbytes)]
 
 
-def _part(name: str, formats: WeightFormats, found: ModelFacts, share: Share) -> WeightPart | None:
+def _parts(name: str, formats: WeightFormats, found: ModelFacts, share: Share) -> Iterator[WeightPart]:
+    """What a rank keeps of a role: a part for all layers of one size."""
     role, spec = ROLES[name], found.spec
+    layers = Counter(spec.at(i) for i in _layers(role, spec, share))
+    for sized, count in layers.items() if role.layer else ((spec, 0),):
+        if (part := _part(name, formats, sized, count, share)) is not None:
+            yield part
+
+
+def _part(name: str, formats: WeightFormats, spec: ModelSpec, layers: int, share: Share) -> WeightPart | None:
+    role = ROLES[name]
     if name == "head" and spec.tied_head and formats.target is None:
         return None  # the table of tokens is the head's matrix
-    layers = _layers(name, role, spec, share)
-    copies = layers * (share.copies(name, spec) // role.copies(spec) if role.copies(spec) else 0)
-    if role.experts:
-        copies = layers * len(share.held(0, spec))
+    copies = layers * (len(share.held(0, spec)) if role.experts else 1)
     if not role.layer:
         copies = 1 if _has_outer(name, spec, share) else 0
     if not copies:
@@ -134,7 +143,7 @@ def _part(name: str, formats: WeightFormats, found: ModelFacts, share: Share) ->
     padded = -(-prod(rows) // lanes) * lanes
     read = spec.moe.routing.top_k / spec.moe.routing.experts if role.experts else 1.0
     tied = name == "embed" and spec.tied_head and formats.target is None
-    size = weight_bytes(padded * columns * copies, bits)
+    size = 0 if name in IN_FILE and formats.reads_files else weight_bytes(padded * columns * copies, bits)
     if kind == "bf12":  # exceptions of 256 columns each, or of as many as there are
         size = copies * (
             padded * columns * 12 // 8 + padded // LANES * -(-columns // BF12_CHUNK) * BF12_EXCEPTION_BYTES
@@ -144,18 +153,19 @@ def _part(name: str, formats: WeightFormats, found: ModelFacts, share: Share) ->
     )  # fmt: skip
 
 
-def _layers(name: str, role: Role, spec: ModelSpec, share: Share) -> int:
+def _layers(role: Role, spec: ModelSpec, share: Share) -> list[int]:
     """Layers of this rank that have the role."""
     if not role.layer:
-        return 0
+        return []
     span = role.layers(spec) if role.encoder else share.span(spec)
-    own = [i for i in span if role.where(spec, i)]
-    return sum(name not in KEY_VALUE or spec.kv_layer(i) == i for i in own)
+    return [i for i in span if role.where(spec, i)]
 
 
 def _has_outer(name: str, spec: ModelSpec, share: Share) -> bool:
     """Whether a stage has a part that is of no layer: the first what comes before them, the last what follows."""
     span = share.span(spec)
+    if name.startswith("input_") or (name == "embed" and spec.inputs.width):
+        return True
     if name in ("final_norm", "project_out", "head_dense", "head_norm", "head", "head_bias"):
         return span.stop == spec.layers or (name in ("head", "head_bias") and share.head is not None)
     return span.start == 0 or (name == "embed" and spec.tied_head and span.stop == spec.layers)
@@ -180,7 +190,8 @@ def _adapters(config: EngineConfig, found: ModelFacts, share: Share) -> list[Wei
     slots, rank = max(config.lora.max_loras, len(config.lora.lora_modules)), config.lora.max_lora_rank
     spec, numbers = found.spec, 0
     for name in ADAPTED & set(found.roles):
-        numbers += sum(share.shape(name, spec)) * slots * rank * _layers(name, ROLES[name], spec, share)
+        layers = _layers(ROLES[name], spec, share)
+        numbers += sum(sum(share.shape(name, spec.at(i))) for i in layers) * slots * rank
     return [WeightPart("adapters", "f32", (1, numbers), 1, 0, 4 * numbers, False)]
 
 

@@ -35,19 +35,23 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     intermediates of an MLP never reach memory. Families whose blocks differ (latents, encoders) are counted as the
     sequential block with their widths: short of what they take by what only they have.
     """
+    sized = {spec.at(layer) for layer in range(spec.layers)} or {spec}
+    intermediate = max(one.intermediate for one in sized)
     mixed = max(
-        spec.heads * spec.value_dim,
+        *(one.heads * one.value_dim for one in sized),
         spec.conv.width,
         spec.delta.width + spec.delta.values,
         spec.scan.width + spec.scan.inner,
         3 * spec.channels.inner + spec.channels.rank + 2 * spec.channels.state,
     )
     logits, attended = min(rows, logits), _queries(spec) + mixed
-    layer = rows * (3 * spec.hidden + attended + _mlp(spec, fused))
-    last = rows * (spec.hidden + attended) + logits * (5 * spec.hidden + spec.vocab_size)
+    stream = spec.hidden * max(1, spec.streams.count)
+    layer = rows * (3 * stream + attended + _mlp(spec, intermediate, fused))
+    last = rows * (stream + attended) + logits * (5 * stream + spec.vocab_size)
     inner = (spec.moe.routing.top_k * spec.moe.intermediate) if any(spec.moe.sparse) else 0
-    widest = max(spec.hidden, mixed) + max(spec.intermediate, inner)
-    return Activations(FLOAT * rows * spec.embed_width, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
+    widest = max(spec.hidden, mixed) + max(intermediate, inner)
+    outer = spec.embed_width + (stream - spec.hidden) + 2 * spec.layers * spec.inputs.width
+    return Activations(FLOAT * rows * outer, FLOAT * layer, FLOAT * last, round(rows * widest * code_bytes))
 
 
 def feature_bytes(spec: ModelSpec, limits: SchedulerConfig) -> int:
@@ -60,10 +64,10 @@ def _queries(spec: ModelSpec) -> int:
     return max(mixer.projected for mixer in mixers_of(spec))
 
 
-def _mlp(spec: ModelSpec, fused: bool) -> int:
+def _mlp(spec: ModelSpec, intermediate: int, fused: bool) -> int:
     """Numbers of a row from the norm before the MLP, which is counted by the caller, to its output."""
     routing = spec.moe.routing
     if any(spec.moe.sparse):
         shared = 3 * spec.moe.shared + spec.hidden if spec.moe.shared else 0
         return spec.hidden * (1 + routing.top_k) + 3 * routing.experts + 4 * routing.top_k + shared
-    return spec.hidden + (0 if fused else 3 * spec.intermediate)
+    return spec.hidden + (0 if fused else 3 * intermediate)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from oracle import BACKENDS
 from quire.model.families.rope import Plain, Rope
-from quire.model.spec import Patches
+from quire.model.tower_sizes import Patches
 from quire.model.vision.interpolation import Floats, bicubic, bilinear
 from quire.model.vision.patch_positions import LEARNED, borders_of, cut, turns
 from quire.model.vision.tower import averages

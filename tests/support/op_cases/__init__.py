@@ -14,6 +14,7 @@ from op_cases import (  # noqa: F401  (register their cases)
     rowwise,
     sampling,
     states,
+    streams,
     whole,
 )
 from op_cases.registry import CASES, cases, of_module

@@ -49,6 +49,14 @@ def random_ids(g: Generator, t: int, top_k: int, experts: int) -> Tensor:
     return torch.stack([torch.randperm(experts, generator=g)[:top_k] for _ in range(t)]).int()
 
 
+@cases("scale_choices")
+def scale_choices_cases(g: Generator) -> Iterator[Case]:
+    for t, top_k, experts in ((0, 2, 4), (1, 1, 1), (7, 8, 128)):
+        yield {
+            "weights": normal(g, t, top_k), "ids": random_ids(g, t, top_k, experts), "scales": normal(g, experts)
+        }  # fmt: skip
+
+
 @cases("sort_by_expert")
 def sort_cases(g: Generator) -> Iterator[Case]:
     for t, top_k, experts in ((1, 1, 1), (1, 2, 8), (40, 4, 16), (300, 2, 5), (0, 2, 4)):

@@ -183,7 +183,8 @@ class DequantizedSource:
                 continue
             for one, found in (*held.items(), (holder, parts)):
                 self.present |= {one, f"{one}.bias"} if "bias" in found else {one}
-            shapes = {"weight": disk_shape(role, spec, family), "bias": role.shape(spec)[:1]}
+            sized = spec.at(place.layer)
+            shapes = {"weight": disk_shape(role, sized, family), "bias": role.shape(sized)[:1]}
             for part in ("weight", *(("bias",) if "bias" in parts else ())):
                 self.infos[f"{base}.{part}"] = TensorInfo(F32, shapes[part], file)
                 self._slots[f"{base}.{part}"] = _Slot(holder, place, part)
@@ -211,11 +212,13 @@ class DequantizedSource:
             return to_torch(self._reader.read(names["bias"])).float()
         weight = self._reader.vector(slot.holder, slot.place.layer)
         assert weight is not None
-        weight = to_torch(weight).view(disk_shape(DISK_ROLES[slot.holder], self._spec, self._family))
+        shape = disk_shape(DISK_ROLES[slot.holder], self._spec.at(slot.place.layer), self._family)
+        weight = to_torch(weight).view(shape)
         return weight - 1.0 if stored_less_one(slot.holder, self._spec) else weight
 
     def _matrix(self, slot: _Slot) -> Tensor:
-        spec, family, layer = self._spec, self._family, slot.place.layer
+        family, layer = self._family, slot.place.layer
+        spec = self._spec.at(layer)
         if slot.holder in TURNED and not self._found(slot.holder, slot.place):
             return self._joined(TURNED[slot.holder], layer)
         whole = torch.zeros(DISK_ROLES[slot.holder].shape(spec)[: 2 if slot.part == "weight" else 1])

@@ -223,12 +223,14 @@ class Net:
         return found.view(*tokens.shape, -1)
 
     def reads(self, index: int) -> str:
-        """Name what makes or chooses keys and values that layer `index` reads beside its own: an encoder or another
-        layer.
+        """Name what makes or chooses something that layer `index` reads beside the stream: an encoder, another layer or
+        a table.
 
         "" where nothing does, so that the layer runs by itself.
         """
         other = self.spec.kv_layer(self.spec.mla.indexer.source(index))
+        if self.spec.inputs.width:
+            return "the table of per-layer embeddings"
         return "an encoder" if self.spec.encoder_decoder else f"layer {other}" if other != index else ""
 
     def layer(self, index: int) -> Layer:

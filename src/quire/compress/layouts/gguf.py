@@ -203,7 +203,7 @@ class _Writer:
         heads = ("head", "embed") if piece.of.spec.tied_head else ("head",)
         if piece.role in heads and piece.bases[0] not in self.kinds and kind not in PLAIN and kind != "Q8_0":
             kind = "Q6_K"
-        k = role.shape(piece.of.spec)[1]
+        k = role.shape(piece.of.spec.at(piece.layer))[1]
         if k % TYPES[kind][1].numbers:
             kind = NARROWER.get(kind, SHORT)
         return SHORT if k % TYPES[kind][1].numbers else kind

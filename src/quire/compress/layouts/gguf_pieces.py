@@ -99,13 +99,13 @@ def rows_of(piece: Piece, architecture: Architecture) -> Order:
         theirs = _in_file(piece, role, architecture)
         found.append(ours if theirs is None else ours[theirs])
     rows = np.concatenate(found)
-    whole = DISK_ROLES[piece.holder].shape(piece.of.spec)[0]
+    whole = DISK_ROLES[piece.holder].shape(piece.of.spec.at(piece.layer))[0]
     return None if len(rows) == whole and (rows == np.arange(whole)).all() else rows
 
 
 def _in_folder(piece: Piece, role: str) -> NDArray[np.int64]:
     """Rows of the folder's matrix that are `role`, in our order."""
-    spec, layer = piece.of.spec, piece.layer
+    spec, layer = piece.of.spec.at(piece.layer), piece.layer
     assert layer is not None
     grouped = piece.of.family.grouped_qkv and piece.holder == "qkv"
     rows = disk_rows(role, piece.holder, spec, grouped, _turned(spec, layer) if spec.interleaved_rope else 0)
@@ -119,7 +119,7 @@ def _turned(spec: ModelSpec, layer: int) -> int:
 
 def _in_file(piece: Piece, role: str, architecture: Architecture) -> Order:
     """Which of our rows of `role` is each row of the file."""
-    spec, layer = piece.of.spec, piece.layer
+    spec, layer = piece.of.spec.at(piece.layer), piece.layer
     assert layer is not None
     if role in architecture.orders and DISK_ROLES[role].shard != COLUMNS:
         return architecture.orders[role](spec).argsort()
@@ -138,6 +138,6 @@ def columns_of(piece: Piece, architecture: Architecture) -> Order:
 def shape_of(piece: Piece, architecture: Architecture) -> tuple[int, ...]:
     """The shape of the tensor, slowest axis first."""
     own = architecture.shapes.get(piece.role)
-    shape = (own or DISK_ROLES[piece.role].shape)(piece.of.spec)
+    shape = (own or DISK_ROLES[piece.role].shape)(piece.of.spec.at(piece.layer))
     shape = shape[:1] if piece.part == "bias" else shape
     return (len(piece.bases), *shape) if DISK_ROLES[piece.role].experts else shape

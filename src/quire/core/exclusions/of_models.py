@@ -13,7 +13,6 @@ from quire.core.exclusions.features import (
     CONTEXT,
     CONVOLUTIONS,
     CPU_OFFLOAD,
-    DFLASH,
     DRAFT_MODEL,
     DRAFTS,
     DRAFTS_BESIDE_STAGES,
@@ -66,10 +65,10 @@ from quire.core.exclusions.features import (
     WINDOWS,
     Feature,
 )
+from quire.core.exclusions.of_layers import HEADS, OF_LAYERS
 from quire.core.exclusions.of_sparse_attention import OF_SPARSE_ATTENTION
 
 OUT = "leave it out"
-HEADS = (MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
 FROM_FILE = (LAYERS_ON_DISK, EXPERTS_ON_DISK)
 OTHER_RANKS = (STAGES, EXPERT_RANKS, CONTEXT)
 """Ranks that do not share matrices."""
@@ -157,6 +156,7 @@ OF_ENCODERS = (
 
 OF_OTHER_MODELS = (
     Exclusion(CONTEXT, LATENTS, "attention to latents folds no splits of keys that other ranks have", OUT),
+    *OF_LAYERS,
     Exclusion(
         CONTEXT,
         CONVOLUTIONS,

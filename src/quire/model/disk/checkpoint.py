@@ -5,6 +5,7 @@ Pages of files appear when they are touched, may be asked for before, and are gi
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import mmap
@@ -292,6 +293,16 @@ def give_back(data: mmap.mmap) -> None:
     """Drop the mapped pages, which stay in the system's cache. Nothing may have been written to them."""
     if hasattr(mmap, "MADV_DONTNEED"):
         data.madvise(mmap.MADV_DONTNEED)
+
+
+def read_scattered(array: Host) -> None:
+    """Tell the system that rows of `array`, a view of a mapped file, are read here and there: it then reads none that
+    nobody asked for. Nothing where it cannot be told."""
+    advise = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_RANDOM") else None
+    if advise is not None and array.nbytes:
+        page, start = mmap.PAGESIZE, array.ctypes.data
+        first = start // page * page
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(start + array.nbytes - first), mmap.MADV_RANDOM)
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

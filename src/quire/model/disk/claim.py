@@ -85,8 +85,6 @@ def slots(spec: ModelSpec, family: Family) -> Iterator[tuple[str, Role, RolePlac
         for layer in role.layers(spec) if role.layer else (None,):
             if layer is not None and not role.where(spec, layer):
                 continue
-            if layer is not None and name in KEY_VALUE and spec.kv_layer(layer) != layer:
-                continue
             stack = "encoder_layer" if role.encoder else "layer"
             prefix = "" if layer is None else family.names[stack].format(spec.file_layer(layer))
             for expert in range(spec.moe.routing.experts) if role.experts else (None,):
@@ -145,8 +143,9 @@ def claim(
         needed |= {"bias"} if biased else set()
         missing += [f"{base}.{s} (role {name})" for s in sorted(needed - set(parts))]
         if needed <= set(parts) and parts:
-            shape = disk_shape(role, spec, family) if own is DENSE else role.shape(spec)
-            shapes = shape, role.shape(spec)[:1]
+            sized = spec.at(place.layer)
+            shape = disk_shape(role, sized, family) if own is DENSE else role.shape(sized)
+            shapes = shape, role.shape(sized)[:1]
             wrong += _misfits(shapes, own, {s: infos[t] for s, t in parts.items()}, base)
             taken[name, place] = parts
     left = set(infos).difference(*(p.values() for p in taken.values()))

@@ -33,12 +33,12 @@ class DummyWeights:
         for name, role, place, base in slots(spec, family):
             if (role.optional and name not in required) or (name == "head" and spec.tied_head):
                 continue
-            shape = disk_shape(role, spec, family)
+            shape = disk_shape(role, spec.at(place.layer), family)
             self.infos[f"{base}.weight"] = TensorInfo(BF16, shape, "dummy")
             if role.kind == "vector":
                 self.vectors.add(f"{base}.weight")
             if f"{name}.bias" in required and not family.may_lack(f"{name}.bias", place.layer, spec.layers):
-                self.infos[f"{base}.bias"] = TensorInfo(BF16, role.shape(spec)[:1], "dummy")
+                self.infos[f"{base}.bias"] = TensorInfo(BF16, role.shape(spec.at(place.layer))[:1], "dummy")
 
     @cached_property
     def _pool(self) -> Host:

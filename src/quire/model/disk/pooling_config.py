@@ -37,12 +37,17 @@ def classifies(config: HfConfig) -> bool:
     return bool(config.texts(BY_TOKENS)) or any(name.endswith(CLASSIFIES) for name in config.texts("architectures"))
 
 
+def _both_ways(config: HfConfig, name: str) -> bool:
+    """Whether all tokens see those behind them; "vision" (Gemma 4) says it of images alone."""
+    return config.raw.get(name) == "all" if isinstance(config.raw.get(name), str) else config.flag(name, False)
+
+
 def read_pooling(folder: Path, config: HfConfig, width: int, generates: bool) -> Pooling:
     """What `folder` says, or what is usual: the last token's row, divided by its length. `width`: numbers of a row."""
     made = Pooling(width=width, generates=generates)
     if folder.is_dir():
         made = _modules(folder, made)
-    if any(config.flag(name, False) for name in BOTH_WAYS) or not config.flag("is_causal", True):
+    if any(_both_ways(config, name) for name in BOTH_WAYS) or not config.flag("is_causal", True):
         why = "its attention reads tokens behind a token too, which no family of the table does"
         made = msgspec.structs.replace(made, refused=why)
     if classifies(config):

@@ -68,6 +68,23 @@ class Still:
         return np.zeros(dim // 2, F32)
 
 
+@dataclass(frozen=True)
+class Proportional:
+    """The first `turned` pairs of a head turn as if all did, by frequencies of the whole head (Gemma 4); the others
+    stay. `factor` divides frequencies."""
+
+    turned: int
+    factor: float = 1.0
+    attention_factor: float = 1.0
+    stretch: float = 1.0
+
+    def inverse_frequencies(self, theta: float, dim: int, max_len: int) -> Floats:
+        """theta^(-2i / dim) / factor for i < turned, else 0."""
+        found: Floats = 1.0 / _periods(theta, dim) / np.float32(self.factor)
+        found[self.turned :] = 0.0
+        return found
+
+
 @dataclass(frozen=True, repr=False)
 class LinearScaling:
     """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
@@ -232,10 +249,10 @@ def read_rope(config: HfConfig, head_dim: int, max_position: int, layer_kind: st
         p = p.child(layer_kind)
     theta = p.number("rope_theta", None) or config.number("rope_theta", 10000.0)
     partial = p.number("partial_rotary_factor", None) or config.number("partial_rotary_factor", 1.0, high=1.0)
-    dim = int(head_dim * partial)
+    kind = p.text("rope_type", None) or p.text("type", "default")
+    dim = head_dim if kind == "proportional" else int(head_dim * partial)
     if dim < 2 or dim % 2:
         raise config.fail("head_dim", f"rope needs an even number of rotated dimensions, not {dim}")
-    kind = p.text("rope_type", None) or p.text("type", "default")
     if kind == "dynamic" and p.has("alpha") and dim > 2 and config.flag("fixed_alpha", False):
         return Rope(theta * p.number("alpha") ** (dim / (dim - 2)), dim, Plain())
     if kind not in SCALINGS:
@@ -283,6 +300,10 @@ def _longrope(p: HfConfig, dim: int, original: int, max_position: int) -> Scalin
     return LongRope(*sets, original, p.number("attention_factor", inferred))
 
 
+def _proportional(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
+    return Proportional(int(p.number("partial_rotary_factor", 1.0, high=1.0) * dim // 2), p.number("factor", 1.0))
+
+
 def _plain(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling:
     return Plain()
 
@@ -296,7 +317,7 @@ def _dynamic(p: HfConfig, dim: int, original: int, max_position: int) -> Scaling
 
 
 SCALINGS = {"default": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope,
-            "su": _longrope, "dynamic": _dynamic}  # fmt: skip
+            "su": _longrope, "dynamic": _dynamic, "proportional": _proportional}  # fmt: skip
 
 
 def short_reach(ropes: tuple[Rope, ...], max_len: int) -> int:

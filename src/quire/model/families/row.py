@@ -210,6 +210,13 @@ def shared_layers(config: HfConfig, layers: int) -> tuple[int, ...]:
     return tuple(i if i < own else last[kind] for i, kind in enumerate(kinds))
 
 
+def mlp_width(config: HfConfig) -> int:
+    """`intermediate_size`; of layers that differ, a list of theirs, the widest."""
+    if isinstance(config.raw.get("intermediate_size"), list):
+        return max(config.integers("intermediate_size"), default=0)
+    return config.integer("intermediate_size", high=1 << 24)
+
+
 def spec_facts(config: HfConfig) -> dict[str, Any]:
     """The spec fields as most families spell them, checked against each other."""
     layers = config.integer("num_hidden_layers", high=1024)
@@ -236,7 +243,7 @@ def spec_facts(config: HfConfig) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate": config.integer("intermediate_size", high=1 << 24),
+        "intermediate": mlp_width(config),
         "vocab_size": vocab_size,
         "norm_eps": config.number("rms_norm_eps", 1e-6, high=1.0),
         "activation": known[act],

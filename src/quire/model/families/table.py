@@ -11,6 +11,7 @@ from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.falcon_h1 import falcon_h1
 from quire.model.families.gated_mixtures import GATED_MIXTURES
+from quire.model.families.gemma3n import GEMMAS
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
@@ -337,6 +338,7 @@ FAMILIES: dict[str, Row] = {
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
     "llama4_text": LLAMA4_TEXT,
+    **GEMMAS,
     "zamba2": zamba2,
 }
 ENCODER_DECODERS = ("t5", "mt5")

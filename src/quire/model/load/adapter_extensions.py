@@ -107,7 +107,7 @@ class AdapterExtensions:
         spec, share = self._base.spec, self._base.share
         plain = all(part.magnitude is None and part.bias is None for part in parts.values())
         if plain and file.embed.nothing and file.head.nothing:
-            own = {at: cut(at[0], part, (None, None), spec, share)[0] for at, part in parts.items()}
+            own = {at: cut(at[0], part, (None, None), spec.at(at[1]), share)[0] for at, part in parts.items()}
             return self._together(others), own
         base, rows = self._base, len(self._rows)
         self._check(sum(e.nbytes for e in others.values()) + table_bytes(base, file.embed, file.head))
@@ -115,7 +115,7 @@ class AdapterExtensions:
         for at, part in parts.items():
             what = f"{at[0]} of layer {at[1]}"
             whole, *more = settled(part, lambda at=at: base.weights(*at), what)  # type: ignore[misc]
-            low[at], factors, added = cut(at[0], whole, (more[0], more[1]), spec, share)
+            low[at], factors, added = cut(at[0], whole, (more[0], more[1]), spec.at(at[1]), share)
             excess |= {} if factors is None else {at: factors}
             shift |= {} if added is None else {at: added}
         embed = own_rows(base, slot, file.embed, rows)

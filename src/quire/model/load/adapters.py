@@ -20,7 +20,6 @@ from quire.model.load.adapter_extension import Where
 from quire.model.load.adapter_extensions import AdapterExtensions
 from quire.model.load.adapter_files import AdapterFile, LowRank, read_adapter
 from quire.model.load.roles import ADAPTED, DISK_ROLES, FUSED, Share, disk_rows
-from quire.model.mixers.attention import KEY_VALUE
 from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.lora import NONE, LoraSlots
 from quire.model.role import COLUMNS
@@ -61,7 +60,7 @@ class Adapters:
         """Room for the adapters of the linear that `roles` are fused into, one piece per role."""
         pieces, start = [], 0
         for role in roles:
-            n, k = self._share.shape(role, self._opened.spec)
+            n, k = self._share.shape(role, self._opened.spec.at(layer))
             a, b = (self._ops.zeros((self.slots, self._rank, size)) for size in (k, n))
             piece = self._pieces[role, layer] = LoraSlots(a, b, self.rows, start)
             pieces.append(piece)
@@ -132,11 +131,9 @@ class Adapters:
         spec = self._opened.spec
         if layer in self._share.span(spec):
             return (role, layer) in self._pieces
-        own = role not in KEY_VALUE or spec.kv_layer(layer) == layer
         return (
             role in ADAPTED
             and DISK_ROLES[role].where(spec, layer)
-            and own
             and (mixer_of(spec, layer).own_heads or role not in "qkv")
         )
 
@@ -146,13 +143,14 @@ class Adapters:
         for (holder, layer), low in file.matrices.items():
             rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
             for role in FUSED.get(holder, (holder,)):
-                rows = disk_rows(role, holder, spec, family.grouped_qkv and holder == "qkv", rotated)
-                yield role, layer, in_order(low if rows is None else _taken_rows(low, rows), role, self._opened)
+                rows = disk_rows(role, holder, spec.at(layer), family.grouped_qkv and holder == "qkv", rotated)
+                own = low if rows is None else _taken_rows(low, rows)
+                yield role, layer, in_order(own, role, layer, self._opened)
 
 
-def in_order(low: LowRank, role: str, opened: ModelHeaders) -> LowRank:
+def in_order(low: LowRank, role: str, layer: int, opened: ModelHeaders) -> LowRank:
     """What is added to a role, its rows or columns in our order."""
-    order = opened.family.order(role, opened.spec)
+    order = opened.family.order(role, opened.spec.at(layer))
     if order is None:
         return low
     return replace(low, a=low.a[:, order]) if DISK_ROLES[role].shard == COLUMNS else _taken_rows(low, order)

@@ -9,13 +9,15 @@ import numpy as np
 
 from quire.core.dtypes import BF16, F32
 from quire.model.families.rope import Rope
+from quire.model.load.altup import load_joined, load_spread, load_streams_block, of_first
 from quire.model.load.block_indexed import load_block_indexed
 from quire.model.load.channel_scan import load_channel_scan
 from quire.model.load.delta import load_delta_rule
 from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.indexed import load_indexed
 from quire.model.load.latent import load_latent
-from quire.model.load.moe import load_moe
+from quire.model.load.layer_ending import load_ending, load_inputs
+from quire.model.load.moe import load_beside, load_moe
 from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
 from quire.model.load.placement import Unplaced, held_bytes
 from quire.model.load.reader import WeightReader
@@ -40,11 +42,14 @@ from quire.model.net.decoder import (
     Block,
     CrossAttention,
     Decoder,
+    Inputs,
     Layer,
     MlpAlone,
     ToLogits,
     crossed_block,
+    ended_block,
     own_attention,
+    own_block,
     parallel_block,
     parallel_two_norms_block,
     post_norm_block,
@@ -54,6 +59,7 @@ from quire.model.net.decoder import (
     twin_block,
 )
 from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate
+from quire.model.net.layer_ending import InputsOfTokens, KeysAsValues
 from quire.model.net.parts import (
     Clip,
     Embedding,
@@ -84,6 +90,8 @@ BLOCKS: dict[str, Block] = {
     "sequential": sequential_block,
     "post_ln": sequential_block,
     "post_norm": post_norm_block,
+    "ended": ended_block,
+    "own": own_block,
     "parallel": parallel_block,
     "parallel_two_norms": parallel_two_norms_block,
     "crossed": crossed_block,
@@ -101,25 +109,33 @@ def load_decoder(reader: WeightReader, ropes: Mapping[Rope, Unplaced]) -> Decode
     changes: tuple[RowChange, ...] = ()
     final: Norm = NoNorm()
     head: ToLogits = NoHead()
+    inputs: Inputs | None = None
     with reader.part():
         first = reader.share.role("embed", spec)[0] if reader.share.world > 1 else None
         bias = reader.place(backward_bias(reader))
         if span.start == 0:
             embed, changes = reader.once("table", lambda: load_table(reader)), reader.place(embed_changes(reader))
+        if spec.inputs.width:
+            inputs = of_first(reader, load_inputs(reader))
+            if span.start:
+                looked_up = Embedding(reader.once("table", lambda: load_table(reader)), first)
+                inputs = InputsOfTokens(looked_up, embed_changes(reader), inputs)
+            inputs = reader.place(inputs)
     for i in span:
         with reader.part(i):
             layers.append(reader.keeper.take(i, reader.place(load_layer(reader, i, ropes[spec.rope[i]], bias))))
     cap = (SoftCap(spec.output_softcap),) if spec.output_softcap else ()
     with reader.part(span.stop):
         if span.stop == spec.layers:
-            final = reader.place(load_final_norm(reader))
+            final = load_final_norm(reader)
+            final = reader.place(load_joined(reader, final) if spec.streams.count else final)
         if span.stop == spec.layers or reader.share.head is not None:
             head = reader.place(load_head(reader, embed))
     reader.tell("head", last=True)
     block, narrows = BLOCKS[spec.join], reader.adapters is None
     kept = reader.keeper.finish(layers, held_bytes((embed, changes, final, head)))
     table = Embedding(embed, first)
-    return Decoder(reader.ops, table, changes, kept.layers, final, head, cap, block, narrows, kept.source)
+    return Decoder(reader.ops, table, changes, kept.layers, final, head, cap, block, narrows, kept.source, inputs)
 
 
 def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
@@ -137,6 +153,8 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
         changes.append(Positions(table, spec.position_offset))
     if reader.opened.claim.get("embed_norm") or spec.edges.normed:
         changes.append(Normed(load_norm(reader, "embed_norm")))
+    if spec.streams.count:
+        changes.append(load_spread(reader))
     return tuple(changes)
 
 
@@ -157,6 +175,9 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         rows = rope[:, :, :0]
     alibi: Unplaced = np.array(spec.alibi, F32) if spec.alibi else None
     attn_norm, attn_post_norm, mlp_norm, mlp_post_norm = load_block_norms(reader, index)
+    block: Block | None = None
+    if spec.streams.count:
+        block, attn_norm = load_streams_block(reader, index, attn_norm), NoNorm()
     mixer = mixer_of(spec, index)
     qkv, attention, cross = MIXERS[type(mixer)](reader, index, rope)
     layer = Layer(
@@ -177,6 +198,8 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         attention=attention,
         cross=cross,
         alone=not spec.has_mlp(index),
+        ending=load_ending(reader, index) if spec.join == "ended" else None,
+        block=block,
     )
     reader.tell(f"layer {index}")
     return layer
@@ -196,14 +219,21 @@ def head_norms(reader: WeightReader, index: int) -> tuple[Unplaced, Unplaced] | 
 
 def load_mlp_or_experts(reader: WeightReader, index: int) -> Mlp:
     """What layer `index` has behind its mixer, in runs where the reader makes any."""
-    load = load_moe if reader.local.is_sparse(index) else load_mlp
-    return in_runs(reader, lambda run: scaled(load(run, index), reader.opened.spec.factors.mlp_out))
+    spec = reader.opened.spec
+
+    def load(one: Callable[[WeightReader, int], Mlp]) -> Mlp:
+        return in_runs(reader, lambda run: scaled(one(run, index), spec.factors.mlp_out))
+
+    if spec.is_sparse(index) and spec.moe.beside:
+        return load_beside(reader, index, load(load_mlp), load(load_moe))
+    return load(load_moe if spec.is_sparse(index) else load_mlp)
 
 
 def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Attention of layer `index`; queries only where it reads another layer's keys and values."""
     if reader.local.kv_layer(index) == index:
-        return reader.linear(("q", "k", "v"), index), load_gated(reader, index), None
+        roles = ("q", "k", "v") if reader.local.has_values(index) else ("q", "k")
+        return reader.linear(roles, index), load_gated(reader, index), None
     return reader.linear(("q",), index), reading_attention, None
 
 
@@ -293,8 +323,11 @@ def qkv_changes(reader: WeightReader, index: int, rope: Unplaced) -> tuple[RowCh
 
     A norm of whole rows is given this rank's columns, which `parallel_decoder` puts beside those of the others.
     """
-    spec, changes = reader.local, list[RowChange]()
+    spec, changes = reader.local.at(index), list[RowChange]()
     d, keys = spec.head_dim, spec.heads * spec.head_dim
+    own = reader.local.kv_layer(index) == index and reader.local.attends(index)
+    if own and not reader.local.has_values(index):
+        changes.append(KeysAsValues(keys, spec.kv_heads * d))
     for role, start, span in (
         ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
         ("q_head_norms", 0, d), ("k_head_norms", keys, d),
@@ -306,6 +339,9 @@ def qkv_changes(reader: WeightReader, index: int, rope: Unplaced) -> tuple[RowCh
                 weight = weight.flatten()[rows]
             kind = RowNorm if role.endswith("row_norm") else NormSpans
             changes.append(kind(weight.flatten(), start, span, spec.norm == "layer", spec.norm_eps))
+    if own and spec.normed_values:
+        ones: Unplaced = np.ones(spec.kv_heads * d, F32)
+        changes.append(NormSpans(ones, keys + spec.kv_heads * d, d, False, spec.norm_eps))
     if spec.clip_qkv:
         changes.append(Clip(spec.clip_qkv))
     turned = spec.kv_heads * d if spec.kv_layer(index) == index else 0

@@ -7,10 +7,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
+from quire.model.load.parts import load_norm
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeMlp
-from quire.model.net.parts import ClampedMlp, GatedMlp, Mlp, PlainMlp, scaled
+from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeBesideMlp, MoeMlp, NormedRouter
+from quire.model.net.parts import ClampedMlp, GatedMlp, Mlp, PlainMlp, Product, RmsNorm, scaled
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
 from quire.ops.backend import Ops
@@ -29,7 +32,7 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         switch = reader.dense("shared_switch", index)
     scores, routing = spec.moe.input_scores, spec.moe.routing
     return MoeMlp(
-        reader.dense("router", index),
+        _router(reader, index),
         reader.vector("router_bias", index),
         routing,
         _experts(reader, index),
@@ -38,7 +41,26 @@ def load_moe(reader: WeightReader, index: int) -> MoeMlp:
         switch,
         latents,
         replace(routing, score=scores, renormalize=False) if scores else None,
+        reader.vector("expert_scale", index),
+        load_norm(reader, "expert_norm", index) if claim.get("expert_norm", index) else None,
     )
+
+
+def load_beside(reader: WeightReader, index: int, dense: Mlp, experts: Mlp) -> MoeBesideMlp:
+    """An MLP and experts of layer `index` beside each other."""
+    before, after, behind = (
+        load_norm(reader, role, index) for role in ("mlp_norm", "dense_post_norm", "expert_post_norm")
+    )
+    return MoeBesideMlp(before, dense, after, experts, behind)
+
+
+def _router(reader: WeightReader, index: int) -> Product:
+    """The router of layer `index`, which may have a norm: that of x, times a scale and hidden^-0.5."""
+    own, scale = reader.dense("router", index), reader.vector("router_scale", index)
+    if scale is None:
+        return own
+    spec = reader.opened.spec
+    return NormedRouter(RmsNorm(scale * np.float32(spec.hidden**-0.5), spec.norm_eps), own)
 
 
 def _shared(reader: WeightReader, index: int) -> Mlp:

@@ -18,7 +18,7 @@ from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.inner_norms import over_ranks
-from quire.model.net.moe import MoeMlp
+from quire.model.net.moe import MoeBesideMlp, MoeMlp, experts_of, with_experts
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
 from quire.model.net.scan import GatedNorm, Scan
@@ -128,9 +128,9 @@ def _expert_parallel(decoder: Decoder, experts: int, division: Division, comm: C
     counted, layers = counts, list[Layer]()
     for i, layer in enumerate(decoder.layers):
         mlp = layer.mlp
-        if isinstance(mlp, MoeMlp):
+        if (own := experts_of(mlp)) is not None:
             divide = PairDivider(division.held(i, experts), comm.rank, counted[i])
-            mlp = replace(mlp, holders=ExpertParallel(divide, comm, counted))
+            mlp = with_experts(mlp, replace(own, holders=ExpertParallel(divide, comm, counted)))
         layers.append(replace(layer, mlp=mlp))
     return replace(decoder, layers=tuple(layers))
 
@@ -139,8 +139,9 @@ def counted_pairs(decoder: Forward) -> Any:
     """Counts by layer of what `PairDivider` counts, int64 [layers, experts + ranks + 1], or None where no experts are
     divided."""
     for layer in decoder.layers if isinstance(decoder, Decoder) else ():
-        if isinstance(layer.mlp, MoeMlp) and isinstance(layer.mlp.holders, ExpertParallel):
-            return layer.mlp.holders.counted
+        experts = experts_of(layer.mlp)
+        if experts is not None and isinstance(experts.holders, ExpertParallel):
+            return experts.holders.counted
     return None
 
 
@@ -184,6 +185,8 @@ def _joined(layer: Layer, join: Callable[[Attend, Comm], Attend], comm: Comm) ->
 
 def _summed(mlp: Mlp, comm: Comm) -> Mlp:
     """Add the sum over ranks, where each has a part of the width. Of experts divided over them only the shared is."""
+    if isinstance(mlp, MoeBesideMlp):
+        return replace(mlp, mlp=TensorParallelMlp(mlp.mlp, comm), experts=_summed(mlp.experts, comm))
     if not isinstance(mlp, MoeMlp) or not isinstance(mlp.holders, ExpertParallel) or mlp.holders.comm is not comm:
         return TensorParallelMlp(mlp, comm)
     return replace(mlp, shared=None if mlp.shared is None else TensorParallelMlp(mlp.shared, comm))

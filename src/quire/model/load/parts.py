@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import gcd
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.load.placement import Unplaced
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES, ROLES, Share
+from quire.model.net.altup import SparseGate
 from quire.model.net.inner_norms import InnerNorm, NormedProduct
 from quire.model.net.parts import (
     ClampedMlp,
@@ -68,12 +70,13 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
     """
     spec = reader.opened.spec
     if spec.join != "post_ln":
-        added = spec.factors.post_norm
-        scales = {"mlp_norm": spec.factors.mlp_in, "attn_post_norm": added, "mlp_post_norm": added}
-        before, after, mlp, after_mlp = (
+        beside = spec.moe.beside and spec.is_sparse(index)  # the norm before the MLP is read with that
+        scales = dict.fromkeys(("attn_post_norm", "mlp_post_norm"), spec.factors.post_norm)
+        before, after, after_mlp = (
             load_norm(reader, role, index, scales.get(role, 1.0))
-            for role in ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm")
+            for role in ("attn_norm", "attn_post_norm", "mlp_post_norm")
         )
+        mlp = NoNorm() if beside else load_norm(reader, "mlp_norm", index, spec.factors.mlp_in)
         return _of_parts(spec, index, before), after, mlp, after_mlp
     before = ReplacingNorm(load_norm(reader, "mlp_post_norm", index - 1)) if index else NoNorm()
     return before, NoNorm(), ReplacingNorm(load_norm(reader, "attn_post_norm", index)), NoNorm()
@@ -125,6 +128,9 @@ def load_mlp(reader: WeightReader, index: int, stack: str = "") -> Mlp:
         return GatedMlp(gate_up, NormedProduct(InnerNorm(inner, reader.opened.spec.norm_eps), lower), activation)
     if (clamp := reader.opened.spec.moe.clamp) is not None:
         return ClampedMlp(gate_up, lower, *clamp)
+    sparsity = reader.opened.spec.streams.sparsity
+    if sparsity and sparsity[index]:
+        return GatedMlp(SparseGate(gate_up, NormalDist().inv_cdf(sparsity[index])), lower, activation)
     return (FusedGatedMlp if _fused(reader, gate_up, lower) else GatedMlp)(gate_up, lower, activation)
 
 
@@ -153,7 +159,7 @@ RUNS = 8
 
 def load_o(reader: WeightReader, role: str, index: int) -> Product:
     """The last matrix `role` of a mixer, in runs of whole heads or channels where the reader makes any."""
-    spec = reader.opened.spec
+    spec = reader.opened.spec.at(index)
     factor = {"o": spec.factors.attention, "scan_out": spec.factors.scan}.get(role, 1.0)
 
     def load(reader: WeightReader) -> Product:

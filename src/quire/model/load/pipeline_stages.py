@@ -67,7 +67,7 @@ def numbers_of(spec: ModelSpec, layer: int) -> float:
     routing, total = spec.moe.routing, 0.0
     for role in ROLES.values():
         if role.layer and not role.encoder and not role.optional and role.where(spec, layer):
-            total += prod(role.shape(spec)) * (routing.top_k if role.experts else 1)
+            total += prod(role.shape(spec.at(layer))) * (routing.top_k if role.experts else 1)
     return total
 
 

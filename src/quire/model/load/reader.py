@@ -46,6 +46,8 @@ from quire.quant.registry import DENSE, matrix_scheme
 from quire.quant.registry import load as load_matrix
 
 T = TypeVar("T")
+IN_FILE = ("input_table",)
+"""Tables of which only a few rows are ever in memory."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class WeightReader:
         self._progress = progress or (lambda done, total, what: None)
         self._names: dict[int | None, list[str]] = {}
         span = share.span(opened.spec)
-        for (_, place), parts in opened.claim.parts.items():
-            if place.layer is None or place.layer in span:
+        for (role, place), parts in opened.claim.parts.items():
+            if (place.layer is None or place.layer in span) and role not in IN_FILE:
                 self._names.setdefault(place.layer, []).extend(parts.values())
         self._first = span.start
         self._done, self._total = 0, sum(i.nbytes for i in opened.source.infos.values())
@@ -151,12 +153,13 @@ class WeightReader:
         if name is None:
             return None
         tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
-        tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(self.opened.spec)) == 1 else tensor
+        spec = self.opened.spec.at(layer)
+        tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(spec)) == 1 else tensor
         if role in self.opened.family.rates:
             tensor = self._logarithm(name, tensor)
-        if (order := self.opened.family.order(role, self.opened.spec)) is not None:
+        if (order := self.opened.family.order(role, spec)) is not None:
             tensor = tensor[order]
-        tensor = shard_vector(tensor, role, self.opened.spec, self.share.of_role(role))
+        tensor = shard_vector(tensor, role, spec, self.share.of_role(role))
         if not again:
             self.count(role if DISK_ROLES[role].biased else "norms", "f32", tensor.nbytes)
         return tensor
@@ -182,7 +185,8 @@ class WeightReader:
         if rows is None and len(runs := self._runs(roles, layer)) > 1:
             first, *more = [self.linear(run, layer) for run in runs]
             return replace(first, more=tuple(more))
-        kept = None if self.cache is None else self.cache.find(f"{layer}.{'+'.join(roles)}", self._shape(roles, rows))
+        shape = self._shape(roles, layer, rows)
+        kept = None if self.cache is None else self.cache.find(f"{layer}.{'+'.join(roles)}", shape)
         if kept is not None:
             packed, bias, label = kept.packed, kept.bias, kept.label
         else:
@@ -230,9 +234,9 @@ class WeightReader:
         self.count(role, packed.kind.removesuffix("_f32"), packed.nbytes + (0 if bias is None else bias.nbytes))
         return Linear(packed, bias)
 
-    def _shape(self, roles: tuple[str, ...], rows: NDArray[np.int64] | None) -> tuple[int, int]:
+    def _shape(self, roles: tuple[str, ...], layer: int | None, rows: NDArray[np.int64] | None) -> tuple[int, int]:
         """[n, k] of the matrices of `roles` fused, or of the rows `rows` of them."""
-        shapes = [self.share.of_role(role).shape(role, self.opened.spec) for role in roles]
+        shapes = [self.share.of_role(role).shape(role, self.opened.spec.at(layer)) for role in roles]
         return sum(shape[0] for shape in shapes) if rows is None else len(rows), shapes[0][1]
 
     def _holder(self, role: str, layer: int | None, expert: int | None = None) -> str:
@@ -253,13 +257,13 @@ class WeightReader:
     ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order, and of those this rank's."""
         weight, bias = self._ordered(role, holder, weight, bias, layer)
-        return shard(weight, bias, role, self.opened.spec, self.share.of_role(role))
+        return shard(weight, bias, role, self.opened.spec.at(layer), self.share.of_role(role))
 
     def _ordered(
         self, role: str, holder: str, weight: QWeight, bias: Unplaced | None, layer: int | None
     ) -> tuple[QWeight, Unplaced | None]:
         """The rows of one role, in our order."""
-        order = self.opened.family.order(role, self.opened.spec)
+        order = self.opened.family.order(role, self.opened.spec.at(layer))
         if order is not None and DISK_ROLES[role].shard == COLUMNS:
             return weight.take_cols(order), bias
         rows = self.disk_rows(role, holder, layer)
@@ -269,7 +273,7 @@ class WeightReader:
 
     def disk_rows(self, role: str, holder: str, layer: int | None) -> NDArray[np.int64] | None:
         """Rows [n] int64 of the matrix `holder` on disk that are `role`, in our order; None: all as they lie."""
-        spec = self.opened.spec
+        spec = self.opened.spec.at(layer)
         if layer is None:
             return None
         rotated = spec.rope[layer].dim if spec.interleaved_rope else 0
@@ -294,7 +298,7 @@ class WeightReader:
             else:
                 target = self.form.target.head if holder in ("head", "embed") else self.form.target
                 weight = target.at_pack(to_numpy(raw["weight"]), self.form.group)
-            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec), self.form.activations)
+            weight = _fitted(weight, DISK_ROLES[holder].shape(self.opened.spec.at(layer)), self.form.activations)
         bias = cast_to(self.read(names["bias"]), F32, copy=True) if "bias" in names else None
         return weight, bias
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
+from quire.model import stream_roles
+from quire.model.layer_sizes import LayerSizes
 from quire.model.mixers import attention, delta
 from quire.model.mixers.layer_mixers import ROLES as MIXED
 from quire.model.mixers.layer_mixers import of_rank
@@ -33,7 +35,7 @@ def _sparse(spec: ModelSpec, layer: int) -> bool:
 
 
 def _plain(spec: ModelSpec, layer: int) -> bool:
-    return spec.has_mlp(layer) and not spec.is_sparse(layer)
+    return spec.has_mlp(layer) and (not spec.is_sparse(layer) or spec.moe.beside)
 
 
 def _with_latent(spec: ModelSpec, layer: int) -> bool:
@@ -114,6 +116,7 @@ ROLES: dict[str, Role] = {
     "shared_down": _mlp(False, _shared, _with_shared),
     "shared_switch": Role("dense", lambda s: (1, s.hidden), where=_with_shared, optional=True),
     "mlp_post_norm": _norm("mlp_post_norm", optional=True),
+    **stream_roles.ROLES,
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
     "head_dense": Role("linear", lambda s: (s.hidden, s.hidden), layer=False, optional=True, partner="head_norm"),
     "head_norm": Role("vector", lambda s: (s.hidden,), layer=False, optional=True, partner="head_dense"),
@@ -230,15 +233,8 @@ def disk_rows(role: str, holder: str, spec: ModelSpec, grouped: bool, rotated: i
 
 def parameter_count(spec: ModelSpec, roles: dict[str, Role] = ROLES) -> int:
     """Numbers in the non-optional matrices and vectors of a model, a tied head counted once; biases are not counted."""
-    total = 0
-    for name, role in roles.items():
-        if role.optional or (name == "head" and spec.tied_head):
-            continue
-        size = 1
-        for n in role.shape(spec):
-            size *= n
-        total += size * role.copies(spec)
-    return total
+    counted = (role for name, role in roles.items() if not role.optional and not (name == "head" and spec.tied_head))
+    return sum(role.numbers(spec) for role in counted)
 
 
 @dataclass(frozen=True)
@@ -362,10 +358,21 @@ def local_spec(spec: ModelSpec, share: Share, heads: bool = True) -> ModelSpec:
         intermediate=count("expert_gate"),
         shared=count("shared_gate"),
     )
-    wide = replace(spec, intermediate=count("gate"), moe=moe)
+    wide = replace(spec, intermediate=count("gate"), moe=moe, sizes=_local_sizes(spec, share, heads))
     if not heads:
         return wide
     return replace(of_rank(wide, lambda name: share.role(name, spec)), vocab_size=count("head"))
+
+
+def _local_sizes(spec: ModelSpec, share: Share, heads: bool) -> tuple[LayerSizes, ...]:
+    """Sizes of the layers of a rank's share; not `heads`: with those of MLPs alone cut."""
+    made = []
+    for layer, size in enumerate(spec.sizes):
+        own = local_spec(spec.at(layer), share, heads)
+        made.append(
+            replace(size, heads=own.heads, kv_heads=own.kv_heads, head_dim=own.head_dim, intermediate=own.intermediate)
+        )
+    return tuple(made)
 
 
 def shard(weight: QWeight, bias: A | None, name: str, spec: ModelSpec, share: Share) -> tuple[QWeight, A | None]:

@@ -75,11 +75,20 @@ _ALL = {
 }
 
 
+KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
+"""Roles that a layer which reads another's keys and values does not have."""
+
+
 def _has(spec: ModelSpec, layer: int) -> bool:
     return spec.attends(layer) and not spec.of_block(layer)
 
 
-ROLES = {name: replace(role, where=_has) for name, role in _ALL.items()}
+def _own(spec: ModelSpec, layer: int) -> bool:
+    return _has(spec, layer) and spec.kv_layer(layer) == layer
+
+
+ROLES = {name: replace(role, where=_own if name in KEY_VALUE else _has) for name, role in _ALL.items()}
+ROLES["v"] = replace(ROLES["v"], where=lambda s, layer: _own(s, layer) and s.has_values(layer))
 """Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
@@ -88,9 +97,6 @@ GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSp
 }
 """Fused matrices on disk that hold, for each of so many heads or pieces, the rows of several roles behind each
 other."""
-
-KEY_VALUE = ("k", "v", "k_norm", "k_row_norm", "k_head_norms")
-"""Roles that a layer which reads another's keys and values does not have."""
 
 
 def with_heads(spec: ModelSpec, held: Callable[[str], tuple[int, int]]) -> ModelSpec:

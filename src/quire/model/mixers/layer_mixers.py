@@ -55,6 +55,7 @@ def mixer_of(spec: ModelSpec, layer: int) -> Mixer:
     """What stands between the norm and the MLP of `layer`."""
     if not spec.attends(layer):
         return WITHOUT_KEYS[spec.mixers[layer]](spec)
+    spec = spec.at(layer)
     if spec.of_block(layer):
         return SharedBlock(spec.heads, spec.kv_heads, spec.head_dim, wide=2 * spec.hidden, inner=spec.intermediate)
     mla = spec.mla

@@ -4,7 +4,7 @@ See docs/design/models.md."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from quire.model.batch import Batch
@@ -53,7 +53,8 @@ class Layer:
 
     `qkv_changes` are made to the output of `qkv`; `qk_norms`: per-head norm weights of queries and keys, or None, with
     `eps`. The post norms are of what attention and MLP add, for blocks that norm it. `cross`: in decoders with an
-    encoder. `alone`: its mixer is all that it has.
+    encoder. `alone`: its mixer is all that it has. `ending`: what else happens to the stream behind the MLP. `block`:
+    the layer's own, which joins all of it, where it has one.
     """
 
     attn_norm: Norm
@@ -71,6 +72,8 @@ class Layer:
     attention: Attend
     cross: CrossAttention | None = None
     alone: bool = False
+    ending: Ending | None = None
+    block: Block | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class CrossAttention:
 Wanted = Array | None
 """Rows [R] int32 that the blocks to come need of a layer's T, or None: all."""
 Attend = Callable[[Ops, "Layer", Array, Batch, LayerCache, Wanted], Array]
+Ending = Callable[[Ops, Array, Array, Batch, Wanted], tuple[Array, Array]]
+"""The stream x [R, hidden] and what is added to it behind the MLP -> both as the next layer finds them; of a step's T
+rows, R are wanted."""
+Inputs = Callable[[Ops, Array, Batch], Array]
+"""Embedded tokens x [T, hidden] of a batch -> what layers are given of them, [T, layers * width] f32."""
 ToLogits = Callable[[Ops, Array], Array]
 """What the final norm leaves [R, hidden] -> logits [R, V]."""
 Block = Callable[[Ops, Layer, Array, Array, Batch, LayerCache, Wanted], tuple[Array, Array]]
@@ -167,6 +175,23 @@ def post_norm_block(
     return x, layer.mlp_post_norm(ops, layer.mlp(ops, h))
 
 
+def ended_block(
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+) -> tuple[Array, Array]:
+    """Work like `post_norm_block`, with the layer's `ending` behind it (Gemma 4)."""
+    assert layer.ending is not None, "layers of this block are loaded with endings"
+    x, delta = post_norm_block(ops, layer, x, h, batch, cache, wanted)
+    return layer.ending(ops, x, delta, batch, wanted)
+
+
+def own_block(
+    ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
+) -> tuple[Array, Array]:
+    """The layer's own block (Gemma 3n)."""
+    assert layer.block is not None, "layers of this join are loaded with blocks"
+    return layer.block(ops, layer, x, h, batch, cache, wanted)
+
+
 def parallel_block(
     ops: Ops, layer: Layer, x: Array, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted
 ) -> tuple[Array, Array]:
@@ -225,7 +250,8 @@ class Decoder:
 
     `embed_changes` are made to the embedded tokens, `head_changes` to the logits. `narrows`: past the last layer's
     attention only rows that want logits are computed (1.5 % of a prompt with 28 layers, 3-5 % with 16), but not where
-    rows have adapters, which name a row by its place. `source`: where the weights of layers come from.
+    rows have adapters, which name a row by its place. `source`: where the weights of layers come from. `inputs`: what
+    layers are given of the embedded tokens, where they are.
     """
 
     ops: Ops
@@ -238,6 +264,7 @@ class Decoder:
     block: Block = sequential_block
     narrows: bool = True
     source: LayerSource = field(default_factory=Resident)
+    inputs: Inputs | None = None
 
     @property
     def recordable(self) -> bool:
@@ -255,7 +282,8 @@ class Decoder:
     def head_rows(self, batch: Batch, caches: Sequence[LayerCache], views: Sequence[Batch] = ()) -> Array:
         """What the head reads of the rows `batch.logit_rows`, [R, hidden]; arguments as of a call."""
         wanted = self.wanted(batch)
-        x, delta = self.walk(self.enter(batch), None, views or (batch,) * len(caches), caches, wanted=wanted)
+        x = self.enter(batch)
+        x, delta = self.walk(x, None, self.fed(x, batch, views or (batch,) * len(caches)), caches, wanted=wanted)
         return self.last(x, delta, batch, wanted)
 
     def wanted(self, batch: Batch) -> Wanted:
@@ -270,6 +298,14 @@ class Decoder:
         for change in self.embed_changes:
             x = change(self.ops, x, batch)
         return x
+
+    def fed(self, x: Array, batch: Batch, views: Sequence[Batch]) -> Sequence[Batch]:
+        """The `views` of `batch` with what layers are given of its tokens, embedded x [T, hidden]."""
+        if self.inputs is None:
+            return views
+        given = self.inputs(self.ops, x, batch)
+        made = {id(view): replace(view, inputs=given) for view in views}
+        return [made[id(view)] for view in views]
 
     def walk(
         self,
@@ -319,9 +355,10 @@ class Decoder:
         x, delta, wanted, last = self.enter(batch), None, self.wanted(batch), len(self.layers) - 1
         kinds = [(type(layer.attention), type(layer.mlp)) for layer in self.layers]
         tried = sorted({*map(kinds.index, kinds), last})
+        views = self.fed(x, batch, (batch,) * len(caches))
         for i in tried:
             seen = wanted if i == last else None
-            x, delta = self.walk(x, delta, (batch,) * len(caches), caches, range(i, i + 1), seen)
+            x, delta = self.walk(x, delta, views, caches, range(i, i + 1), seen)
         assert delta is not None, "a decoder has layers"
         self.leave(x, delta, batch, wanted)
         return [caches[i] for i in tried]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quire.model.net.parts import Linear, Mlp
+from quire.model.net.parts import Linear, Mlp, Norm, Product
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
 from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing
@@ -69,9 +69,10 @@ class MoeMlp:
     `bias`: of the router's choice, f32 [experts], or None. `switch` scales the shared expert's output by a sigmoid
     (Qwen2-MoE). `latents`: matrices that lead to the rows that experts read, and back (Nemotron 3). `input_scores`: of
     the one expert that a row takes, what multiplies the row before it reads it (Llama 4); `routing` weighs it with 1.
+    `scales` f32 [experts] multiply what experts make, `norm` is of the rows that they, not the router, read (Gemma 4).
     """
 
-    router: Linear
+    router: Product
     bias: Array | None
     routing: Routing
     experts: Experts
@@ -80,20 +81,69 @@ class MoeMlp:
     switch: Linear | None
     latents: tuple[Linear, Linear] | None = None
     input_scores: Routing | None = None
+    scales: Array | None = None
+    norm: Norm | None = None
 
     def __call__(self, ops: Ops, x: Array) -> Array:
         """x [T, hidden] -> [T, hidden]; where scores multiply rows, x is given up."""
         logits = self.router(ops, x)
         ids, weights = ops.route(logits, self.bias, self.routing)
+        if self.scales is not None:
+            weights = ops.scale_choices(weights, ids, self.scales)
         shared = None if self.shared is None else self.shared(ops, x)
         if shared is not None and self.switch is not None:
             shared = ops.scale_by_sigmoid(shared, self.switch(ops, x))
         if self.input_scores is not None:
             _, scores = ops.route(logits, self.bias, self.input_scores)
             x = ops.scale_rows(x, scores[:, 0], x.shape[1])
+        if self.norm is not None:
+            x = self.norm(ops, x)
         if self.latents is None:
             y = self.holders(ops, self.experts, x, ids, weights)
         else:
             enter, leave = self.latents
             y = leave(ops, self.holders(ops, self.experts, enter(ops, x), ids, weights))
         return y if shared is None else ops.add(y, shared)
+
+
+@dataclass(frozen=True)
+class NormedRouter:
+    """A router that reads rows with a norm of their own."""
+
+    norm: Norm
+    linear: Linear
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, hidden] -> [T, experts]."""
+        return self.linear(ops, self.norm(ops, x))
+
+
+@dataclass(frozen=True)
+class MoeBesideMlp:
+    """An MLP and experts that read the same stream, each with norms before and after it, added (Gemma 4).
+
+    The norm before the experts, and the router's, are theirs.
+    """
+
+    mlp_norm: Norm
+    mlp: Mlp
+    mlp_post_norm: Norm
+    experts: Mlp
+    expert_post_norm: Norm
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, hidden], not normed -> [T, hidden]."""
+        dense = self.mlp_post_norm(ops, self.mlp(ops, self.mlp_norm(ops, x)))
+        added: Array = ops.add(dense, self.expert_post_norm(ops, self.experts(ops, x)))
+        return added
+
+
+def experts_of(mlp: Mlp) -> MoeMlp | None:
+    """The experts of a layer, by themselves or beside an MLP, where it has any."""
+    own = mlp.experts if isinstance(mlp, MoeBesideMlp) else mlp
+    return own if isinstance(own, MoeMlp) else None
+
+
+def with_experts(mlp: Mlp, experts: Mlp) -> Mlp:
+    """`mlp` with other experts."""
+    return replace(mlp, experts=experts) if isinstance(mlp, MoeBesideMlp) else experts

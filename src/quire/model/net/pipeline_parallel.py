@@ -91,7 +91,8 @@ class PipelineStage(Decoder):
         """Implement `Decoder`, by itself."""
         x = Decoder.enter(self, batch) if self.first else self.ops.zeros((len(batch.tokens), self.hidden))
         wanted, layers = self.wanted(batch), range(min(2, len(self.layers)))
-        x, delta = self.walk(x, None, (batch,) * len(caches), caches, layers, wanted)
+        views = self.fed(x, batch, (batch,) * len(caches))
+        x, delta = self.walk(x, None, views, caches, layers, wanted)
         if self.ends:
             super().score(super().last(x, delta, batch, wanted), batch)
         return [caches[i] for i in layers]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quire.core.dtypes import F32, F64
 from quire.model.families.rope import Rope
-from quire.model.spec import Patches
+from quire.model.tower_sizes import Patches
 from quire.model.vision.interpolation import Floats, antialiased, bicubic, bilinear
 from quire.ops.arrays import concat
 

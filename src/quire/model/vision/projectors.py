@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.rope import NO_ROPE
 from quire.model.families.row import Family
-from quire.model.spec import Connector, ModelSpec
+from quire.model.spec import ModelSpec
+from quire.model.tower_sizes import Connector
 from quire.model.vision.reading import CLIP_MEAN, CLIP_STD, HALF, Pixels, Reading, feature_layers, pinpoints, square
 from quire.model.vision.towers import ACTS
 

@@ -12,7 +12,8 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import QKV_BIAS, without
 from quire.model.families.rope import NO_ROPE, Plain, Rope
 from quire.model.families.row import ACTIVATIONS, Family
-from quire.model.spec import ModelSpec, Patches
+from quire.model.spec import ModelSpec
+from quire.model.tower_sizes import Patches
 from quire.model.vision.reading import square
 
 ACTS = ACTIVATIONS | {"quick_gelu": "quick_gelu"}

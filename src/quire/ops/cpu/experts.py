@@ -26,6 +26,16 @@ def route(cpu: Cpu, logits: Host, bias: Host | None, routing: Routing) -> tuple[
     return ids, weights
 
 
+@impl("scale_choices", "cpu")
+def scale_choices(cpu: Cpu, weights: Host, ids: Host, scales: Host) -> Host:
+    rows, top_k = check(weights, "scale_choices weights", F32, -1, -1).shape
+    check(ids, "scale_choices ids", I32, rows, top_k)
+    experts, out = len(check(scales, "scale_choices scales", F32, -1)), cpu.arena.empty(rows, top_k)
+    if rows:
+        cpu.call("scale_choices", out, weights, ids, scales, rows * top_k, experts)
+    return out
+
+
 @impl("sort_by_expert", "cpu")
 def sort_by_expert(cpu: Cpu, ids: Host, experts: int) -> tuple[Host, Host, Host]:
     rows, top_k = check(ids, "sort_by_expert ids", I32, -1, -1).shape

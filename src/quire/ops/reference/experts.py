@@ -79,6 +79,12 @@ def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor
 
 
 @op(tolerance=0.0)
+def scale_choices(weights: Tensor, ids: Tensor, scales: Tensor) -> Tensor:
+    """weights [T, top_k] f32 of experts ids [T, top_k] int32, each times its expert's of scales [experts] f32."""
+    return weights * scales[ids.long()]
+
+
+@op(tolerance=0.0)
 def sort_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Order the pairs of ids [T, top_k] int32 by expert, those of one expert by token and choice.
 

@@ -44,8 +44,8 @@ def join_columns(parts: tuple[Tensor, ...]) -> Tensor:
 
 @op(tolerance=0.0)
 def take_columns(x: Tensor, start: int, width: int) -> Tensor:
-    """x[:, start : start + width] of x [T, d] f32: [T, width]."""
-    return x[:, start : start + width].contiguous()
+    """x[:, start : start + width] of x [T, d] f32, copied: [T, width]."""
+    return x[:, start : start + width].clone(memory_format=torch.contiguous_format)
 
 
 @op(tolerance=0.0, into="out")

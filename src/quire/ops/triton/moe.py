@@ -35,6 +35,11 @@ def route(gpu: Gpu, logits: Tensor, bias: Tensor | None, routing: Routing) -> tu
     return ids, weights
 
 
+@impl("scale_choices", "triton")
+def scale_choices(gpu: Gpu, weights: Tensor, ids: Tensor, scales: Tensor) -> Tensor:
+    return weights * scales[ids.long()]
+
+
 @impl("sort_by_expert", "triton")
 def sort_by_expert(gpu: Gpu, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     tokens, places = torch.empty_like(ids), torch.empty_like(ids)

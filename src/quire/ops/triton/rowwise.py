@@ -221,7 +221,7 @@ def take_columns(gpu: Gpu, x: Tensor, start: int, width: int) -> Tensor:
     d = activations(x, "take_columns x")[1]
     if start < 0 or start + width > d:
         raise ValueError(f"take_columns: rows of {d} numbers have no columns {start} to {start + width}")
-    return x[:, start : start + width].contiguous()
+    return x[:, start : start + width].clone(memory_format=torch.contiguous_format)
 
 
 @impl("place_columns", "triton")

@@ -1,0 +1,40 @@
+"""What models exclude whose layers differ in size, are given more than the stream, or have several streams."""
+
+from __future__ import annotations
+
+from quire.core.exclusions.exclusion import Exclusion
+from quire.core.exclusions.features import (
+    CONTEXT,
+    DFLASH,
+    EAGLE,
+    EAGLE3,
+    LAYER_INPUTS,
+    MEDUSA,
+    MTP,
+    RANK_INVARIANT,
+    SEQUENCE_PARALLEL,
+    STAGES,
+    STREAMS,
+    TENSOR,
+    UNLIKE_LAYERS,
+)
+
+HEADS = (MEDUSA, EAGLE, EAGLE3, DFLASH, MTP)
+"""What drafts from hidden rows of the model."""
+OUT = "leave it out"
+OF_LAYERS = (
+    *(
+        Exclusion(a, LAYER_INPUTS, "what layers are given of tokens is made of all rows of a step", OUT)
+        for a in (CONTEXT, SEQUENCE_PARALLEL)
+    ),
+    *(
+        Exclusion(a, STREAMS, "gates are cut by the mean of all of a row's, of which ranks have parts", OUT)
+        for a in (TENSOR, RANK_INVARIANT)
+    ),
+    Exclusion(STAGES, STREAMS, "one stream goes between stages, not several", OUT),
+    *(
+        Exclusion(a, STREAMS, "heads that draft read one stream, not several", "use ngram, suffix, draft_model, self")
+        for a in HEADS
+    ),
+    Exclusion(CONTEXT, UNLIKE_LAYERS, "states of attention that ranks exchange have the size of one head", OUT),
+)

@@ -1,0 +1,51 @@
+"""Sizes of single layers, in models whose layers are not all alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What is counted of one layer: `heads` of queries, `kv_heads` of keys and values, each of `head_dim` numbers, and
+    `intermediate` numbers of its MLP. Names are those of `ModelSpec`, whose numbers these take the place of.
+
+    `keys_as_values`: the layer has no matrix of values; its values are what the matrix of keys makes, before keys are
+    normed and turned.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    keys_as_values: bool = False
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Fields of a `ModelSpec`, and the layer's numbers."""
+        return {name: getattr(self, name) for name in ("heads", "kv_heads", "head_dim", "intermediate")}
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Per-layer embeddings (Gemma 3n, Gemma Team 2025): each layer is given `width` numbers of each token, 0 = none,
+    from a table of `vocab_size` tokens and from the token's embedding."""
+
+    width: int = 0
+    vocab_size: int = 0
+
+
+NO_INPUTS = LayerInputs()
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Several streams side by side (AltUp, Baykal et al. 2023): `count`, 0 = there is one as usual. Beside attention a
+    layer adds what goes through `rank` numbers. `sparsity`: of each layer, the share of gates of its MLP that are 0."""
+
+    count: int = 0
+    rank: int = 0
+    sparsity: tuple[float, ...] = ()
+
+
+ONE_STREAM = Streams()

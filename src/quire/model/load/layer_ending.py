@@ -1,0 +1,59 @@
+"""What layers have behind their MLPs, and what they are given of each token, from what the checkpoint holds."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from quire.model.disk.checkpoint import read_scattered
+from quire.model.load.parts import load_norm
+from quire.model.load.placement import Unplaced
+from quire.model.load.reader import WeightReader
+from quire.model.net.decoder import Ending
+from quire.model.net.layer_ending import GivenInputs, PerLayerEmbeddings, ScaledStream, SummedRows
+from quire.model.net.parts import Embed, Embedding
+from quire.ops.arrays import dtype_of, to_numpy
+
+
+def load_ending(reader: WeightReader, index: int) -> Ending:
+    """What layer `index` does to the stream behind its MLP."""
+    found = reader.vector("stream_scale", index)
+    factor = 1.0 if found is None else float(to_numpy(found)[0])
+    if not reader.opened.spec.inputs.width:
+        return ScaledStream(factor)
+    gate, project = reader.linear(("input_gate",), index), reader.linear(("input_project",), index)
+    norm = load_norm(reader, "input_norm", index, factor)
+    return GivenInputs(index, gate, project, norm, reader.opened.spec.activation, factor)
+
+
+def load_inputs(reader: WeightReader) -> PerLayerEmbeddings:
+    """What layers are given of embedded tokens: both parts halved in variance, rows of tokens by sqrt(width)."""
+    spec = reader.opened.spec
+    width, weight = spec.inputs.width, reader.vector("input_rows_norm")
+    assert weight is not None, "claimed"
+    norm = np.tile(to_numpy(weight) * np.float32(sqrt(0.5)), spec.layers)
+    rows, table = reader.linear(("input_rows",), None), load_input_table(reader)
+    return PerLayerEmbeddings(table, rows, norm, width, spec.norm_eps * spec.hidden, sqrt(width / 2))
+
+
+def file_table(reader: WeightReader, role: str) -> Unplaced:
+    """A look-up table [V, width] whose rows are read out of the mapped file, each when it is asked for; on devices that
+    read no files, and of formats whose rows are no numbers, as `WeightReader.table`."""
+    name = reader.opened.claim.get(role).get("weight")
+    if name is None or not reader.ops.reads_files:
+        return reader.table(role)
+    found = to_numpy(reader.read(name))
+    read_scattered(found)
+    reader.count(role, f"{dtype_of(found).name} in the file", 0)
+    return found
+
+
+def load_input_table(reader: WeightReader) -> Embed:
+    """The table of per-layer embeddings; tokens beyond it, which stand for images and sounds, have its first row."""
+    table, spec = file_table(reader, "input_table"), reader.opened.spec
+    known = spec.inputs.vocab_size
+    if known >= spec.vocab_size:
+        return Embedding(table)
+    beyond = np.repeat(to_numpy(table[:1]), spec.vocab_size - known, 0)
+    return SummedRows((Embedding(table, 0), Embedding(beyond, known)))

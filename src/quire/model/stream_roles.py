@@ -1,0 +1,51 @@
+"""What layers have on disk beside attention and MLP: more experts, per-layer embeddings, several streams, Laurel."""
+
+from __future__ import annotations
+
+from quire.model.role import Role
+from quire.model.spec import ModelSpec
+
+
+def _matrix(rows: str, columns: str) -> Role:
+    """A small matrix of a layer, kept as f32."""
+    sizes = {
+        "n": lambda s: s.streams.count,
+        "nn": lambda s: s.streams.count**2,
+        "hidden": lambda s: s.hidden,
+    }
+    return Role("dense", lambda s: (sizes[rows](s), sizes[columns](s)), optional=True)
+
+
+def _square(spec: ModelSpec) -> tuple[int, ...]:
+    return spec.hidden, spec.hidden
+
+
+ROLES = {
+    "router_scale": Role("vector", lambda s: (s.hidden,), where=lambda s, i: s.is_sparse(i), optional=True),
+    "expert_scale": Role(
+        "vector", lambda s: (s.moe.routing.experts,), where=lambda s, i: s.is_sparse(i), optional=True
+    ),
+    "expert_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, i: s.is_sparse(i), optional=True),
+    "expert_post_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, i: s.is_sparse(i), optional=True),
+    "dense_post_norm": Role("vector", lambda s: (s.hidden,), where=lambda s, i: s.is_sparse(i), optional=True),
+    "input_table": Role(
+        "table", lambda s: (s.inputs.vocab_size, s.layers * s.inputs.width), layer=False, optional=True
+    ),
+    "input_rows": Role("linear", lambda s: (s.layers * s.inputs.width, s.hidden), layer=False, optional=True),
+    "input_rows_norm": Role("vector", lambda s: (s.inputs.width,), layer=False, optional=True),
+    "input_gate": Role("linear", lambda s: (s.inputs.width, s.hidden), optional=True),
+    "input_project": Role("linear", lambda s: (s.hidden, s.inputs.width), optional=True),
+    "input_norm": Role("vector", lambda s: (s.hidden,), optional=True),
+    "stream_scale": Role("vector", lambda s: (1,), optional=True),
+    **{f"enter_stream_{i}": Role("linear", _square, layer=False, optional=True) for i in (1, 2, 3)},
+    **{f"leave_stream_{i}": Role("linear", _square, layer=False, optional=True) for i in (1, 2, 3)},
+    "stream_norm": Role("vector", lambda s: (s.hidden,), optional=True),
+    "stream_router": _matrix("n", "hidden"),
+    "stream_predict": _matrix("nn", "n"),
+    "stream_correct": _matrix("n", "n"),
+    "stream_factors": Role("vector", lambda s: (s.hidden,), optional=True),
+    "laurel_left": Role("linear", lambda s: (s.streams.rank, s.hidden), optional=True),
+    "laurel_right": Role("linear", lambda s: (s.hidden, s.streams.rank), optional=True),
+    "laurel_norm": Role("vector", lambda s: (s.hidden,), optional=True),
+}
+"""Roles of layers, and the matrices that make streams of embedded tokens and of which the head's rows are made."""

@@ -1,0 +1,56 @@
+"""Tables of which rows are read out of the mapped file: as they are asked for, and no others."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemma_variants import GEMMAS
+from oracle import BACKENDS, backend, logits, relative_error, write
+from paged_model import TOLERANCE, Paged, load, prompt
+from quire.core.config import flat_config
+from quire.model.describe import describe
+from quire.model.load.roles import ROLES
+from quire.ops.choice import choose
+from quire.plan.weights import weight_parts
+
+WORDS = 1 << 15
+
+
+def resident(file: Path) -> int:
+    """Bytes of the mapped `file` that this process has in memory."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(file))
+        elif here and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
+@pytest.mark.parametrize("name", BACKENDS)
+def test_only_rows_of_the_tokens_are_in_memory(name: str, tmp_path: Path) -> None:
+    family, facts = GEMMAS["gemma4_small"]
+    facts = facts | {"vocab_size": WORDS, "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 64}
+    oracle = write(tmp_path, family, **facts)
+    model = load(tmp_path, backend(name))
+    table = 4 * ROLES["input_table"].numbers(model.spec)
+    assert table == 4 * WORDS * 4 * 64 and model.report["input_table"] == ("float32 in the file", 0)
+    tokens = [WORDS - 1, *prompt(5, 1), 3 * WORDS // 4]
+    (got,) = Paged(model, [tokens]).run([[7]])
+    assert relative_error(got, logits(oracle, tokens)) <= TOLERANCE
+    file = tmp_path / "model.safetensors"
+    assert 0 < resident(file) < file.stat().st_size - table + table / 8, "others' matrices may be read where they lie"
+
+
+def test_the_plan_counts_no_bytes_of_such_a_table(tmp_path: Path) -> None:
+    family, facts = GEMMAS["gemma4_small"]
+    write(tmp_path, family, **facts)
+    config = flat_config(model=str(tmp_path), device="reference", dtype="float32")
+    parts = weight_parts(config, describe(str(tmp_path)), choose(config.device))
+    assert [part.nbytes for part in parts if part.role == "input_table"] == [0]
+    assert sum(part.nbytes for part in parts) == load(tmp_path, backend("reference")).weight_bytes
