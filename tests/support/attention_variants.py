@@ -8,6 +8,8 @@ SIZES = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_h
          "num_key_value_heads": 4}  # fmt: skip
 ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2}
 GROUPS = {"n_group": 4, "topk_group": 2}
+FAR = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 6,
+       "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1}  # fmt: skip
 LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", SIZES | ROUTED),
     "glm4_moe_lite_kinds": ("glm4_moe_lite", SIZES | ROUTED | GROUPS | {
@@ -15,6 +17,10 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "q_lora_rank": None, "norm_topk_prob": False}),
     "youtu": ("youtu", SIZES | {"pad_token_id": None}),
     "youtu_straight": ("youtu", SIZES | {"q_lora_rank": None, "tie_word_embeddings": False, "attention_bias": True}),
+    "mistral4": ("mistral4", SIZES | ROUTED | {"rope_parameters": FAR}),
+    "mistral4_groups": ("mistral4", SIZES | ROUTED | GROUPS | {
+        "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.4, "q_lora_rank": None,
+        "rope_parameters": FAR | {"mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.3}}),
     "minicpm3": ("minicpm3", SIZES | {"dim_model_base": 48}),
     "minicpm3_biases": ("minicpm3", SIZES | {"scale_depth": 0.7, "scale_emb": 3.5, "mlp_bias": True,
                                              "attention_bias": True, "tie_word_embeddings": False}),

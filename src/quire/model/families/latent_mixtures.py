@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, deepseek, sigmoid_experts
+from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, deepseek, grouped_moe, sigmoid_experts
 from quire.model.families.names import CORRECTION, MLP_BIAS, NEXTN, STACKED, without
+from quire.model.families.query_scale import QueryScale
+from quire.model.families.readers import latent_rope
+from quire.model.families.rope import Rope
 from quire.model.families.row import Family, Reader
+from quire.model.spec import MoE
 
 
 def glm4_moe_lite(config: HfConfig) -> Family:
@@ -106,8 +110,60 @@ def minicpm3(config: HfConfig) -> Family:
     return replace(family, read={**family.read, **own}, flags={**family.flags, "mlp_bias": MLP_BIAS})
 
 
+def mistral4_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """Only the shared part of a key turns: the part of a whole head that the rope names is that."""
+    field = "rope_scaling" if config.has("rope_scaling") else "rope_parameters"
+    p = {name: value for name, value in config.child(field).raw.items() if name != "partial_rotary_factor"}
+    return latent_rope(HfConfig({**config.raw, field: p, "partial_rotary_factor": None}, config.where), layers)
+
+
+def mistral4_scale(config: HfConfig, layers: int) -> QueryScale:
+    """Queries grow with the logarithm of how often their position is past the length of the training."""
+    p = config.child("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    weight = p.number("llama_4_scaling_beta", 0.0)
+    if not weight:
+        return QueryScale()
+    return QueryScale(p.integer("original_max_position_embeddings"), weight, 0, (True,) * layers)
+
+
+def mistral4_experts(config: HfConfig, layers: int) -> MoE:
+    """Softmax scores; a group counts by its best two."""
+    return grouped_moe(config, layers, "softmax", config.flag("norm_topk_prob", True), 2, limited=True)
+
+
+def mistral4(config: HfConfig) -> Family:
+    """DeepSeek-V3 with softmax scores, and queries that grow with their position."""
+    defaults = {
+        "max_position_embeddings": 1048576,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    }
+    family = deepseek(config, defaults, mistral4_experts)
+    return replace(
+        family,
+        defaults={**family.defaults, **queries(config, 1024)},
+        read={**family.read, "rope": mistral4_rope, "query_scale": mistral4_scale},
+    )
+
+
 LATENT_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "glm4_moe_lite": glm4_moe_lite,
     "youtu": youtu,
     "minicpm3": minicpm3,
+    "mistral4": mistral4,
 }

@@ -50,6 +50,8 @@ class LatentAttention:
         """`made`: queries [T, heads * (nope + rope)], and latents with keys [T, rank + rope]; -> [R, hidden]. `tokens`
         [T, most] int32: those that each row reads, None: all."""
         q, kv = made
+        for change in layer.qkv_changes:
+            q = change(ops, q, batch)
         q = ops.latent_rope_and_cache(q, kv, batch.positions, layer.rope, batch.slots, cache[0], self.heads)
         latent = ops.head_linear(q, self.into, self.heads.count, self.rank)
         reads = LatentReads(layer.attend.scale, tokens)
