@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from quire.core.config import DeviceConfig
@@ -20,6 +27,7 @@ from quire.ops.native import load_native
 from quire.ops.op import REGISTRY
 
 logging.disable_progress_bar()
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # which it does not know by itself
 BACKENDS = ["reference", *(["cpu"] if load_native() else [])]
 
 SMALL = {
