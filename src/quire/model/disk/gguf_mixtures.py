@@ -7,11 +7,21 @@ from typing import Any
 
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.disk.gguf_dense import BIASED_QKV, CLIPPED, SECTIONS
-from quire.model.disk.gguf_names import GATING, NEXTN, SIGMOID, WINDOW
+from quire.model.disk.gguf_names import GATING, MULTIPLIERS, NEXTN, SIGMOID, WINDOW
 
 GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
 ROUTED = (("num_experts", "n_routed_experts"), ("num_dense_layers", "first_k_dense_replace"))
 SHARED = (("n_shared_experts", "num_shared_experts"), ("num_dense_layers", "first_k_dense_replace"))
+
+
+def experts_of_hy(raw: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """Layers before the first with experts, and how many of these every token takes, by their width."""
+    layers, width = raw["num_hidden_layers"], raw["moe_intermediate_size"]
+    dense = next((i for i in range(layers) if has(f"blk.{i}.ffn_gate_inp.")), layers)
+    return {
+        "first_k_dense_replace": dense,
+        "num_shared_experts": (raw["shared_expert_intermediate_size"] or 0) // width,
+    }
 
 
 UNNORMED = 128
@@ -81,4 +91,24 @@ MIXTURES: dict[str, Architecture] = {
         fields={"logit_scale": "logit_scale"},
         spelling=SHARED,
     ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        interleaved=True,
+        fields=MULTIPLIERS,
+        spelling=(("shared_expert_intermediate_size", "shared_intermediate_size"),),
+        also=("granitemoeshared",),
+    ),
+    "exaone-moe": Architecture(
+        "exaone_moe", extra=(*WINDOW, NEXTN), fixed={GATING: SIGMOID}, fields=GROUPS, spelling=SHARED
+    ),
+    "minimax-m2": Architecture("minimax_m2", fixed={GATING: SIGMOID}, fields={"rotary_dim": "rope.dimension_count"}),
+    "hy_v3": Architecture(
+        "hy_v3",
+        extra=(NEXTN,),
+        fixed={GATING: SIGMOID},
+        spelling=(*SHARED, ("routed_scaling_factor", "router_scaling_factor")),
+        naked=("router_bias",),
+        further=experts_of_hy,
+    ),
+    "mellum": Architecture("mellum", extra=WINDOW),
 }
