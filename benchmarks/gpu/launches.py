@@ -163,6 +163,7 @@ def experts(gpu: Gpu) -> Iterator[Launch]:
         yield name, partial(moe.combine, gpu, wide, ids, zeros(32, 8, dtype=F32))
         yield name, partial(moe.clamped_swiglu, gpu, wide, 1.702, 7.0)
         yield name, partial(moe.scale_by_sigmoid, gpu, wide, zeros(256, 1, dtype=dtype))
+        yield name, partial(moe.scale_by_softplus, gpu, wide, zeros(256, 32, dtype=dtype))
 
 
 def attentions(gpu: Gpu) -> Iterator[Launch]:

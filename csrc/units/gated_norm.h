@@ -1,6 +1,8 @@
 // Rows that are multiplied by a gate and normed in spans, in either order.
 #pragma once
 
+#include <cmath>
+
 #include "elementwise.h"
 
 namespace quire::QUIRE_UNIT {
@@ -27,6 +29,16 @@ void gated_rmsnorm(float* x, const float* z, const GatedNormDescriptor* by, int6
             if (g.gate_first || !g.weight) gate_span(part, gate, span, g.sigmoid);
             if (g.weight) norm_row(part, part, g.weight + (g.weights == span ? 0 : offset), span, g.eps);
             if (!g.gate_first && g.weight) gate_span(part, gate, span, g.sigmoid);
+        }
+    });
+}
+
+// x [spans, d], gate [spans].
+void scale_by_softplus(float* x, const float* gate, int64_t spans, int64_t d) {
+    parallel_ranges(spans, d, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const F s = set1(gate[r] > 20.0f ? gate[r] : std::log1p(std::exp(gate[r])));
+            for_lanes(d, [&](int64_t i, int n) { store_lanes(x + r * d + i, mul(load_lanes(x + r * d + i, n), s), n); });
         }
     });
 }

@@ -9,6 +9,7 @@ constexpr OpEntry kOps[] = {
     op_entry<&delta_rule>("delta_rule"),
     op_entry<&ssm_scan>("ssm_scan"),
     op_entry<&gated_rmsnorm>("gated_rmsnorm"),
+    op_entry<&scale_by_softplus>("scale_by_softplus"),
 };
 extern const OpList kRecurrentOps;
 const OpList kRecurrentOps = list_of(kOps);

@@ -38,6 +38,7 @@ OPS = ("activation", "add", "add_layernorm", "add_positions", "add_rmsnorm", "at
        "layernorm", "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams",
        "norm_spans", "pick_rows", "place_columns",
        "plain_mlp", "rmsnorm", "rope_and_cache", "rope_queries", "route", "scale", "scale_by_sigmoid",
+       "scale_by_softplus",
        "scale_choices", "scale_columns", "scale_rows", "softcap", "sparse_gate",
        "sort_by_expert", "ssm_scan", "take_columns", "take_rows", "xielu")  # fmt: skip
 """What decoders, encoders, experts, latents and adapters call."""

@@ -53,6 +53,7 @@ def test_the_cases_cover_every_op() -> None:
         "combine",
         "clamped_swiglu",
         "scale_by_sigmoid",
+        "scale_by_softplus",
     }
 
 

@@ -191,6 +191,7 @@ MODEL_OPS = {
     "combine",
     "clamped_swiglu",
     "scale_by_sigmoid",
+    "scale_by_softplus",
     "scale_choices",
     "scale_columns",
     "mix_streams",

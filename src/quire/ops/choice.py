@@ -30,6 +30,7 @@ OPS = (
     "linear", "lora", "lora_expand", "lora_scale", "match_lengths", "mix_streams", "move_slots", "norm_spans",
     "penalize", "pick_rows", "place_columns", "plain_mlp", "rmsnorm",
     "rope_and_cache", "rope_queries", "route", "sample", "scale", "scale_by_sigmoid",
+    "scale_by_softplus",
     "scale_choices", "scale_columns", "scale_rows", "softcap", "sort_by_expert", "sparse_gate", "ssm_scan",
     "take_columns", "take_rows", "top_logprobs", "whole_attention", "xielu", "zero_blocks",
 )  # fmt: skip

@@ -138,3 +138,9 @@ def clamped_swiglu_cases(g: Generator) -> Iterator[Case]:
 def scale_by_sigmoid_cases(g: Generator) -> Iterator[Case]:
     for t, d in ((1, 16), (3, 33), (200, 64), (0, 8)):
         yield {"x": normal(g, t, d), "gate": normal(g, t, 1) * 5}
+
+
+@cases("scale_by_softplus")
+def scale_by_softplus_cases(g: Generator) -> Iterator[Case]:
+    for t, d, runs in ((1, 16, 1), (3, 66, 2), (200, 64, 64), (5, 2400, 2), (0, 8, 4)):
+        yield {"x": normal(g, t, d), "gate": normal(g, t, runs) * 15}

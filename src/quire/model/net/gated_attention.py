@@ -52,6 +52,18 @@ class HeadGate:
 
 
 @dataclass(frozen=True)
+class SoftplusGate:
+    """A softplus for each head, or for each number."""
+
+    matrix: Product
+
+    def __call__(self, ops: Ops, found: Array, gate: Array) -> Array:
+        """Implement `OutputGate`; gate [T, heads] or [T, heads * head_dim]."""
+        gated: Array = ops.scale_by_softplus(found, gate)
+        return gated
+
+
+@dataclass(frozen=True)
 class GatedAttention:
     """Work like `own_attention`, with a gate on what attention gives before the last matrix."""
 

@@ -126,3 +126,14 @@ def scale_by_sigmoid(cpu: Cpu, x: Host, gate: Host) -> Host:
     if rows:
         cpu.call("scale_by_sigmoid", x, gate, rows, d)
     return x
+
+
+@impl("scale_by_softplus", "cpu")
+def scale_by_softplus(cpu: Cpu, x: Host, gate: Host) -> Host:
+    rows, d = check(x, "scale_by_softplus x", F32, -1, -1).shape
+    runs = check(gate, "scale_by_softplus gate", F32, rows, -1).shape[1]
+    if not runs or d % runs:
+        raise ValueError(f"scale_by_softplus: rows of {d} numbers are not {runs} runs of one length")
+    if rows:
+        cpu.call("scale_by_softplus", x, gate, rows * runs, d // runs)
+    return x

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.experts import Choices, ExpertActivation, Grouped, Routing
@@ -150,3 +151,10 @@ def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
 def scale_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
     """x [T, d] f32 *= sigmoid(gate [T, 1] f32) in place; returns x (Qwen2-MoE's shared expert)."""
     return x * gate.sigmoid()
+
+
+@op(tolerance=2e-6, into="x")
+def scale_by_softplus(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, d] f32 times softplus(gate [T, n] f32) in place, each of n equal runs of columns by its own number; returns
+    x (Laguna's heads)."""
+    return (x.unflatten(1, (gate.shape[1], -1)) * F.softplus(gate)[..., None]).flatten(1)

@@ -75,6 +75,17 @@ def scale_by_sigmoid(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
     return x
 
 
+@impl("scale_by_softplus", "triton")
+def scale_by_softplus(gpu: Gpu, x: Tensor, gate: Tensor) -> Tensor:
+    rows, d, runs = check_rows(x, "scale_by_softplus x", x.shape[1]), x.shape[1], gate.shape[1]
+    if len(gate) != rows or not runs or d % runs:
+        raise ValueError(f"scale_by_softplus: rows of {d} numbers are not {runs} runs of one length, or rows differ")
+    if rows:
+        size = min(power_of_two(d // runs), BLOCK)
+        kernels.softplus_kernel[rows * runs, -(-(d // runs) // size)](x, gate, d // runs, size)
+    return x
+
+
 @impl("expert_mlp", "triton")
 def expert_mlp(
     gpu: Gpu, x: Tensor, gate_up: Grouped, down: Grouped, between: ExpertActivation, choices: Choices

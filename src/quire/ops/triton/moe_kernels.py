@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from quire.ops.triton.interpreter import repair
+from quire.ops.triton.recurrent_kernels import softplus
 
 repair()
 
@@ -149,3 +150,12 @@ def sigmoid_kernel(x, gate, d, BLOCK: tl.constexpr):
     factor = 1.0 / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
     value = tl.load(x + row * d + cols, mask=cols < d, other=0.0).to(tl.float32) * factor
     tl.store(x + row * d + cols, value.to(x.dtype.element_ty), mask=cols < d)
+
+
+@triton.jit
+def softplus_kernel(x, gate, d, BLOCK: tl.constexpr):
+    """x [spans, d] *= softplus(gate [spans])."""
+    span, cols = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    factor = softplus(tl.load(gate + span).to(tl.float32))
+    value = tl.load(x + span * d + cols, mask=cols < d, other=0.0).to(tl.float32) * factor
+    tl.store(x + span * d + cols, value.to(x.dtype.element_ty), mask=cols < d)
