@@ -30,6 +30,9 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 ALTERNATING = {"num_hidden_layers": 4, "sliding_window": 5}
 AFMOE = {"head_dim": 24, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
          "route_scale": 1.7}  # fmt: skip
+LAGUNA = {"head_dim": 16, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3,
+          "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
+          "moe_routed_scaling_factor": 1.7}  # fmt: skip
 PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
                "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,6 +46,12 @@ GATED: dict[str, tuple[str, dict[str, Any]]] = {
     "afmoe": ("afmoe", AFMOE | {"num_hidden_layers": 4, "mup_enabled": True}),
     "afmoe_kinds": ("afmoe", AFMOE | {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
                                       "num_dense_layers": 2, "attention_bias": True, "num_shared_experts": 1}),
+    "laguna": ("laguna", LAGUNA | {"num_attention_heads_per_layer": [4, 8, 4],
+                                   "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    "laguna_numbers": ("laguna", LAGUNA | {
+        "gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.6, "head_dim": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "cohere2_moe": ("cohere2_moe", ALTERNATING | {"head_dim": 16, "num_experts": 6, "tie_word_embeddings": False}),
     "cohere2_moe_shared": ("cohere2_moe", ALTERNATING | {
         "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "rms_norm_eps": 1e-5,

@@ -24,10 +24,11 @@ class MoE:
     """Experts in place of the MLP (Shazeer et al. 2017). Widths are those between up and down.
 
     `sparse`: per layer, whether it has experts. `shared`: width of the expert that every token takes, 0 = none;
-    `shared_scale` multiplies what that one makes. `clamp`: (alpha, limit) of gpt-oss's activation, or None for the
-    model's. `latent`: numbers of the rows that experts read and make, to which and from which a matrix leads, 0 = those
-    of the stream. `input_scores`: of the one expert that a row takes, the score, a key of SCORES in `ops.experts`, that
-    multiplies what it reads (Llama 4). `beside`: the layers have an MLP, too.
+    `shared_scale` multiplies what that one makes. `router_cap`: soft cap of the router's logits, 0 = none. `clamp`:
+    (alpha, limit) of gpt-oss's activation, or None for the model's. `latent`: numbers of the rows that experts read and
+    make, to which and from which a matrix leads, 0 = those of the stream. `input_scores`: of the one expert that a row
+    takes, the score, a key of SCORES in `ops.experts`, that multiplies what it reads (Llama 4). `beside`: the layers
+    have an MLP, too.
     """
 
     routing: Routing
@@ -39,6 +40,7 @@ class MoE:
     shared_scale: float = 1.0
     input_scores: str = ""
     beside: bool = False
+    router_cap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ class ModelSpec:
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
     `bare`: (role, layer) of norms that other layers have and this one has not.
+    `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus".
     `sizes`: those of each layer, empty where all layers are alike; `at` gives the spec with those of one.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
     "twins": the first part has a scan, the second attention and an MLP.
@@ -230,6 +233,7 @@ class ModelSpec:
     norm: str = "rms"
     join: str = "sequential"
     normed_values: bool = False
+    gate: str = "sigmoid"
     interleaved_rope: bool = False
     late_norms: bool = False
     softcap: float = 0.0

@@ -8,11 +8,12 @@ from dataclasses import replace
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.hybrids import CONV_BIASES, LFM2, LFM2_DEFAULTS, LFM2_READS, LFM2_SPELLING
-from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, shared_width
+from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, SHARED_EXPERT, shared_width
 from quire.model.families.names import BIAS_FLAGS, GEMMA, LLAMA, POST_NORMS, STACKED, without
 from quire.model.families.readers import alternating, embed_scale, read_moe
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
 from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
+from quire.model.layer_sizes import LayerSizes
 from quire.model.spec import MoE
 
 
@@ -169,6 +170,76 @@ def cohere2_moe(config: HfConfig) -> Family:
     )
 
 
+def laguna_sizes(config: HfConfig, layers: int) -> tuple[LayerSizes, ...]:
+    """Heads of each layer by `num_attention_heads_per_layer`; empty where all layers have as many."""
+    spec = spec_facts(config)
+    heads = config.integers("num_attention_heads_per_layer") or (spec["heads"],) * layers
+    kv_heads = spec["kv_heads"]
+    if len(heads) != layers or any(count < 1 or count % kv_heads for count in heads):
+        raise config.fail(
+            "num_attention_heads_per_layer", f"needs {layers} multiples of num_key_value_heads {kv_heads}"
+        )
+    if set(heads) == {spec["heads"]}:
+        return ()
+    return tuple(LayerSizes(count, kv_heads, spec["head_dim"], spec["intermediate"]) for count in heads)
+
+
+def laguna_experts(config: HfConfig, layers: int) -> MoE:
+    """Sigmoid scores of logits that may be capped, chosen with a correction bias."""
+    if config.flag("moe_apply_router_weight_on_input", False):
+        raise config.fail("moe_apply_router_weight_on_input", "true is not supported")
+    cap = config.number("moe_router_logit_softcapping", 0.0, low=-1)
+    return replace(read_moe("sigmoid", True)(config, layers), router_cap=max(cap, 0.0))
+
+
+def laguna(config: HfConfig) -> Family:
+    """A softplus for each head, or for each number, multiplies what attention gives; layers differ in their heads."""
+    gating = config.raw.get("gating", True)
+    gate = "head_gate" if gating in (True, "per-head") else "attn_gate"
+    if gating not in (True, False, None, "per-head", "per-element"):
+        raise config.fail("gating", f"{gating!r} is not known; known: per-head, per-element")
+    return Family(
+        LLAMA | EXPERTS | without(SHARED_EXPERT, "shared_switch") | CORRECTED | {gate: "self_attn.g_proj"},
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 512,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        {"windows": laguna_windows, "rope": kinds_turn, "sizes": laguna_sizes, "moe": laguna_experts},
+        ("q_norm", "k_norm", gate, "router_bias"),
+        BIAS_FLAGS,
+        {"gate": "softplus"},
+        (("routed_scaling_factor", "moe_routed_scaling_factor"),),
+        rewrites=LAGUNA_WRITTEN,
+    )
+
+
+def laguna_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """Windows of layers that `layer_types` names; without it all see everything."""
+    return sliding_windows(config, layers) if config.has("layer_types") else (0,) * layers
+
+
+LAGUNA_WRITTEN = (
+    Rewrite(
+        r"(.*\.mlp)\.(?:experts|gate)\.e_score_correction_bias",
+        r"\1.gate_correction.weight",
+        release=r"\1.experts.e_score_correction_bias",
+    ),
+    Rewrite(r"(.*\.mlp)\.shared_experts\.(.+)", r"\1.shared_expert.\2"),
+    *STACKED,
+)
+
+
 GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "afmoe": Family(
         GEMMA
@@ -205,6 +276,7 @@ GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         ),
         rewrites=AFMOE_WRITTEN,
     ),
+    "laguna": laguna,
     "lfm3": lfm3,
     "cohere2_moe": cohere2_moe,
 }

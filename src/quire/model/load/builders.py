@@ -58,7 +58,7 @@ from quire.model.net.decoder import (
     single_block,
     twin_block,
 )
-from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate
+from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate, SoftplusGate
 from quire.model.net.layer_ending import InputsOfTokens, KeysAsValues
 from quire.model.net.parts import (
     Clip,
@@ -239,11 +239,11 @@ def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
 
 def load_gated(reader: WeightReader, index: int) -> Attend:
     """How layer `index` attends to keys of its own: with a gate where the checkpoint has a matrix for one."""
-    claim = reader.opened.claim
-    if claim.get("head_gate", index):
-        return GatedAttention(HeadGate(reader.linear(("head_gate",), index)))
-    if claim.get(claim.holder("attn_gate", index), index):
-        return GatedAttention(NumberGate(reader.linear(("attn_gate",), index)))
+    claim, soft = reader.opened.claim, reader.local.gate == "softplus"
+    for role, kind in (("head_gate", HeadGate), ("attn_gate", NumberGate)):
+        if claim.get(claim.holder(role, index), index):
+            matrix = reader.linear((role,), index)
+            return GatedAttention(SoftplusGate(matrix) if soft else kind(matrix))
     return own_attention
 
 

@@ -12,7 +12,16 @@ import numpy as np
 from quire.model.load.parts import load_norm
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import DISK_ROLES
-from quire.model.net.moe import CutExperts, Experts, FusedExperts, LocalExperts, MoeBesideMlp, MoeMlp, NormedRouter
+from quire.model.net.moe import (
+    CappedRouter,
+    CutExperts,
+    Experts,
+    FusedExperts,
+    LocalExperts,
+    MoeBesideMlp,
+    MoeMlp,
+    NormedRouter,
+)
 from quire.model.net.parts import ClampedMlp, GatedMlp, Mlp, PlainMlp, Product, RmsNorm, scaled
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import AnyArray, numbers, stack
@@ -55,11 +64,12 @@ def load_beside(reader: WeightReader, index: int, dense: Mlp, experts: Mlp) -> M
 
 
 def _router(reader: WeightReader, index: int) -> Product:
-    """The router of layer `index`, which may have a norm: that of x, times a scale and hidden^-0.5."""
+    """The router of layer `index`, whose logits may be capped, or which may have a norm: that of x, times a scale and
+    hidden^-0.5."""
     own, scale = reader.dense("router", index), reader.vector("router_scale", index)
-    if scale is None:
-        return own
     spec = reader.opened.spec
+    if scale is None:
+        return CappedRouter(own, spec.moe.router_cap) if spec.moe.router_cap else own
     return NormedRouter(RmsNorm(scale * np.float32(spec.hidden**-0.5), spec.norm_eps), own)
 
 

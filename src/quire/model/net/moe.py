@@ -63,6 +63,18 @@ class CutExperts:
 
 
 @dataclass(frozen=True)
+class CappedRouter:
+    """A router whose logits are cap * tanh(logit / cap)."""
+
+    own: Product
+    cap: float
+
+    def __call__(self, ops: Ops, x: Array) -> Array:
+        """x [T, hidden] -> [T, experts]."""
+        return ops.softcap(self.own(ops, x), self.cap)
+
+
+@dataclass(frozen=True)
 class MoeMlp:
     """y = sum of weight_e * expert_e(x) over the experts the router chooses, plus the shared expert's output, if any.
 
