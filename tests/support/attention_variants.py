@@ -33,6 +33,10 @@ AFMOE = {"head_dim": 24, "sliding_window": 5, "num_experts": 8, "num_experts_per
 LAGUNA = {"head_dim": 16, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3,
           "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
           "moe_routed_scaling_factor": 1.7}  # fmt: skip
+MIMO = {"head_dim": 24, "v_head_dim": 16, "sliding_window": 5, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40, "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}}}
 PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
                "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +56,11 @@ GATED: dict[str, tuple[str, dict[str, Any]]] = {
         "gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.6, "head_dim": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO | {"layer_types": [
+        "full_attention", "sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 4}),
+    "mimo_v2_flash_biases": ("mimo_v2_flash", MIMO | {
+        "head_dim": 20, "v_head_dim": 12, "attention_bias": True, "attention_value_scale": None, "n_group": 2,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.3, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "cohere2_moe": ("cohere2_moe", ALTERNATING | {"head_dim": 16, "num_experts": 6, "tie_word_embeddings": False}),
     "cohere2_moe_shared": ("cohere2_moe", ALTERNATING | {
         "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "rms_norm_eps": 1e-5,

@@ -207,7 +207,8 @@ class ModelSpec:
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
     `bare`: (role, layer) of norms that other layers have and this one has not.
-    `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus".
+    `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus". `value_head`: numbers of a
+    head's values, 0 = `head_dim`. `window_sinks`: only layers with windows have sinks.
     `sizes`: those of each layer, empty where all layers are alike; `at` gives the spec with those of one.
     `file_layers`: the layer of the files that each layer is a part of; empty = there it is a layer too. The join
     "twins": the first part has a scan, the second attention and an MLP.
@@ -248,6 +249,8 @@ class ModelSpec:
     unit_head: bool = False
     unit_norms: tuple[bool, ...] = ()
     query_scale: QueryScale = NO_SCALE
+    value_head: int = 0
+    window_sinks: bool = False
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
     sizes: tuple[LayerSizes, ...] = ()
@@ -307,7 +310,7 @@ class ModelSpec:
     @property
     def value_dim(self) -> int:
         """Numbers of a head's result."""
-        return self.mla.value or self.head_dim
+        return self.mla.value or self.value_head or self.head_dim
 
     @property
     def kept_value_dim(self) -> int:

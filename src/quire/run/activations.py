@@ -38,7 +38,7 @@ def activations(spec: ModelSpec, rows: int, logits: int, code_bytes: float = 0, 
     sized = {spec.at(layer) for layer in range(spec.layers)} or {spec}
     intermediate = max(one.intermediate for one in sized)
     mixed = max(
-        *(one.heads * one.value_dim for one in sized),
+        *(one.heads * (one.head_dim if one.value_head else one.value_dim) for one in sized),
         spec.conv.width,
         spec.delta.width + spec.delta.values,
         spec.scan.width + spec.scan.inner,

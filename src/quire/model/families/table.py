@@ -17,6 +17,7 @@ from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
 from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
+from quire.model.families.mimo import MIMO_V2_FLASH
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.names import (
@@ -337,6 +338,7 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "mimo_v2_flash": MIMO_V2_FLASH,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
     "zamba2": zamba2,

@@ -82,6 +82,7 @@ from quire.model.net.parts import (
 )
 from quire.model.net.pipeline_parallel import NoHead
 from quire.model.net.row_changes import HeadLayerNorm, Rotated
+from quire.model.net.short_values import LengthenedValues, ShortenedHeads
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.weights import PackedTable
 from quire.quant.registry import DENSE, matrix_scheme
@@ -190,7 +191,7 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
         attend=AttentionSpec(
             spec.attention_scale, spec.windows[index], spec.softcap, reader.vector("sinks", index), alibi, bias
         ),
-        o=load_o(reader, mixer.out, index) if mixer.out else absent,
+        o=load_result(reader, mixer.out, index) if mixer.out else absent,
         attn_post_norm=attn_post_norm,
         mlp_norm=mlp_norm,
         mlp=load_mlp_or_experts(reader, index) if spec.has_mlp(index) else absent,
@@ -203,6 +204,12 @@ def load_layer(reader: WeightReader, index: int, rope: Unplaced, bias: Unplaced 
     )
     reader.tell(f"layer {index}")
     return layer
+
+
+def load_result(reader: WeightReader, role: str, index: int) -> Product:
+    """The last matrix `role` of a mixer, which reads less of a head than there is where values are short."""
+    own, spec = load_o(reader, role, index), reader.local.at(index)
+    return ShortenedHeads(own, spec.value_head, spec.head_dim) if spec.value_head and role == "o" else own
 
 
 def head_norms(reader: WeightReader, index: int) -> tuple[Unplaced, Unplaced] | None:
@@ -328,6 +335,8 @@ def qkv_changes(reader: WeightReader, index: int, rope: Unplaced) -> tuple[RowCh
     own = reader.local.kv_layer(index) == index and reader.local.attends(index)
     if own and not reader.local.has_values(index):
         changes.append(KeysAsValues(keys, spec.kv_heads * d))
+    if own and spec.value_head:
+        changes.append(LengthenedValues(keys + spec.kv_heads * d, spec.value_head, d))
     for role, start, span in (
         ("q_row_norm", 0, keys), ("k_row_norm", keys, spec.kv_heads * d),
         ("q_head_norms", 0, d), ("k_head_norms", keys, d),

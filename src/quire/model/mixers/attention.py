@@ -48,7 +48,7 @@ class Attention:
 _ALL = {
     "q": Role("linear", lambda s: (s.heads * s.head_dim, s.hidden), ROWS, lambda s: s.heads),
     "k": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
-    "v": Role("linear", lambda s: (s.kv_heads * s.head_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
+    "v": Role("linear", lambda s: (s.kv_heads * s.value_dim, s.hidden), ROWS, lambda s: s.kv_heads, spread=SHARED),
     "q_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="k_norm"),
     "k_norm": Role("vector", lambda s: (s.head_dim,), optional=True, partner="q_norm"),
     "q_row_norm": Role(
@@ -89,6 +89,9 @@ def _own(spec: ModelSpec, layer: int) -> bool:
 
 ROLES = {name: replace(role, where=_own if name in KEY_VALUE else _has) for name, role in _ALL.items()}
 ROLES["v"] = replace(ROLES["v"], where=lambda s, layer: _own(s, layer) and s.has_values(layer))
+ROLES["sinks"] = replace(
+    ROLES["sinks"], where=lambda s, layer: _has(s, layer) and bool(s.windows[layer] or not s.window_sinks)
+)
 """Its matrices and vectors on disk, split over ranks by heads; latent attention has the last one too."""
 
 GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSpec], int]]]] = {
