@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_variants import AFMOE, PLAIN_KINDS
 from lora_adapters import TARGETS, write_adapter
 from oracle import BACKENDS, write
 from quire.cache.groups import Lanes
@@ -35,6 +36,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma3_text", LONG | {"sliding_window": 700, "head_dim": 24}),
     "sinks": ("gpt_oss", LONG | GPT_OSS),
     "slopes": ("bloom", LONG),
+    "gates": ("afmoe", LONG | AFMOE | {"sliding_window": 700, "num_hidden_layers": 4}),
+    "gates of heads": ("lfm3", LONG | {"layer_types": ["full_attention", "sliding_attention"], "head_dim": 16,
+                                       "num_hidden_layers": 2, "sliding_window": 700, "rope_parameters": PLAIN_KINDS}),
 }
 BRANCHING = '{"method": "ngram", "topk": 2}'
 
@@ -108,6 +112,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "windows, int8": ("windows", {"kv_cache_dtype": "int8"}),
     "sinks": ("sinks", {"max_num_batched_tokens": 700}),
     "slopes": ("slopes", {}),
+    "gates": ("gates", {"max_num_batched_tokens": 300}),
+    "gates of heads": ("gates of heads", {}),
     "fp8": ("dense", {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 128}),
     "looked up": ("dense", {"speculative_config": '{"method": "ngram", "adaptive": false}'}),
 }

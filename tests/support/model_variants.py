@@ -221,6 +221,9 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "layers of unlike sizes": GEMMAS["gemma4_keys_as_values"],
     "experts beside an MLP": GEMMAS["gemma4_experts"],
     "per-layer embeddings": GEMMAS["gemma4_layer_inputs"],
+    "gates": GATED["afmoe"],
+    "gates of heads, which layers have in unlike numbers": GATED["laguna"],
+    "values shorter than keys": GATED["mimo_v2_flash"],
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
     **SHARED_DENSE,
 }  # fmt: skip
