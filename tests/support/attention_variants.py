@@ -42,6 +42,7 @@ PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm3": ("lfm3", {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4, "rope_parameters": PLAIN_KINDS,
                       "layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}),
+    "lfm3_proportional": ("lfm3", {"head_dim": 24, "sliding_window": 5, "num_hidden_layers": 5}),
     "lfm3_bare": ("lfm3", {"head_dim": 24, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                            "attention_bias": True, "use_sandwich_norm": False, "use_attention_gate": False,
                            "conv_L_cache": 4, "tie_word_embeddings": False, "rope_parameters": PLAIN_KINDS}),
