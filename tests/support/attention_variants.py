@@ -60,7 +60,7 @@ GATED: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo_v2_flash": ("mimo_v2_flash", MIMO | {"layer_types": [
         "full_attention", "sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 4}),
     "mimo_v2_flash_biases": ("mimo_v2_flash", MIMO | {
-        "head_dim": 20, "v_head_dim": 12, "attention_bias": True, "attention_value_scale": None, "n_group": 2,
+        "head_dim": 32, "v_head_dim": 16, "attention_bias": True, "attention_value_scale": None, "n_group": 2,
         "norm_topk_prob": False, "routed_scaling_factor": 1.3, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "cohere2_moe": ("cohere2_moe", ALTERNATING | {"head_dim": 16, "num_experts": 6, "tie_word_embeddings": False}),
     "cohere2_moe_shared": ("cohere2_moe", ALTERNATING | {
