@@ -65,7 +65,7 @@ def test_dummy_weights_and_reports_fit(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="quire._native is not built")
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int4"}])
-@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "gpt_oss", "afmoe", "laguna", "mimo_v2_flash"])
 def test_native_logits_are_bit_equal_however_cut(variant: str, options: dict[str, Any], tmp_path: Path) -> None:
     family, facts = VARIANTS[variant]
     whole_groups = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
