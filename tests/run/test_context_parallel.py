@@ -37,8 +37,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "sinks": ("gpt_oss", LONG | GPT_OSS),
     "slopes": ("bloom", LONG),
     "gates": ("afmoe", LONG | AFMOE | {"sliding_window": 700, "num_hidden_layers": 4}),
-    "gates of heads": ("lfm3", LONG | {"layer_types": ["full_attention", "sliding_attention"], "head_dim": 16,
-                                       "num_hidden_layers": 2, "sliding_window": 700, "rope_parameters": PLAIN_KINDS}),
+    "gates of heads": (
+        "lfm3",
+        LONG
+        | {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "sliding_window": 700,
+            "rope_parameters": PLAIN_KINDS,
+        },
+    ),
 }
 BRANCHING = '{"method": "ngram", "topk": 2}'
 

@@ -33,10 +33,18 @@ AFMOE = {"head_dim": 24, "sliding_window": 5, "num_experts": 8, "num_experts_per
 LAGUNA = {"head_dim": 16, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3,
           "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
           "moe_routed_scaling_factor": 1.7}  # fmt: skip
-MIMO = {"head_dim": 24, "v_head_dim": 16, "sliding_window": 5, "n_routed_experts": 8, "num_experts_per_tok": 3,
-        "moe_intermediate_size": 40, "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.334},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}}}
+MIMO = {
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 5,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.334},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+    },
+}
 PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
                "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {

@@ -24,6 +24,8 @@ HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_mo
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
            "zamba2", "olmo_hybrid")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
+UNLIKE = ("laguna", "mimo_v2_flash", "gemma4_text")
+"""Families whose layers may differ in how many heads they have, of which none can be dropped."""
 MLP_OUT = ("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2", "mlp.fc_out", "ffn.down_proj",
            "feed_forward.w2", "feed_forward.down_proj", "shared_mlp.output_linear", "mixer.down_proj",
            "mixer.shared_experts.down_proj", "mlp.Wo", "ffn.2")  # fmt: skip

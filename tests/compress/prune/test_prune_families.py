@@ -11,13 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from oracle import family_facts
 from paged_model import VARIANTS as DENSE
-from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, WITHOUT_MLP, layers_of, part
+from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, UNLIKE, WITHOUT_MLP, layers_of, part
 from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import AUTO_WIDTH, DERIVED, EVEN_HEADS
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.table import find_family
 
-FIRST = {family: facts for family, facts in reversed(VARIANTS.values()) if family not in HYBRIDS}
+FIRST = {family: facts for family, facts in reversed(VARIANTS.values()) if family not in (*HYBRIDS, *UNLIKE)}
 DENSE_FIRST = {family: facts for family, facts in reversed(DENSE.values()) if family not in WITHOUT_MLP}
 
 

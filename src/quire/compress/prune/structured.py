@@ -71,7 +71,7 @@ SmallerCheckpoint = tuple[dict[str, "Tensor"], dict[str, Any]]
 """(tensors, config) of the smaller checkpoint; tensors that kept their shape are those that came."""
 
 PER_LAYER_FIELDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "attention_layers",
-                    "layer_rope_theta")  # fmt: skip
+                    "layer_rope_theta", "num_attention_heads_per_layer")  # fmt: skip
 """Fields of config.json that are lists of one entry per layer."""
 KINDS = frozenset({"layer_types", "layers_block_type", "attn_layer_indices"})
 """Fields that say what each layer is."""
@@ -95,6 +95,7 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
         query_scale=spec.query_scale.of(kept),
         bare=tuple((role, kept.index(i)) for role, i in spec.bare if i in kept),
+        sizes=tuple(spec.sizes[i] for i in kept) if spec.sizes else (),
         moe=moe,
     )
     prefix = model.family.names["layer"]
@@ -178,6 +179,8 @@ def drop_heads(
 def check_heads(spec: ModelSpec, count: int) -> None:
     """Raise `ModelError` where no heads of such a model can be dropped, `ConfigError` where `count` cannot be left."""
     _has_field(spec, "head_dim", "the size of its heads")
+    if spec.sizes:
+        raise refusal(spec, "heads of layers that may differ in how many they have cannot be dropped")
     if not own_heads(spec):
         raise refusal(spec, "heads over latents, or of some layers only, cannot be dropped")
     if spec.family in EVEN_HEADS and spec.hidden % count:

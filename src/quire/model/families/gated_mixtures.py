@@ -171,7 +171,7 @@ def cohere2_moe(config: HfConfig) -> Family:
 
 
 def laguna_sizes(config: HfConfig, layers: int) -> tuple[LayerSizes, ...]:
-    """Heads of each layer by `num_attention_heads_per_layer`; empty where all layers have as many."""
+    """Heads of each layer by `num_attention_heads_per_layer`; without it all layers have as many."""
     spec = spec_facts(config)
     heads = config.integers("num_attention_heads_per_layer") or (spec["heads"],) * layers
     kv_heads = spec["kv_heads"]
@@ -179,8 +179,6 @@ def laguna_sizes(config: HfConfig, layers: int) -> tuple[LayerSizes, ...]:
         raise config.fail(
             "num_attention_heads_per_layer", f"needs {layers} multiples of num_key_value_heads {kv_heads}"
         )
-    if set(heads) == {spec["heads"]}:
-        return ()
     return tuple(LayerSizes(count, kv_heads, spec["head_dim"], spec["intermediate"]) for count in heads)
 
 
