@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.gated_mixtures import kinds_turn
+from quire.model.families.gated_mixtures import GATED_MIXTURES, kinds_turn
 from quire.model.families.mixtures import CORRECTED, EXPERTS, ROUTED, sigmoid_experts
 from quire.model.families.names import CORRECTION, LLAMA, QKV_BIAS, STACKED, without
 from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
@@ -89,3 +89,4 @@ MIMO_V2_FLASH = Family(
         *STACKED,
     ),
 )
+GATED_AND_WINDOWED = GATED_MIXTURES | {"mimo_v2_flash": MIMO_V2_FLASH}

@@ -10,14 +10,13 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
 from quire.model.families.delta_hybrids import DELTA_HYBRIDS
 from quire.model.families.falcon_h1 import falcon_h1
-from quire.model.families.gated_mixtures import GATED_MIXTURES
 from quire.model.families.gemma3n import GEMMAS
 from quire.model.families.hybrids import HYBRIDS
 from quire.model.families.kimi import kimi_linear
 from quire.model.families.latent_mixtures import LATENT_MIXTURES
 from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
-from quire.model.families.mimo import MIMO_V2_FLASH
+from quire.model.families.mimo import GATED_AND_WINDOWED
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.names import (
@@ -328,7 +327,7 @@ FAMILIES: dict[str, Row] = {
     **PUBLISHED,
     **MIXTURES,
     **LATENT_MIXTURES,
-    **GATED_MIXTURES,
+    **GATED_AND_WINDOWED,
     **SPARSE,
     **NEWER_MIXTURES,
     **STACKED_MIXTURES,
@@ -338,7 +337,6 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
-    "mimo_v2_flash": MIMO_V2_FLASH,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
     "zamba2": zamba2,
