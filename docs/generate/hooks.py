@@ -23,6 +23,7 @@ import commands
 import dashboards
 import devices
 import exclusions
+import families_page
 import formats
 import known_models
 import messages
@@ -43,6 +44,8 @@ MADE: dict[str, Callable[[], str]] = {
     "row metrics": shown.row_metrics,
     "python": python_names.every_name,
     "families": formats.families,
+    "family counts": families_page.counts,
+    "every family": families_page.every_family,
     "catalog": known_models.every_model,
     "formats of files": formats.of_files,
     "devices": devices.planned,

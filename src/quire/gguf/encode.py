@@ -19,16 +19,30 @@ import numpy as np
 from quire.core.config import cpu_count
 from quire.core.errors import ModelError
 from quire.gguf.block_types import BLOCKS
-from quire.gguf.k_encode import Bytes, Floats, halves, nibbles, q2_k, q3_k, q4_k, q5_k, q6_k, tops
+from quire.gguf.k_encode import (
+    Bytes,
+    Floats,
+    halves,
+    nibbles,
+    q2_k,
+    q3_k,
+    q4_k,
+    q5_k,
+    q6_k,
+    tops,
+    weighted_between,
+    weighted_signed,
+)
 
 CHUNK = 1 << 18
 """Numbers that are encoded at once: temporaries of twenty times their size stay small."""
 SIZES = {kind.name: kind for kind in BLOCKS.values()}
 
 
-def encode(rows: Floats, kind: str) -> Bytes:
+def encode(rows: Floats, kind: str, importance: Floats | None = None) -> Bytes:
     """The bytes uint8 [n, bytes of a row] of rows [n, k] f32 in the format `kind` ("Q4_K"), a name of `ENCODERS`.
 
+    `importance` [k] f32, 0 or more: how much the error of each column counts, in the formats of `WEIGHTED`.
     k is a whole number of blocks. `ModelError` for nan and inf, and for numbers that the format's float16 cannot hold.
     """
     n, k = rows.shape
@@ -40,7 +54,12 @@ def encode(rows: Floats, kind: str) -> Bytes:
         with np.errstate(all="ignore"):
             if not np.isfinite(part).all():
                 return False
-            blocks = ENCODERS[kind](part.reshape(-1, block.numbers))
+            blocks = part.reshape(-1, block.numbers)
+            if importance is None or kind not in WEIGHTED:
+                blocks = ENCODERS[kind](blocks)
+            else:
+                columns = np.broadcast_to(importance, part.shape).reshape(-1, block.numbers)
+                blocks = WEIGHTED[kind](blocks, columns)
         out[start : start + step] = blocks.reshape(len(part), -1)
         return True
 
@@ -98,23 +117,23 @@ def _between(x: Floats, most: int) -> tuple[Floats, Floats, Bytes]:
     return scale, low, _codes(x, scale, low, 0.5, most)
 
 
-def _q4_0(x: Floats) -> Bytes:
-    scale, codes = _signed(x, 8)
+def _q4_0(x: Floats, importance: Floats | None = None) -> Bytes:
+    scale, codes = _signed(x, 8) if importance is None else weighted_signed(x, importance, 8)
     return np.concatenate((halves(scale), nibbles(codes, 16)), 1)
 
 
-def _q4_1(x: Floats) -> Bytes:
-    scale, low, codes = _between(x, 15)
+def _q4_1(x: Floats, importance: Floats | None = None) -> Bytes:
+    scale, low, codes = _between(x, 15) if importance is None else weighted_between(x, importance, 15)
     return np.concatenate((halves(scale), halves(low), nibbles(codes, 16)), 1)
 
 
-def _q5_0(x: Floats) -> Bytes:
-    scale, codes = _signed(x, 16)
+def _q5_0(x: Floats, importance: Floats | None = None) -> Bytes:
+    scale, codes = _signed(x, 16) if importance is None else weighted_signed(x, importance, 16)
     return np.concatenate((halves(scale), _fifth(codes), nibbles(codes & 15, 16)), 1)
 
 
-def _q5_1(x: Floats) -> Bytes:
-    scale, low, codes = _between(x, 31)
+def _q5_1(x: Floats, importance: Floats | None = None) -> Bytes:
+    scale, low, codes = _between(x, 31) if importance is None else weighted_between(x, importance, 31)
     return np.concatenate((halves(scale), halves(low), _fifth(codes), nibbles(codes & 15, 16)), 1)
 
 
@@ -123,3 +142,8 @@ ENCODERS: dict[str, Callable[[Floats], Any]] = {
     "Q5_1": _q5_1, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
 }  # fmt: skip
 """Format -> its blocks uint8 [blocks, bytes] from numbers [blocks, numbers of a block] f32."""
+WEIGHTED: dict[str, Callable[[Floats, Floats], Any]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}  # fmt: skip
+"""Formats whose scales are searched for, and their blocks beside the importance of each number's column."""

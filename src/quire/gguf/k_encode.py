@@ -114,14 +114,15 @@ def _fit_with_minimum(x: Floats, weights: Floats, steps: _Steps, absolute: bool 
     return scale, -least
 
 
-def _fit(x: Floats, half: int) -> Floats:
+def _fit(x: Floats, half: int, weights: Floats | None = None) -> Floats:
     """The scale [..., groups] of x [..., groups, numbers], about scale * code with codes -half..half - 1.
 
-    Errors are weighted by a number's square. That with the least error has the largest (sum w x l)^2 / sum w l^2.
+    Errors are weighted by a number's square, or by `weights`. That with the least error has the largest
+    (sum w x l)^2 / sum w l^2.
     """
     top = tops(x)[..., 0]
     x = _numbers_first(x)
-    weights = x * x
+    weights = x * x if weights is None else _numbers_first(weights)
     weighted_x = weights * x
     scale, best = np.zeros_like(top), np.zeros_like(top)
     for i in (0, *range(-9, 0), *range(1, 10)):
@@ -133,11 +134,11 @@ def _fit(x: Floats, half: int) -> Floats:
     return np.where(np.abs(top) < LEAST, np.float32(0), scale)
 
 
-def _descend(x: Floats, half: int) -> Floats:
+def _descend(x: Floats, half: int, weights: Floats | None = None) -> Floats:
     """Fit codes: from one start, codes are changed one at a time while that lessens the error, five times through."""
     top = tops(x)[..., 0]
     x = _numbers_first(x)
-    weights = x * x
+    weights = x * x if weights is None else _numbers_first(weights)
     codes = _rounded(_over(np.float32(-half), top) * x, -half, half - 1)
     dot, norm = (weights * x * codes).sum(0), (weights * codes * codes).sum(0)
     for _ in range(5):
@@ -195,18 +196,43 @@ def _by_magnitude(x: Floats) -> Floats:
     return weights
 
 
-def q2_k(x: Floats) -> Bytes:
+def _by_importance(x: Floats, importance: Floats, spread: int = 2) -> Floats:
+    """Weights of numbers [b, groups, numbers]: the importance of their columns, and more of it for large numbers."""
+    mean = np.float32(spread) * (x * x).mean((1, 2), keepdims=True)
+    weights: Floats = importance.reshape(x.shape) * np.sqrt(mean + x * x)
+    return weights
+
+
+def weighted_signed(x: Floats, importance: Floats, half: int) -> tuple[Floats, Bytes]:
+    """(scale [b, 1], codes 0..2 * half - 1) of blocks [b, numbers] of the least error by the columns' importance."""
+    groups = x[:, None]
+    scale = _fit(groups, half, _by_importance(groups, importance, 1))
+    codes = _rounded(_over(x, _stored(scale)), -half, half - 1) + half
+    return scale, codes.astype(np.uint8)
+
+
+def weighted_between(x: Floats, importance: Floats, most: int) -> tuple[Floats, Floats, Bytes]:
+    """(scale, minimum, codes 0..most) of blocks [b, numbers], as `weighted_signed`."""
+    groups = x[:, None]
+    scale, least = _fit_with_minimum(groups, _by_importance(groups, importance, 1), _Steps(most, -1.0, 20))
+    codes = _rounded(_over(x + _stored(least), _stored(scale)), 0, most)
+    return scale, -least, codes.astype(np.uint8)
+
+
+def q2_k(x: Floats, importance: Floats | None = None) -> Bytes:
     """2 bits: groups of 16, multiples of 4 bits."""
     groups = x.reshape(len(x), 16, 16)
-    scale, least = _fit_with_minimum(groups, np.abs(groups), _Steps(3, -0.5, 15), absolute=True)
+    weights = np.abs(groups) if importance is None else _by_importance(groups, importance, 1)
+    scale, least = _fit_with_minimum(groups, weights, _Steps(3, -0.5, 15), importance is None)
     unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 3, 15)
     return np.concatenate((sub | min_sub << 4, crumbs(codes), halves(unit), halves(min_unit)), 1)
 
 
-def q3_k(x: Floats) -> Bytes:
+def q3_k(x: Floats, importance: Floats | None = None) -> Bytes:
     """3 bits: groups of 16, multiples of 6 bits, no minimums."""
     groups = x.reshape(len(x), 16, 16)
-    unit, multiples, codes = _symmetric(groups, _descend(groups, 4), -32, 4)
+    weights = None if importance is None else _by_importance(groups, importance)
+    unit, multiples, codes = _symmetric(groups, _descend(groups, 4, weights), -32, 4)
     sub = (multiples + 32).astype(np.uint8)
     high = np.packbits((codes >> 2).reshape(len(x), 8, 32).transpose(0, 2, 1), axis=-1, bitorder="little")[..., 0]
     tops_of = (sub >> 4).reshape(len(x), 4, 4)
@@ -214,27 +240,30 @@ def q3_k(x: Floats) -> Bytes:
     return np.concatenate((high, crumbs(codes & 3), nibbles(sub & 15, 8), upper, halves(unit)), 1)
 
 
-def q4_k(x: Floats) -> Bytes:
+def q4_k(x: Floats, importance: Floats | None = None) -> Bytes:
     """4 bits: groups of 32, multiples of 6 bits."""
     groups = x.reshape(len(x), 8, 32)
-    scale, least = _fit_with_minimum(groups, _by_magnitude(groups), _Steps(15, -1.0, 20))
+    weights = _by_magnitude(groups) if importance is None else _by_importance(groups, importance)
+    scale, least = _fit_with_minimum(groups, weights, _Steps(15, -1.0, 20))
     unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 15, 63)
     return np.concatenate((halves(unit), halves(min_unit), _six_bits(sub, min_sub), nibbles(codes, 32)), 1)
 
 
-def q5_k(x: Floats) -> Bytes:
+def q5_k(x: Floats, importance: Floats | None = None) -> Bytes:
     """5 bits: groups of 32, multiples of 6 bits."""
     groups = x.reshape(len(x), 8, 32)
-    scale, least = _fit_with_minimum(groups, _by_magnitude(groups), _Steps(31, -0.5, 15))
+    weights = _by_magnitude(groups) if importance is None else _by_importance(groups, importance)
+    scale, least = _fit_with_minimum(groups, weights, _Steps(31, -0.5, 15))
     unit, min_unit, sub, min_sub, codes = _with_minimums(groups, scale, least, 31, 63)
     high = np.packbits((codes >> 4).reshape(len(x), 8, 32).transpose(0, 2, 1), axis=-1, bitorder="little")[..., 0]
     parts = (halves(unit), halves(min_unit), _six_bits(sub, min_sub), high, nibbles(codes & 15, 32))
     return np.concatenate(parts, 1)
 
 
-def q6_k(x: Floats) -> Bytes:
+def q6_k(x: Floats, importance: Floats | None = None) -> Bytes:
     """6 bits: groups of 16, multiples of 8 bits, no minimums."""
     groups = x.reshape(len(x), 16, 16)
-    unit, multiples, codes = _symmetric(groups, _fit(groups, 32), -128, 32)
+    weights = None if importance is None else importance.reshape(groups.shape)
+    unit, multiples, codes = _symmetric(groups, _fit(groups, 32, weights), -128, 32)
     parts = (nibbles(codes & 15, 64), crumbs(codes >> 4), multiples.view(np.uint8), halves(unit))
     return np.concatenate(parts, 1)

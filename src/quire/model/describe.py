@@ -31,7 +31,7 @@ from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token
 from quire.model.mixers.mixer import WIDE
 from quire.model.spec import ModelSpec
-from quire.model.transformers_backend.detect import TransformersModel, find_borrowed
+from quire.model.transformers_backend.detect import TransformersModel, borrowed_headers
 from quire.model.vision.vision_headers import open_vision, part
 from quire.quant.registry import cache_scales, detect, matrix_scheme
 from quire.store.catalog import look_up
@@ -181,7 +181,7 @@ def first_rows(source: TensorSource, spec: ModelSpec, family: Family) -> TensorS
 
 def describe(model: str, load_format: str = "auto", hub: Hub = NEWEST) -> ModelFacts:
     """Facts of `model` from config and headers alone; no weight is read."""
-    borrowed = find_borrowed(resolve(model, hub))
+    borrowed = borrowed_headers(resolve(model, hub))
     if borrowed is not None:
         return _describe_borrowed(model, borrowed)
     return _facts(open_model(model, load_format, hub=hub))

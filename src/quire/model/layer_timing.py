@@ -23,7 +23,7 @@ from quire.model.load.pipeline_stages import Costs, numbers_of, stages_of
 from quire.model.load.reader import WeightReader
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.layer_mixers import mixer_of
-from quire.model.transformers_backend.detect import find_borrowed
+from quire.model.transformers_backend.detect import is_borrowed
 from quire.ops.arrays import Array, Host
 from quire.ops.backend import Ops
 from quire.ops.layout import LayerCache, with_states
@@ -42,7 +42,7 @@ def with_stages(config: EngineConfig, ops: Ops) -> EngineConfig:
     parallel, options = config.parallel, config.model
     if parallel.pipeline_parallel_size == 1 or parallel.pinned_layers or not ops.timed:
         return config
-    if find_borrowed(resolve(options.model, hub_of(options))) is not None:
+    if is_borrowed(resolve(options.model, hub_of(options))):
         return config  # refused when it is loaded
     opened = open_model(options.model, options.load_format, options.seed, hub_of(options))
     stages_of(parallel, opened.spec)

@@ -72,8 +72,10 @@ def nearest_architecture(name: str, source: TensorSource) -> Nearest:
     for row, architecture in ARCHITECTURES.items():
         seen = Rewritten(source, architecture.seen).infos
         for family in _rows(architecture):
-            names = names_of(family.names, source.infos, architecture.names)
-            found.append(_taken(row, names, seen))
+            for own in architecture.joined.values() or ({},):
+                called = {**architecture.names, **own}
+                names = {**names_of(family.names, source.infos, called), **called}
+                found.append(_taken(row, names, seen))
     return _best(name, found)
 
 

@@ -18,15 +18,14 @@ from quire.model.disk.checkpoint import Checkpoint
 from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import read_json
-from quire.model.families.multimodal import MULTIMODAL
-from quire.model.families.table import FAMILIES
+from quire.model.families.elsewhere import HERE, why_no_row
 from quire.model.nearest import nearest_architecture, nearest_family
 
 Rows = list[tuple[str, str]]
 ROW = "a row of its own would run it: docs/extend/family.md says how"
 KINDS = {
-    "mmproj": ("what makes rows of images, for a model of text", "name the model of text, and this file as --mmproj"),
-    "imatrix": ("statistics of activations (llama-imatrix)", "it is no model; quire compress reads it as --imatrix"),
+    "mmproj": ("what makes rows of images for a model of text", "it is no model; images need the folder of the model"),
+    "imatrix": ("statistics of activations (llama-imatrix)", "no model; quire compress takes it: --set imatrix=FILE"),
     "adapter": ("a low-rank adapter", "name the folder it was made of (adapter_config.json) as --lora-modules"),
     "vocab": ("a vocabulary without weights", "it is no model; name one with weights"),
 }  # fmt: skip
@@ -63,8 +62,8 @@ def outline(path: Path) -> Outline | None:
 def outline_of_config(raw: Mapping[str, Any], where: str) -> Outline:
     """The outline of a model of which config.json alone is here."""
     kind = str(raw.get("model_type"))
-    near = "" if kind in (*FAMILIES, *MULTIMODAL) else nearest_family(kind, raw, None).said
-    return Outline([("config", where), *_config_rows(raw)], near, ROW)
+    near = "" if kind in HERE else nearest_family(kind, raw, None).said
+    return Outline([("config", where), *_config_rows(raw)], near, _remedy(kind))
 
 
 def _of_folder(folder: Path) -> Outline:
@@ -75,8 +74,15 @@ def _of_folder(folder: Path) -> Outline:
     for info in source.infos.values():
         dtypes[str(info.dtype)] += info.numbers
     rows = [("folder", str(folder)), *_config_rows(raw), *_parameter_rows(dtypes, len(source.infos))]
-    near = "" if kind in (*FAMILIES, *MULTIMODAL) else nearest_family(kind, raw, source).said
-    return Outline(rows, near, ROW)
+    near = "" if kind in HERE else nearest_family(kind, raw, source).said
+    return Outline(rows, near, _remedy(kind))
+
+
+def _remedy(model_type: str) -> str:
+    if model_type in HERE:
+        return "the reason above says what; the row for this model type is there"
+    why = why_no_row(model_type)
+    return f"{why}; {ROW}" if why else ROW
 
 
 def _config_rows(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -115,8 +121,10 @@ def _of_gguf(path: Path) -> Outline:
     rows += [*_sizes(file.metadata, f"{name}."), *_vocabulary_rows(file)]
     rows += _parameter_rows(types, sum(len(each.tensors) for each in files))
     rows += [("files", str(len(files)))] if len(files) > 1 else []
-    if held in KINDS or name in ARCHITECTURES:
+    if held in KINDS:
         return Outline(rows, "", remedy)
+    if name in ARCHITECTURES:
+        return Outline(rows, "", "the reason above says what; the architecture itself is read")
     return Outline(rows, nearest_architecture(name, GgufTensors(files)).said, remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from quire.cli.app import app
 from quire.core.dtypes import BF16
 from quire.core.errors import ConfigError, ModelError
 from quire.model.describe import describe
+from quire.model.transformers_backend import detect
+from quire.model.transformers_backend.detect import find_borrowed
 
 SEQUENCES = [prompt(19, 1), prompt(7, 2), prompt(1, 3)]
 
@@ -152,8 +155,43 @@ def test_inspect_says_that_it_is_the_slow_path(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.output.count("slow path") == 1 and "apertus" in shown.output
 
 
+HEADERS_ONLY = """
+import resource, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch" or name.startswith("transformers."):
+            raise ImportError(f"{name} is not for reading headers")
+
+sys.meta_path.insert(0, Refuse())
+from quire.cli import main
+from quire.model.families.table import FAMILIES
+
+FAMILIES.pop(sys.argv.pop(1), None)
+sys.argv = ["quire", "inspect", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print("ended with", ended.code or 0, "after", used.ru_utime + used.ru_stime)
+"""
+"""inspect in a process that cannot import what takes long."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_headers_say_what_the_code_says_without_importing_it(variant: str, tmp_path: Path) -> None:
+    family, facts = VARIANTS[variant]
+    write(tmp_path, family, **facts)
+    told, loaded = describe(str(tmp_path)), find_borrowed(tmp_path)
+    assert loaded is not None and told.spec == loaded.spec and told.notes == loaded.notes
+    run = [sys.executable, "-c", HEADERS_ONLY, family, str(tmp_path), "--device", "cpu"]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    seconds = float(done.stdout.rpartition("after")[2])
+    assert "ended with 0" in done.stdout and "slow path" in done.stdout and seconds < 1.0, done.stdout + done.stderr
+
+
 def test_without_transformers_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "apertus", **PLAIN_ROPE)
-    monkeypatch.setitem(sys.modules, "transformers.models.auto.modeling_auto", None)
+    monkeypatch.setattr(detect, "package", lambda: None)
     with pytest.raises(ModelError, match=r"quire\[transformers\]"):
         describe(str(tmp_path))

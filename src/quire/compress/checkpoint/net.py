@@ -32,7 +32,7 @@ from quire.model.mixers.layer_mixers import mixer_of
 from quire.model.net.decoder import Decoder, Layer
 from quire.model.net.encoder import Encoder
 from quire.model.net.parts import Linear
-from quire.model.transformers_backend.detect import find_borrowed
+from quire.model.transformers_backend.detect import borrowed_headers
 from quire.ops.arrays import AnyArray, to_torch
 from quire.ops.autograd_cache import AutogradCache, held
 from quire.ops.differentiable import Differentiable, MatrixSite, Observer, differentiable
@@ -103,7 +103,7 @@ class Net:
         `dtype`: of floating-point tensors. `ModelError` for what cannot be read, and for models that run by the code of
         transformers, which have no roles.
         """
-        found = find_borrowed(resolve(model))
+        found = borrowed_headers(resolve(model))
         if found is not None:
             name = found.spec.family
             raise ModelError(f"{found.folder}: {name!r} runs by the code of transformers; use a family of the table")

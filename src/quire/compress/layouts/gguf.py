@@ -23,6 +23,7 @@ from quire.compress.layouts.gguf_values import Values
 from quire.compress.layouts.gguf_vocab import vocabulary
 from quire.core.errors import ConfigError, ModelError
 from quire.gguf.encode import ENCODERS
+from quire.gguf.imatrix import Importance, read_imatrix
 from quire.gguf.writer import TYPES, NewTensor, write_file
 from quire.model.describe import open_model
 from quire.model.disk.gguf_architecture import Architecture
@@ -56,6 +57,7 @@ def write_gguf(
     weights: Mapping[str, Weight] | None = None,
     kinds: Mapping[str, str] | None = None,
     name: str = "",
+    imatrix: Path | None = None,
 ) -> None:
     """Write the model of `folder` (config.json, safetensors, tokenizer.json) as the GGUF file `path`.
 
@@ -63,7 +65,8 @@ def write_gguf(
     beside block formats of fewer bits, and rows that are no whole number of blocks the format that llama.cpp takes
     instead; vectors and the matrices that choose experts, or make gates of heads, are F32. `kinds` gives matrices
     formats of their own, by their names ("model.layers.0.mlp.up_proj"; experts lie in one tensor, whose format is that
-    of the first). `name`: what the file calls the model, "" = the folder's. `weights` takes the place of the folder's
+    of the first). `name`: what the file calls the model, "" = the folder's. `imatrix`: a file of llama-imatrix, by
+    which the errors of columns are weighted. `weights` takes the place of the folder's
     matrices, by the same names: codes stay as they are where the format has the same groups. One tensor is in memory at
     a time, and the file is there whole or not at all. `ConfigError` for a family, a fact or a tokenizer that GGUF
     cannot hold, for an unknown `kind`, and where the disk is full; `ModelError` for a folder that cannot be read and
@@ -76,7 +79,10 @@ def write_gguf(
     opened = open_model(str(folder))
     if opened.folder.is_file():
         raise ConfigError(f"{folder} is a GGUF file; give the folder it was made of")
-    writer = _Writer(opened, *_architecture(opened), kind, weights, kinds)
+    important = None if imatrix is None else read_imatrix(imatrix)
+    writer = _Writer(opened, *_architecture(opened), kind, weights, kinds, important or {}, str(imatrix))
+    if important and not important.keys() & {piece.name for piece in writer.pieces}:
+        raise ConfigError(f"{imatrix} names no matrix of {folder}: it is of another model")
     unknown = {*weights, *kinds} - {base for parts in writer.pieces for base in parts.bases}
     if unknown:
         raise ConfigError(f"{folder} has no matrix {sorted(unknown)[0]}")
@@ -110,6 +116,8 @@ class _Writer:
     kind: str
     weights: Mapping[str, Weight]
     kinds: Mapping[str, str]
+    important: Importance = field(default_factory=dict)
+    imatrix: str = ""
     pieces: list[Piece] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,7 +191,7 @@ class _Writer:
     def data(self) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the bytes of each tensor."""
         yield from self._rope_factors().values()
-        values = Values(self.architecture, self.weights)
+        values = Values(self.architecture, self.weights, self.important, self.imatrix)
         for piece in self.pieces:
             kind = self._kind(piece)
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from quire.compress.layouts.gguf_pieces import Piece, columns_of, rows_of, shape_of
 from quire.core.dtypes import F32
 from quire.gguf.encode import encode
+from quire.gguf.imatrix import Importance, importance_of
 from quire.model.disk.gguf_architecture import Architecture
 from quire.model.load.reader import stored_less_one
 from quire.model.load.roles import DISK_ROLES
@@ -34,11 +35,14 @@ ROWS = 1 << 22
 class Values:
     """Encodes what becomes of the tensors of a folder in a file of `architecture`.
 
-    `weights`: matrices by the names of the folder's, in whose place they are.
+    `weights`: matrices by the names of the folder's, in whose place they are. `important`: how much errors of columns
+    count, of the file `imatrix`.
     """
 
     architecture: Architecture
     weights: Mapping[str, Weight]
+    important: Importance = field(default_factory=dict)
+    imatrix: str = ""
 
     def encoded(self, piece: Piece, at: int, kind: str) -> np.ndarray[Any, Any]:
         """One matrix or vector of a tensor: uint8 [n, bytes of a row], or [bytes] of a vector."""
@@ -52,8 +56,9 @@ class Values:
             return vector
         values = values.reshape(-1, values.shape[-1])
         n, k = values.shape
+        weigh = importance_of(self.important, piece.name, at, len(piece.bases), k, self.imatrix)
         step = max(1, ROWS // k)
-        return np.concatenate([encode(values[i : i + step].float().numpy(), kind) for i in range(0, n, step)])
+        return np.concatenate([encode(values[i : i + step].float().numpy(), kind, weigh) for i in range(0, n, step)])
 
     def _exact(self, piece: Piece, weight: Weight, kind: str) -> np.ndarray[Any, Any] | None:
         """The bytes of a matrix whose codes are the format's, None where they are not."""

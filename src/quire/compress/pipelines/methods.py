@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -182,7 +183,9 @@ def run_gguf(context: StageContext, stage: Gguf) -> None:
     opened = open_model(context.model)
     name = open_model(context.teacher).name
     with atomic_folder(context.target) as folder:
-        write_gguf(opened.folder, folder / f"{name.rpartition('/')[2]}-{stage.format}.gguf", stage.format, name=name)
+        path = folder / f"{name.rpartition('/')[2]}-{stage.format}.gguf"
+        imatrix = Path(stage.imatrix).expanduser() if stage.imatrix else None
+        write_gguf(opened.folder, path, stage.format, name=name, imatrix=imatrix)
     for _ in range(opened.spec.layers):
         context.report("writing")
 

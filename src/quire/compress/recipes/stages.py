@@ -201,9 +201,14 @@ class Mixed(KvCacheStage, frozen=True, kw_only=True):
 
 
 class Gguf(Stage, frozen=True, kw_only=True):
-    """The stage writes a GGUF file in the given `format` of ggml. It must be the last stage of a recipe."""
+    """The stage writes a GGUF file in the given `format` of ggml. It must be the last stage of a recipe.
+
+    `imatrix` names a file of llama-imatrix (GGUF, or the older .dat). Columns that had large activations then count
+    more where a scale is searched for.
+    """
 
     format: GgufFormat = "Q4_K"
+    imatrix: str = ""
 
 
 class Prune(MatrixStage, frozen=True, kw_only=True):

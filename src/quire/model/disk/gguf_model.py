@@ -42,6 +42,7 @@ from quire.model.disk.gguf_names import (
 from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
+from quire.model.families.elsewhere import why_no_gguf
 from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
 from quire.model.families.table import read_spec
@@ -67,8 +68,8 @@ class GgufModel:
         file = files[0]
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise file.fail("general.architecture", f"{name!r:.40} is not supported; supported: {known}")
+            why = why_no_gguf(str(name)) or f"supported: {', '.join(sorted(ARCHITECTURES))}"
+            raise file.fail("general.architecture", f"{name!r:.40} is not supported; {why}")
         found = cls(file, GgufTensors(files), ARCHITECTURES[name], f"{name}.")
         fixed = found.architecture.fixed
         for key, value in file.metadata.items():

@@ -20,6 +20,7 @@ from quire.model.families.rope import NO_ROPE
 from quire.model.families.table import FAMILIES, has_row
 from quire.model.families.text_parts import text_part
 from quire.model.spec import ModelSpec
+from quire.model.transformers_backend.source_facts import Fields, SourceFacts, causal_classes, package, source_facts
 
 SLOW = (
     "model_type {!r} is not in the table of families: it runs by the code of the installed transformers, which is the "
@@ -53,11 +54,13 @@ class TransformersModel:
 
 def known_to_transformers(model_type: str) -> bool:
     """Whether the installed transformers has a causal language model of that type; False when it is not installed."""
-    try:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
-    except ImportError:
-        return False
-    return model_type in names
+    root = package()
+    return root is not None and model_type in causal_classes(root)
+
+
+def is_borrowed(folder: Path) -> bool:
+    """Whether no row of the table reads the model in `folder`, and transformers has code for it."""
+    return not folder.is_file() and _without_row(_raw(folder)) != ""
 
 
 def find_borrowed(folder: Path) -> TransformersModel | None:
@@ -65,25 +68,65 @@ def find_borrowed(folder: Path) -> TransformersModel | None:
 
     Headers and config only. `ModelError` with the reason when that code cannot run over a paged cache.
     """
-    if folder.is_file():
+    if not is_borrowed(folder):
         return None
+    raw = _raw(folder)
+    config = _read_config(folder, raw)
+    code = _class_of(config, raw)
+    _check(_reasons(code, config, raw), raw)
+    return _found(folder, code, config, raw)
+
+
+def borrowed_headers(folder: Path) -> TransformersModel | None:
+    """Work as `find_borrowed` for a description alone, without importing transformers where its source says enough.
+
+    `code` and `config` are then None.
+    """
+    if not is_borrowed(folder):
+        return None
+    raw, root = _raw(folder), package()
+    facts = None if root is None else source_facts(root, str(raw.raw["model_type"]))
+    if facts is None:
+        return find_borrowed(folder)
+    fields = Fields(raw.raw, facts)
+    try:
+        found = _found(folder, None, fields, raw)
+    except ModelError:  # what is wrong is said as transformers says it
+        return find_borrowed(folder)
+    _check(_reasons_of_source(facts, fields, raw), raw)
+    return found
+
+
+def _raw(folder: Path) -> HfConfig:
     path = folder / "config.json"
-    raw = HfConfig(read_json(path), str(path))
+    return HfConfig(read_json(path), str(path))
+
+
+def _without_row(raw: HfConfig) -> str:
+    """The model type if it has no row and transformers knows it, else ""."""
     model_type = raw.raw.get("model_type")
     own = (*FAMILIES, *MULTIMODAL, *REFUSED)
     if not isinstance(model_type, str) or model_type in own or not known_to_transformers(model_type):
-        return None
+        return ""
     part = text_part(raw.raw)
-    if part is not None and has_row(part.config["model_type"]):
-        return None
-    config = _read_config(folder, raw)
-    code = _class_of(config, raw)
-    ignored = [OWN_CODE] if raw.has("auto_map") else []
-    for reason in _reasons(code, config, raw):
-        why = "; ".join([f"{model_type!r} cannot run by the code of transformers: {reason}", *ignored])
-        raise raw.fail("model_type", why)
-    notes = [SLOW.format(model_type), *ignored]
-    return TransformersModel(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), tuple(notes))
+    return "" if part is not None and has_row(part.config["model_type"]) else model_type
+
+
+def _ignored(raw: HfConfig) -> list[str]:
+    return [OWN_CODE] if raw.has("auto_map") else []
+
+
+def _check(reasons: Iterator[str], raw: HfConfig) -> None:
+    """Refuse a model for the first of `reasons`."""
+    for reason in reasons:
+        said = f"{raw.raw['model_type']!r} cannot run by the code of transformers: {reason}"
+        raise raw.fail("model_type", "; ".join([said, *_ignored(raw)]))
+
+
+def _found(folder: Path, code: Any, config: Any, raw: HfConfig) -> TransformersModel:
+    model_type = str(raw.raw["model_type"])
+    notes = (SLOW.format(model_type), *_ignored(raw))
+    return TransformersModel(folder, code, config, _spec(model_type, config, raw), Checkpoint(folder), notes)
 
 
 def _read_config(folder: Path, raw: HfConfig) -> Any:
@@ -107,17 +150,28 @@ def _class_of(config: Any, raw: HfConfig) -> Any:
 
 def _reasons(code: Any, config: Any, raw: HfConfig) -> Iterator[str]:
     """Why the model cannot run over a paged cache of keys and values."""
+    stateful = getattr(code, "_is_stateful", False)
+    interface = getattr(code, "_supports_attention_backend", False)
+    return _reasons_from(config, raw, config.get_text_config() is not config, stateful, interface)
+
+
+def _reasons_of_source(facts: SourceFacts, config: Fields, raw: HfConfig) -> Iterator[str]:
+    """`_reasons` as far as they are seen without running code."""
+    return _reasons_from(config, raw, raw.has("text_config"), facts.stateful, facts.interface)
+
+
+def _reasons_from(config: Any, raw: HfConfig, more: bool, stateful: bool, interface: bool) -> Iterator[str]:
     if raw.has("quantization_config"):
         yield "the checkpoint is quantized; use the unquantized one and --quantization"
-    if config.get_text_config() is not config:
+    if more:
         yield "it reads more than text"
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder and a decoder"
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - set(LAYER_KINDS))
-    if kinds or getattr(code, "_is_stateful", False):
+    if kinds or stateful:
         what = f"layers of kind {', '.join(kinds)}" if kinds else "layers"
         yield f"it has {what} whose state is not keys and values per token"
-    if not getattr(code, "_supports_attention_backend", False):
+    if not interface:
         yield "its attention does not go through transformers' attention interface"
     changing = sorted({kind for kind in _rope_types(config) if kind in CHANGING_ROPES})
     if changing:
@@ -126,10 +180,12 @@ def _reasons(code: Any, config: Any, raw: HfConfig) -> Iterator[str]:
 
 def _rope_types(config: Any) -> Iterator[str]:
     """The kinds of rope of all layers: one, or one per kind of layer."""
-    rope = getattr(config, "rope_parameters", None)
-    for part in (rope, *rope.values()) if isinstance(rope, Mapping) else ():
-        if isinstance(part, Mapping) and isinstance(part.get("rope_type"), str):
-            yield part["rope_type"]
+    for name in ("rope_parameters", "rope_scaling"):  # files of earlier versions have the second
+        rope = getattr(config, name, None)
+        for part in (rope, *rope.values()) if isinstance(rope, Mapping) else ():
+            kind = part.get("rope_type", part.get("type")) if isinstance(part, Mapping) else None
+            if isinstance(kind, str):
+                yield kind
 
 
 def _spec(model_type: str, config: Any, raw: HfConfig) -> ModelSpec:
@@ -154,7 +210,7 @@ def _spec(model_type: str, config: Any, raw: HfConfig) -> ModelSpec:
         intermediate=width if isinstance(width, int) else 0,
         vocab_size=vocabulary,
         norm_eps=0.0,
-        activation=str(getattr(config, "hidden_act", "")),
+        activation=str(getattr(config, "hidden_act", None) or ""),
         rope=(NO_ROPE,) * layers,
         windows=(0,) * layers,
         attention_scale=1.0,
