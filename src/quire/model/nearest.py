@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import TensorSource
-from quire.model.disk.gguf_architectures import ARCHITECTURES, Architecture
+from quire.model.disk.gguf_architecture import Architecture
+from quire.model.disk.gguf_architectures import ARCHITECTURES
 from quire.model.disk.gguf_model import names_of
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quire.core.windows import widest
 from quire.model.families.delta_sizes import NO_DELTA, DeltaSizes
@@ -297,7 +298,10 @@ class ModelSpec:
 
     def at(self, layer: int | None) -> ModelSpec:
         """The spec with the sizes of one layer, None: of what is of no layer."""
-        return self if layer is None or not self.sizes else replace(self, sizes=(), **self.sizes[layer].counts)
+        if layer is None or not self.sizes:
+            return self
+        own: dict[str, Any] = dict(self.sizes[layer].counts)
+        return replace(self, sizes=(), **own)
 
     def has_values(self, layer: int) -> bool:
         """Whether the layer has a matrix of values."""

@@ -20,7 +20,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from quire.core.errors import ModelError
 from quire.core.files import MAX_FILE_BYTES
 from quire.gguf.vocab import Vocab
-from quire.text.gguf_tokenizer import PRE, SPACE, build
+from quire.text.gguf_tokenizer import SPACE, build
+from quire.text.gguf_words import PRE
 from quire.text.word_files import VOCAB, WORDS, find_word_file, read_word_file
 
 

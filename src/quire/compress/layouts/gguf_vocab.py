@@ -18,7 +18,8 @@ import tokenizers
 from quire.core.errors import ConfigError
 from quire.gguf.vocab import BYTE, CONTROL, KINDS, NORMAL, ROLES, UNKNOWN, UNUSED, USER_DEFINED, Vocab
 from quire.model.disk.hf_config import read_json
-from quire.text.gguf_tokenizer import PRE, WHOLE_WORDS, build
+from quire.text.gguf_tokenizer import build
+from quire.text.gguf_words import PRE, WHOLE_WORDS
 from quire.text.template import read_templates
 from quire.text.tokenizer import Tokenizer
 from quire.text.word_files import find_word_file, read_word_file

@@ -87,7 +87,7 @@ INDEXED = replace(
         "index_weights": "indexer.proj",
     },
     fixed={GATING: SIGMOID},
-    fields=DEEPSEEK2.fields | INDEXERS,
+    fields={**DEEPSEEK2.fields, **INDEXERS},
     scored={},
 )
 

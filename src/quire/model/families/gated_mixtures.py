@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
-from quire.model.families.hybrids import CONV_BIASES, LFM2, LFM2_DEFAULTS, LFM2_READS, LFM2_SPELLING
+from quire.model.families.hybrids import CONV_BIASES, LFM2, LFM2_DEFAULTS, LFM2_READS, LFM2_SPELLING, conv_windows
 from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, SHARED_EXPERT, shared_width
 from quire.model.families.names import BIAS_FLAGS, GEMMA, LLAMA, POST_NORMS, STACKED, without
 from quire.model.families.readers import alternating, embed_scale, read_moe
@@ -61,7 +61,7 @@ def lfm3_kinds(config: HfConfig) -> list[str]:
 
 def lfm3_windows(config: HfConfig, layers: int) -> tuple[int, ...]:
     """Rows that a layer reads of each sequence: a convolution its taps, some attention a window, 0 = all."""
-    taps = LFM2_READS["windows"](config, layers)
+    taps = conv_windows(config, layers)
     return tuple(window or rows for window, rows in zip(sliding_windows(config, layers), taps, strict=True))
 
 

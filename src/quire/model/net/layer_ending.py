@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.batch import Batch
-from quire.model.net.decoder import Wanted, chosen
+from quire.model.net.decoder import Inputs, Wanted, chosen
 from quire.model.net.parts import Embed, Norm, Product, RowChange
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -80,7 +80,7 @@ class InputsOfTokens:
 
     embed: Embed
     changes: tuple[RowChange, ...]
-    own: PerLayerEmbeddings
+    own: Inputs
 
     def __call__(self, ops: Ops, x: Array, batch: Batch) -> Array:
         """x [T, hidden], the stream -> [T, layers * width] f32."""
