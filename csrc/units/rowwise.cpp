@@ -179,9 +179,10 @@ void add_positions(float* x, const int32_t* positions, const void* table, int64_
     });
 }
 
-// Columns 0 .. d of each row of x [rows, width] times factors[r], or factors[(positions[r] + ahead) / step].
-void scale_rows(float* x, const float* factors, Optional<const int32_t> positions, int64_t rows, int64_t d, int64_t width, int64_t entries,
-                int64_t step, int64_t ahead) {
+// Columns 0 .. d of each row of x [rows, width] times factors[r], or factors[(positions[r] + ahead) / step]; `by`: how many factors
+// there are, step and ahead.
+void scale_rows(float* x, const float* factors, Optional<const int32_t> positions, const int64_t* by, int64_t rows, int64_t d, int64_t width) {
+    const int64_t entries = by[0], step = by[1], ahead = by[2];
     if (d > width || step < 1 || ahead < 0) fail("scale_rows: columns, step or shift are not those of rows");
     const auto at = [&](int64_t r) { return positions.ptr ? (int64_t{positions.ptr[r]} + ahead) / step : r; };
     for (int64_t r = 0; r < rows; ++r)

@@ -163,7 +163,7 @@ def test_adapters_follow_the_order_of_the_file(role: str, tmp_path: Path) -> Non
     n, k = DISK_ROLES[role].shape(opened.spec)
     generator = np.random.default_rng(1)
     low = LowRank(*(generator.standard_normal(shape).astype(np.float32) for shape in ((2, k), (n, 2))))
-    found, whole = in_order(low, role, opened), QWeight(Weight("f32", low.b @ low.a))
+    found, whole = in_order(low, role, 0, opened), QWeight(Weight("f32", low.b @ low.a))
     order = opened.family.order(role, opened.spec)
     assert order is not None
     wanted = whole.take_cols(order) if role == "delta_out" else whole.take_rows(order)

@@ -13,9 +13,12 @@ from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.multimodal import text_config
 from quire.model.families.table import find_family
-from quire.model.outline import ROW, Outline, outline, outline_of_config
+from quire.model.outline import KINDS, Outline, outline, outline_of_config
 from quire.model.transformers_backend.detect import known_to_transformers
 from quire.store.hub import Hub, config_on_hub, hub_of
+
+REMEDIES = frozenset(remedy for _, remedy in KINDS.values())
+"""What to do with files that are no models."""
 
 
 def check_type_on_hub(model: str, hub: Hub) -> None:
@@ -31,7 +34,7 @@ def show_refused(config: EngineConfig, error: ModelError, as_json: bool) -> None
     """Print what the files say of the model that `error` refuses; nothing where there are none that can be read, or
     where a row reads such models and this one is damaged."""
     found = _outline(config)
-    if found is None or (not found.nearest and found.remedy == ROW):
+    if found is None or (not found.nearest and found.remedy not in REMEDIES):
         return
     told = [("runs here", "no"), ("because", error.message)]
     told += [("nearest", found.nearest)] if found.nearest else []

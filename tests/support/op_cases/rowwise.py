@@ -83,7 +83,7 @@ def scale_cases(g: Generator) -> Iterator[Case]:
 @cases("scale_rows")
 def scale_rows_cases(g: Generator) -> Iterator[Case]:
     for t, d in SHAPES:
-        yield {"x": normal(g, t, d), "factors": normal(g, t, 1), "columns": d}
+        yield {"x": normal(g, t, d), "factors": normal(g, t), "columns": d}
         positions = torch.randint(60, (t,), generator=g, dtype=torch.int32)
         yield {"x": normal(g, t, d), "factors": normal(g, 60), "columns": d, "positions": positions}
         shifted = {"positions": positions, "step": 7, "ahead": 3}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
+
 from quire.core.dtypes import F32, I32
 from quire.ops.arrays import Host, address
 from quire.ops.cpu.descriptor_cache import rope_descriptor
@@ -107,6 +111,12 @@ def scale(cpu: Cpu, x: Host, factor: float) -> Host:
     return _change(cpu, "scale", x, factor)
 
 
+@functools.cache
+def _steps(count: int, step: int, ahead: int) -> Host:
+    """Where a row's factor lies, at an address that recorded steps may keep."""
+    return np.array((count, step, ahead), np.int64)
+
+
 @impl("scale_rows", "cpu")
 def scale_rows(
     cpu: Cpu, x: Host, factors: Host, columns: int, positions: Host | None = None, step: int = 1, ahead: int = 0
@@ -116,7 +126,7 @@ def scale_rows(
     if positions is not None:
         check(positions, "scale_rows positions", I32, rows)
     if rows:
-        cpu.call("scale_rows", x, factors, positions, rows, columns, width, factors.size, step, ahead)
+        cpu.call("scale_rows", x, factors, positions, _steps(factors.size, step, ahead), rows, columns, width)
     return x
 
 

@@ -157,4 +157,4 @@ def scale_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
 def scale_by_softplus(x: Tensor, gate: Tensor) -> Tensor:
     """x [T, d] f32 times softplus(gate [T, n] f32) in place, each of n equal runs of columns by its own number; returns
     x (Laguna's heads)."""
-    return (x.view(len(x), gate.shape[1], -1) * F.softplus(gate)[..., None]).flatten(1)
+    return (x.view(len(x), gate.shape[1], x.shape[1] // gate.shape[1]) * F.softplus(gate)[..., None]).flatten(1)
