@@ -99,7 +99,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {
         "vision_config": QWEN_TOWER | {"hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 96,
                                        "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]},
-        "text_config": TEXT | {"head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+        "text_config": TEXT | {"head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
                                "mlp_only_layers": [0], "tie_word_embeddings": False, "rope_parameters": {
             "rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 3, 3], "mrope_interleaved": True}},
         "tie_word_embeddings": False, **QWEN_TOKENS,
