@@ -70,7 +70,6 @@ from quire.model.spec import ModelSpec, Sight
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
-
 GPT2_DEFAULTS = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 1024,
