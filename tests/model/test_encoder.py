@@ -34,7 +34,7 @@ from quire.core.sequence import Sequence
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.local import LocalEngine
 from quire.model.describe import describe
-from quire.model.families.table import read_spec
+from quire.model.families.find import read_spec
 from quire.model.load.encoder import bucket_of
 from quire.model.load.roles import ROLES
 from quire.ops.attention_spec import AttentionSpec

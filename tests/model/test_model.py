@@ -25,8 +25,8 @@ from paged_model import (
 )
 from paged_model import ops as ops
 from quire.model.describe import describe
+from quire.model.families.find import read_spec
 from quire.model.families.rope import LinearScaling
-from quire.model.families.table import read_spec
 from quire.model.load.roles import ROLES
 from quire.ops.backend import Ops
 

@@ -112,7 +112,7 @@ def test_steps_of_a_lane_follow_and_lanes_run_side_by_side(clone: Path, capfd: p
     wait = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)\n"
     left, right = clone / "left", clone / "right"
     setting = run(
-        [say("a", f"print('noise'); open({str(left)!r}, 'w')"), say("b", wait.format(str(right)))],
+        [say("a", "print('noise')"), say("b", f"open({str(left)!r}, 'w')\n" + wait.format(str(right)))],
         [say("c", wait.format(str(left)) + f"open({str(right)!r}, 'w')")],
     )
     assert not setting.failed and next(iter(setting.done)) == "a" and set(setting.done) == {"a", "b", "c"}

@@ -24,7 +24,7 @@ from quire.core.errors import ConfigError, ModelError
 from quire.model.build import Model, load_model
 from quire.model.disk.checkpoint import EMBEDDED
 from quire.model.families.delta_sizes import DeltaSizes
-from quire.model.families.table import read_spec
+from quire.model.families.find import read_spec
 from quire.model.layer_sizes import LayerInputs, Streams
 from quire.model.load.roles import ROLES, Share, parameter_count, shard
 from quire.model.mixers.layer_mixers import kv_bytes_per_token

@@ -24,7 +24,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.dflash import read_blocks
-from quire.model.families.table import read_spec
+from quire.model.families.find import read_spec
 from quire.run.step_sizes import LOGITS_AT_ONCE
 from quire.speculate.dflash_drafter import DFlashDrafter
 from speculation_methods import PYDOC

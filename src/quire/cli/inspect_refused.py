@@ -11,8 +11,8 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ConfigError, ModelError
 from quire.model.disk.checkpoint import resolve
 from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.families.find import find_family
 from quire.model.families.multimodal import text_config
-from quire.model.families.table import find_family
 from quire.model.outline import KINDS, Outline, outline, outline_of_config
 from quire.model.transformers_backend.detect import known_to_transformers
 from quire.store.hub import Hub, config_on_hub, hub_of

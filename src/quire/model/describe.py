@@ -24,8 +24,8 @@ from quire.model.disk.pooling_config import CLASSIFIER, classifies, headless, re
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.source_subset import FirstRows, SourceSubset
 from quire.model.disk.stacked import StackedSource
+from quire.model.families.find import read_spec
 from quire.model.families.row import Family
-from quire.model.families.table import read_spec
 from quire.model.families.text_parts import as_found, find_text, text_part
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.layer_mixers import kv_bytes_per_token

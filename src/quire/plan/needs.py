@@ -18,7 +18,7 @@ from quire.model.describe import ModelFacts, compute_dtype, describe, max_model_
 from quire.model.disk.checkpoint import Checkpoint, resolve
 from quire.model.disk.hf_config import HfConfig, read_json
 from quire.model.families.dflash import read_blocks
-from quire.model.families.table import layer_spec
+from quire.model.families.find import layer_spec
 from quire.model.known import known_of, known_of_device
 from quire.model.load.roles import Share, local_spec
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of, states_of

@@ -17,8 +17,8 @@ from quire.core.errors import ModelError
 from quire.core.speculation import UNBRANCHED, TreeForm
 from quire.features.images.run_image_features import ImageFeatures
 from quire.model.build import Model
+from quire.model.families.find import layer_spec
 from quire.model.families.rope import shared_tables
-from quire.model.families.table import layer_spec
 from quire.model.mixers.mixer import WIDE
 from quire.model.net.decoder import Decoder
 from quire.model.net.hidden_taps import Taps

@@ -15,7 +15,7 @@ from pruned_checkpoints import ATTENTION_OUT, HYBRIDS, MLP_OUT, UNLIKE, WITHOUT_
 from pruned_checkpoints import PRUNED as VARIANTS
 from quire.compress.prune.structured import AUTO_WIDTH, DERIVED, EVEN_HEADS
 from quire.model.disk.hf_config import HfConfig
-from quire.model.families.table import find_family
+from quire.model.families.find import find_family
 
 FIRST = {family: facts for family, facts in reversed(VARIANTS.values()) if family not in (*HYBRIDS, *UNLIKE)}
 DENSE_FIRST = {family: facts for family, facts in reversed(DENSE.values()) if family not in WITHOUT_MLP}

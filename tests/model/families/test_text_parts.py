@@ -16,8 +16,9 @@ from oracle import BACKENDS, backend, edit_config, logits, relative_error, write
 from paged_model import CUTS, TOLERANCE, Paged, load, prompt
 from quire.core.errors import ModelError
 from quire.model.describe import describe
+from quire.model.families.find import has_row, read_spec
 from quire.model.families.multimodal import MULTIMODAL
-from quire.model.families.table import FAMILIES, has_row, read_spec
+from quire.model.families.table import FAMILIES
 from quire.model.families.text_parts import find_text, text_part
 from text_part_models import write_whole
 

@@ -20,7 +20,7 @@ from quire.core.dtypes import named
 from quire.core.errors import ConfigError, ModelError
 from quire.model.build import load_model
 from quire.model.describe import describe
-from quire.model.families.table import read_spec
+from quire.model.families.find import read_spec
 
 Edit = Callable[[Path], Any]
 

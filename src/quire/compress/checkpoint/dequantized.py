@@ -24,8 +24,8 @@ from quire.model.disk.headers import ModelHeaders
 from quire.model.disk.hf_config import read_json
 from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.model.disk.stacked import StackedSource
+from quire.model.families.find import read_spec
 from quire.model.families.row import Family
-from quire.model.families.table import read_spec
 from quire.model.load.reader import MatrixForm, WeightReader, stored_less_one
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec

@@ -12,8 +12,8 @@ from quire.model.disk.claim import Claim, claim
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.disk.stacked import StackedSource
+from quire.model.families.find import read_spec
 from quire.model.families.row import Family
-from quire.model.families.table import read_spec
 from quire.model.load.roles import disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import dtype_of

@@ -43,9 +43,9 @@ from quire.model.disk.gguf_tensors import GgufTensors, open_files
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewritten
 from quire.model.families.elsewhere import why_no_gguf
+from quire.model.families.find import read_spec
 from quire.model.families.names import GGUF_NEXTN
 from quire.model.families.row import Family
-from quire.model.families.table import read_spec
 from quire.model.load.roles import FUSED
 from quire.model.spec import ModelSpec
 from quire.text.gguf_words import why_no_tokenizer

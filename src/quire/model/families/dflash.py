@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from quire.core.errors import ModelError
 from quire.model.disk.hf_config import HfConfig
+from quire.model.families.find import read_spec
 from quire.model.families.row import layer_kinds
-from quire.model.families.table import read_spec
 from quire.model.spec import ModelSpec
 
 BLOCK_SIZE = 16

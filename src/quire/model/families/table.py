@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.channel_scans import CHANNEL_SCANS
@@ -18,7 +16,6 @@ from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mimo import GATED_AND_WINDOWED
 from quire.model.families.mixtures import MIXTURES
-from quire.model.families.multimodal import HEADS, MULTIMODAL, NESTED, text_config
 from quire.model.families.names import (
     BIAS_FLAGS,
     BLOOM,
@@ -58,15 +55,12 @@ from quire.model.families.readers import (
     query_scale,
     smollm3_rope,
 )
-from quire.model.families.row import Family, sliding_windows, spec_facts
+from quire.model.families.row import Family, sliding_windows
 from quire.model.families.sparse import SPARSE
 from quire.model.families.stacked_mixtures import STACKED_MIXTURES
 from quire.model.families.state_space import STATE_SPACE
-from quire.model.families.text_decoders import TEXT_DECODERS
-from quire.model.families.text_parts import ADAPTED, ADAPTERS, FLAT, text_part
 from quire.model.families.variants import LAYER, falcon, granite, mt5, opt, stablelm, t5
 from quire.model.families.zamba2 import zamba2
-from quire.model.spec import ModelSpec, Sight
 
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
@@ -340,60 +334,3 @@ FAMILIES: dict[str, Row] = {
     **GEMMAS,
     "zamba2": zamba2,
 }
-ENCODER_DECODERS = ("t5", "mt5")
-
-
-def has_row(model_type: object) -> bool:
-    """Whether a decoder of that type is read, by itself or in a model that has more."""
-    return model_type in FAMILIES or model_type in TEXT_DECODERS
-
-
-def find_family(config: HfConfig) -> tuple[str, Family]:
-    """The row for `model_type`; `ModelError` naming the known ones."""
-    name = config.text("model_type")
-    if config.flag("is_encoder_decoder", False) and name not in ENCODER_DECODERS:
-        known = ", ".join(ENCODER_DECODERS)
-        raise config.fail("model_type", f"{name!r} is an encoder and a decoder; of those only {known} runs here")
-    if not has_row(name):
-        code = " (the code that auto_map points to is never run)" if config.has("auto_map") else ""
-        known = ", ".join(sorted((*FAMILIES, *MULTIMODAL)))
-        raise config.fail(
-            "model_type",
-            f"{name!r} is not supported{code}; supported: {known}; other causal models run, slowly, by the code of an "
-            "installed transformers that has them (pip install 'quire[transformers]')",
-        )
-    row = FAMILIES.get(name) or TEXT_DECODERS[name]
-    return name, row(config) if callable(row) else row
-
-
-def read_spec(raw: Mapping[str, Any], where: str) -> tuple[ModelSpec, Family, HfConfig]:
-    """Spec, family and reader (family defaults filled in) of a config.json's content; `where` names it in errors."""
-    part = text_part(raw)
-    if part is not None:
-        text, sight, where = part.config, Sight(), f"{where}: {part.where}" if part.where else where
-    else:
-        text, sight = text_config(raw, where)
-    name, family = find_family(HfConfig(text, where))
-    if part is not None and part.kind in FLAT:
-        family = replace(family, rewrites=(ADAPTED, *family.rewrites), buffers=(*family.buffers, *ADAPTERS))
-    elif part is None and raw.get("model_type") in MULTIMODAL:
-        heads = (*family.aliases.get("head", ()), *HEADS)
-        family = replace(family, nested=NESTED, aliases={**family.aliases, "head": heads})
-    config = family.fill_in(HfConfig(text, where))
-    facts = {**spec_facts(config), **family.facts}
-    facts |= {field: read(config, facts["layers"]) for field, read in family.read.items()}
-    return ModelSpec(family=name, sight=sight, **facts), family, config
-
-
-def layer_spec(config: HfConfig, target: ModelSpec, name: str) -> ModelSpec:
-    """Spec of EAGLE's layer, from its config.json; `ModelError` where its widths are not those of the target,
-    `name`."""
-    raw = {"model_type": "llama", "vocab_size": target.vocab_size, **config.raw, "num_hidden_layers": 1}
-    raw.pop("layer_types", None)
-    spec, _, config = read_spec(raw, config.where)
-    for field, said, own in (
-        ("hidden_size", spec.hidden, target.hidden), ("vocab_size", spec.vocab_size, target.vocab_size),
-    ):  # fmt: skip
-        if said != own:
-            raise config.fail(field, f"is {said}, that of {name} is {own}")
-    return spec

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quire.core.errors import ConfigError
 from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPERTS
 from quire.core.exclusions.table import row_of
-from quire.model import stream_roles
+from quire.model import mlp_roles, stream_roles, tower_roles
 from quire.model.layer_sizes import LayerSizes
 from quire.model.mixers import attention, delta
 from quire.model.mixers.layer_mixers import ROLES as MIXED
@@ -28,49 +28,6 @@ from quire.parallel.experts import Division
 from quire.quant.base import QWeight
 
 A = TypeVar("A", bound=AnyArray)
-
-
-def _sparse(spec: ModelSpec, layer: int) -> bool:
-    return spec.is_sparse(layer)
-
-
-def _plain(spec: ModelSpec, layer: int) -> bool:
-    return spec.has_mlp(layer) and (not spec.is_sparse(layer) or spec.moe.beside)
-
-
-def _with_latent(spec: ModelSpec, layer: int) -> bool:
-    return spec.is_sparse(layer) and spec.moe.latent > 0
-
-
-def _with_shared(spec: ModelSpec, layer: int) -> bool:
-    return spec.is_sparse(layer) and spec.moe.shared > 0
-
-
-def _hidden(spec: ModelSpec) -> int:
-    return spec.hidden
-
-
-def _mlp(
-    rows: bool,
-    width: Callable[[ModelSpec], int],
-    where: Callable[[ModelSpec, int], bool],
-    read: Callable[[ModelSpec], int] = _hidden,
-) -> Role:
-    """Up ([width, read], `rows`) or down ([read, width]) of an MLP."""
-    shape = (lambda s: (width(s), read(s))) if rows else (lambda s: (read(s), width(s)))
-    return Role("linear", shape, ROWS if rows else COLUMNS, width, where=where, spread=STEPS)
-
-
-def _expert(rows: bool) -> Role:
-    return replace(_mlp(rows, lambda s: s.moe.intermediate, _sparse, lambda s: s.moe.latent or s.hidden), experts=True)
-
-
-def _intermediate(spec: ModelSpec) -> int:
-    return spec.intermediate
-
-
-def _shared(spec: ModelSpec) -> int:
-    return spec.moe.shared
 
 
 def _norm(name: str, where: Callable[[ModelSpec, int], bool] = lambda s, layer: True, optional: bool = False) -> Role:
@@ -94,27 +51,7 @@ ROLES: dict[str, Role] = {
     **MIXED,
     "attn_post_norm": _norm("attn_post_norm", optional=True),
     "mlp_norm": _norm("mlp_norm", lambda s, layer: s.has_mlp(layer)),
-    "gate": _mlp(True, _intermediate, _plain),
-    "up": _mlp(True, _intermediate, _plain),
-    "down_norm": Role(
-        "vector", lambda s: (s.intermediate,), ROWS, _intermediate, optional=True, where=_plain, spread=STEPS
-    ),
-    "down": _mlp(False, _intermediate, _plain),
-    **{
-        f"xielu_{name}": Role("vector", lambda s: (1,), optional=True, where=_plain)
-        for name in ("positive", "negative", "beta", "eps")
-    },
-    "router": Role("dense", lambda s: (s.moe.routing.experts, s.hidden), where=_sparse),
-    "router_bias": Role("vector", lambda s: (s.moe.routing.experts,), where=_sparse, optional=True),
-    "expert_enter": Role("linear", lambda s: (s.moe.latent, s.hidden), where=_with_latent),
-    "expert_leave": Role("linear", lambda s: (s.hidden, s.moe.latent), where=_with_latent),
-    "expert_gate": _expert(True),
-    "expert_up": _expert(True),
-    "expert_down": _expert(False),
-    "shared_gate": _mlp(True, _shared, _with_shared),
-    "shared_up": _mlp(True, _shared, _with_shared),
-    "shared_down": _mlp(False, _shared, _with_shared),
-    "shared_switch": Role("dense", lambda s: (1, s.hidden), where=_with_shared, optional=True),
+    **mlp_roles.ROLES,
     "mlp_post_norm": _norm("mlp_post_norm", optional=True),
     **stream_roles.ROLES,
     "final_norm": Role("vector", lambda s: (s.hidden,), layer=False),
@@ -144,27 +81,7 @@ def _encoder(name: str) -> Role:
 
 _ENCODED = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down", "relative_bias", "final_norm")
 ROLES |= {f"encoder_{name}": _encoder(name) for name in _ENCODED}
-
-
-def _seen(kind: str, shape: Callable[[ModelSpec], tuple[int, ...]], layer: bool = False) -> Role:
-    """A part of a vision tower or projector."""
-    return Role(kind, shape, layer=layer, optional=True)
-
-
-ROLES |= {
-    "patch": _seen("linear", lambda s: (s.hidden, 3 * s.patches.frames * s.patches.size**2)),
-    "class_token": _seen("vector", lambda s: (s.hidden,)),
-    "attn_scale": _seen("vector", lambda s: (s.hidden,), True),
-    "mlp_scale": _seen("vector", lambda s: (s.hidden,), True),
-    "connector_norm": _seen("vector", lambda s: (s.connector.normed,)),
-    "connector_merge": _seen("linear", lambda s: (s.connector.width, s.connector.width * s.connector.merge**2)),
-    "connector_up": _seen("linear", lambda s: (s.connector.middle, s.connector.read)),
-    "connector_down": _seen("linear", lambda s: (s.hidden, s.connector.middle or s.connector.read)),
-    "deep_norm": _seen("vector", lambda s: (s.connector.read,), True),
-    "deep_up": _seen("linear", lambda s: (s.connector.middle, s.connector.read), True),
-    "deep_down": _seen("linear", lambda s: (s.hidden, s.connector.middle), True),
-    "newline": _seen("vector", lambda s: (s.hidden,)),
-}
+ROLES |= tower_roles.ROLES
 
 ADAPTED = frozenset(
     {"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out", "attn_gate",

@@ -15,9 +15,10 @@ from quire.core.dtypes import Dtype
 from quire.core.errors import ModelError
 from quire.model.disk.checkpoint import Checkpoint, float_dtype
 from quire.model.disk.hf_config import HfConfig, read_json
+from quire.model.families.find import has_row
 from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.rope import NO_ROPE
-from quire.model.families.table import FAMILIES, has_row
+from quire.model.families.table import FAMILIES
 from quire.model.families.text_parts import text_part
 from quire.model.spec import ModelSpec
 from quire.model.transformers_backend.source_facts import Fields, SourceFacts, causal_classes, package, source_facts
