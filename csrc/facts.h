@@ -21,7 +21,7 @@ enum Numbers : int64_t { kNumbersF32, kNumbersBf16, kNumbersF16, kNumbers };
 enum Activation : int64_t { kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kActivations };
 
 // How a router's logits become scores of experts.
-enum RouterScore : int64_t { kSoftmax, kSigmoid, kSparseMixer, kScores };
+enum RouterScore : int64_t { kSoftmax, kSigmoid, kSparseMixer, kLateSigmoid, kScores };
 
 struct Fact {
     const char* name;
@@ -53,6 +53,7 @@ constexpr Fact kFacts[] = {
     {"score/softmax", kSoftmax},
     {"score/sigmoid", kSigmoid},
     {"score/sparsemixer", kSparseMixer},
+    {"score/late_sigmoid", kLateSigmoid},
 };
 
 }  // namespace quire

@@ -63,10 +63,10 @@ inline void route_row(const RoutingDescriptor& c, int32_t* ids, float* weights, 
     } else {
         for (int64_t e = 0; e < c.experts; ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
     }
-    const float* choice = scores;
+    const float* choice = c.score == kLateSigmoid ? logits : scores;
     if (bias) {
         float* biased = scores + c.experts;
-        for (int64_t e = 0; e < c.experts; ++e) biased[e] = scores[e] + bias[e];
+        for (int64_t e = 0; e < c.experts; ++e) biased[e] = choice[e] + bias[e];
         choice = biased;
     }
     bool taken[1024] = {};

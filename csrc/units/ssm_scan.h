@@ -41,8 +41,8 @@ struct ScanRule {
         const int64_t inner = by.heads * by.head_dim, group = head / (by.heads / by.groups) * by.state;
         float steps[kBlockRows] = {}, decays[kBlockRows] = {};
         if constexpr (!kSelective) {
-            for (int64_t r = 0; r < count; ++r) steps[r] = dt[(first + r) * by.heads + head];
-            const F step = limited(load(steps), set1(by.dt_bias ? by.dt_bias[head] : 0.0f));
+            for (int64_t r = 0; dt && r < count; ++r) steps[r] = dt[(first + r) * by.heads + head];
+            const F step = dt ? limited(load(steps), set1(by.dt_bias ? by.dt_bias[head] : 0.0f)) : set1(1.0f);
             store(steps, step);
             store(decays, vexp(mul(step, set1(by.a[head]))));
         }
@@ -93,17 +93,18 @@ struct ScanRule {
 };
 
 // x [rows, heads head_dim] with B | C [rows, 2 groups state] in `bc`, or behind the columns of x; dt [rows, heads], or [rows, head_dim]
-// where `selective`; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
-void ssm_scan(float* out, const float* x, Optional<const float> bc, const float* dt, float* states, const StateBatchDescriptor* batch,
-              const ScanDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
+// where `selective`, else it may be missing: all steps are 1 then; states [slots, heads, state, head_dim], `step` numbers from one slot to the next.
+void ssm_scan(float* out, const float* x, Optional<const float> bc, Optional<const float> dt, float* states,
+              const StateBatchDescriptor* batch, const ScanDescriptor* by, int64_t rows, int64_t slots, int64_t step) {
     const States all{states, slots, step, by->state, by->head_dim};
     if (by->groups < 1 || by->heads % by->groups) fail("ssm_scan: heads must be a multiple of groups");
+    if (by->selective && !dt.ptr) fail("ssm_scan: channels with their own time steps need these");
     if (by->selective && by->heads != 1) fail("ssm_scan: channels with their own time steps are one head");
     const int64_t inner = by->heads * by->head_dim, pairs = 2 * by->groups * by->state;
     const int64_t x_width = bc.ptr ? inner : inner + pairs, bc_width = bc.ptr ? pairs : x_width;
     const float* from = bc.ptr ? bc.ptr : x + inner;
-    if (by->selective) return walk_states(ScanRule<true>{*by, out, x, from, dt, x_width, bc_width}, all, *batch, rows, 1);
-    walk_states(ScanRule<false>{*by, out, x, from, dt, x_width, bc_width}, all, *batch, rows, by->heads);
+    if (by->selective) return walk_states(ScanRule<true>{*by, out, x, from, dt.ptr, x_width, bc_width}, all, *batch, rows, 1);
+    walk_states(ScanRule<false>{*by, out, x, from, dt.ptr, x_width, bc_width}, all, *batch, rows, by->heads);
 }
 
 }  // namespace

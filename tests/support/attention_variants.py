@@ -33,6 +33,8 @@ AFMOE = {"head_dim": 24, "sliding_window": 5, "num_experts": 8, "num_experts_per
 LAGUNA = {"head_dim": 16, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3,
           "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48,
           "moe_routed_scaling_factor": 1.7}  # fmt: skip
+KOLIBRI = {"head_dim": 16, "sliding_window": 5, "num_experts": 8, "num_experts_per_tok": 3, "num_hidden_layers": 5,
+           "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48}  # fmt: skip
 MIMO = {
     "head_dim": 24,
     "v_head_dim": 16,
@@ -47,7 +49,13 @@ MIMO = {
 }
 PLAIN_KINDS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
                "full_attention": {"rope_type": "default", "rope_theta": 1e5}}  # fmt: skip
+MUSE = {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4}
 GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "muse_glimmer": ("muse_glimmer_text", MUSE),
+    "muse_glimmer_thetas": ("muse_glimmer_text", MUSE | {
+        "layer_rope_theta": [0, 500.0, 500.0], "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "head_dim": 24, "attention_bias": True,
+        "final_logit_softcapping": 2.0, "post_norm_eps": 0.3, "num_key_value_heads": 4}),
     "lfm3": ("lfm3", {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4, "rope_parameters": PLAIN_KINDS,
                       "layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}),
     "lfm3_proportional": ("lfm3", {"head_dim": 24, "sliding_window": 5, "num_hidden_layers": 5}),
@@ -65,6 +73,10 @@ GATED: dict[str, tuple[str, dict[str, Any]]] = {
         "gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.6, "head_dim": 24,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "kolibri1": ("kolibri1", KOLIBRI),
+    "kolibri1_summed": ("kolibri1", KOLIBRI | {
+        "norm_topk_prob": True, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "head_dim": 24, "num_hidden_layers": 3}),
     "mimo_v2_flash": ("mimo_v2_flash", MIMO | {"layer_types": [
         "full_attention", "sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 4}),
     "mimo_v2_flash_biases": ("mimo_v2_flash", MIMO | {

@@ -13,6 +13,10 @@ DBRX = {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 1e4},
 AXK1 = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
         "num_key_value_heads": 4, "n_group": 4, "topk_group": 2}  # fmt: skip
+LING = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "head_dim": 16,
+        "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2,
+        "first_k_dense_replace": 1, "num_key_value_heads": 4, "layer_group_size": 2, "num_hidden_layers": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
 NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", GRANITE | {"attention_bias": True}),
     "granitemoeshared": ("granitemoeshared", GRANITE | {"shared_intermediate_size": 48}),
@@ -39,6 +43,10 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx_summed": ("dbrx", DBRX | {"ffn_config": DBRX["ffn_config"] | {"moe_normalize_expert_weights": None}}),
     "axk1": ("axk1", AXK1),
     "axk1_between": ("axk1", AXK1 | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "bailing_hybrid": ("bailing_hybrid", LING),
+    "bailing_hybrid_free": ("bailing_hybrid", LING | {
+        "kda_safe_gate": False, "short_conv_kernel_size": 3, "n_shared_experts": 2, "norm_topk_prob": False,
+        "num_hidden_layers": 3, "layer_types": ["full_attention", "linear_attention", "full_attention"]}),
     "flint": ("flint", FEW | {"head_dim": 24, "sliding_window": 5, "layer_types": [FULL, LOCAL, LOCAL],
                               "mlp_only_layers": [0], "shared_expert_intermediate_size": 48}),
 }  # fmt: skip

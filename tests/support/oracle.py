@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+import muse_model  # noqa: F401  which makes its decoder known
 from quire.core.config import DeviceConfig
 from quire.ops.backend import Ops, open_backend
 from quire.ops.native import load_native

@@ -196,7 +196,7 @@ class ModelSpec:
     the checkpoint's tensors, not from here. `windows`: see `core.windows`, 0 = all. `max_position` is in tokens.
 
     `norm`: "rms", "rms1p" (weights are stored less 1), "layer", "layer1p", "plain" (layernorm without weights), "unit"
-    (rmsnorm without).
+    (rmsnorm without). `post_norm_eps`: of norms of what attention and MLP add, 0 = that of the others.
     `join`: how a block adds attention and MLP, a key of BLOCKS in load. `normed_values`: heads of values are normed, by
     no weights. 0 turns `softcap` (of attention scores),
     `output_softcap` (of logits) and `clip_qkv` off.
@@ -233,6 +233,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     norm: str = "rms"
+    post_norm_eps: float = 0.0
     join: str = "sequential"
     normed_values: bool = False
     gate: str = "sigmoid"
@@ -306,6 +307,10 @@ class ModelSpec:
     def has_values(self, layer: int) -> bool:
         """Whether the layer has a matrix of values."""
         return not self.sizes or not self.sizes[layer].keys_as_values
+
+    def stored_less_one(self, role: str) -> bool:
+        """Whether checkpoints hold the vector `role` less 1: weights of norms, in families that say so."""
+        return self.norm.endswith("1p") and "norm" in role and not (self.edges.plain and role == "final_norm")
 
     def kv_layer(self, layer: int) -> int:
         """The layer whose keys and values `layer` reads: itself unless it shares another's."""

@@ -14,7 +14,7 @@ from quire.ops.weights import Packed
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 """The names that config.json files give them."""
-SCORES = ("softmax", "sigmoid", "sparsemixer")
+SCORES = ("softmax", "sigmoid", "sparsemixer", "late_sigmoid")
 """How logits become scores."""
 
 
@@ -22,8 +22,9 @@ SCORES = ("softmax", "sigmoid", "sparsemixer")
 class Routing:
     """How a router chooses `top_k` of `experts` and weighs them.
 
-    `score`: "softmax" over all experts, "sigmoid" of each, or "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts,
-    each weighed by a softmax over the logits within 2 * `jitter` of the best of those left). `renormalize`: weights of
+    `score`: "softmax" over all experts, "sigmoid" of each, "late_sigmoid" (of those that their logits choose), or
+    "sparsemixer" (Phi-3.5-MoE, Liu et al. 2023: two experts, each weighed by a softmax over the logits within
+    2 * `jitter` of the best of those left). `renormalize`: weights of
     the chosen sum to 1 (a softmax over their logits alone is the same). `scale` multiplies weights. `groups` > 1:
     experts in equal groups, of which those with the `top_groups` largest sums of their best `group_best` scores take
     part (DeepSeek-V2 and V3).

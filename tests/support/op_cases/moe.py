@@ -21,6 +21,8 @@ ROUTINGS = (
     Routing(60, 4, "sigmoid", renormalize=True, scale=0.5),
     Routing(64, 6, groups=8, top_groups=3, scale=16.0),
     Routing(32, 8, "sigmoid", True, 2.5, 8, 4, 2),
+    Routing(60, 4, "late_sigmoid", scale=2.5),
+    Routing(32, 8, "late_sigmoid", renormalize=True),
     Routing(16, 2, "sparsemixer", jitter=0.01),
     Routing(4, 2, "sparsemixer", jitter=0.2),
 )
@@ -30,7 +32,7 @@ ROUTINGS = (
 def route_cases(g: Generator) -> Iterator[Case]:
     for routing in ROUTINGS:
         for t in (0, 1, 7, 90):
-            bias = normal(g, routing.experts) if routing.score == "sigmoid" else None
+            bias = normal(g, routing.experts) if routing.score.endswith("sigmoid") else None
             yield {"logits": normal(g, t, routing.experts), "bias": bias, "routing": routing}
     yield {"logits": torch.zeros(3, 8), "bias": None, "routing": Routing(8, 3)}
     ties = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 0.0, 0.0, 2.0], [-1e4, 1e4, 1e4, 0.0, 0.0, 0.0, 0.0, 0.0]])

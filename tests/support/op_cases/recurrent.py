@@ -93,6 +93,7 @@ def ssm_scan_cases(g: Generator) -> Iterator[Case]:
                          ((18,), 1, 64, 128, 1), ((2, 18), 2, 9, 7, 2), ((0,), 1, 8, 8, 1)):  # fmt: skip
         yield scan_case(g, scan_spec(g, *sizes), rows)
         yield scan_case(g, scan_spec(g, *sizes, plain=True, low=0.01, high=1.5), rows, apart=True)
+        yield scan_case(g, scan_spec(g, *sizes, plain=True), rows) | {"dt": None}
     for rows, inner, state in (((1, 1), 64, 16), ((3, 20), 90, 16), ((2,), 600, 4), ((1,), 5, 3)):
         yield scan_case(g, scan_spec(g, 1, inner, state, selective=True), rows, apart=True)
         yield scan_case(g, scan_spec(g, 1, inner, state, selective=True, plain=True), rows)

@@ -26,7 +26,7 @@ from quire.model.disk.renamed_tensors import Rewrite, Rewritten
 from quire.model.disk.stacked import StackedSource
 from quire.model.families.find import read_spec
 from quire.model.families.row import Family
-from quire.model.load.reader import MatrixForm, WeightReader, stored_less_one
+from quire.model.load.reader import MatrixForm, WeightReader
 from quire.model.load.roles import DISK_ROLES, FUSED, Share, disk_rows
 from quire.model.spec import ModelSpec
 from quire.ops.arrays import to_torch
@@ -214,7 +214,7 @@ class DequantizedSource:
         assert weight is not None
         shape = disk_shape(DISK_ROLES[slot.holder], self._spec.at(slot.place.layer), self._family)
         weight = to_torch(weight).view(shape)
-        return weight - 1.0 if stored_less_one(slot.holder, self._spec) else weight
+        return weight - 1.0 if self._spec.stored_less_one(slot.holder) else weight
 
     def _matrix(self, slot: _Slot) -> Tensor:
         family, layer = self._family, slot.place.layer

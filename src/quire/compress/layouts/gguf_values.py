@@ -13,7 +13,6 @@ from quire.core.dtypes import F32
 from quire.gguf.encode import encode
 from quire.gguf.imatrix import Importance, importance_of
 from quire.model.disk.gguf_architecture import Architecture
-from quire.model.load.reader import stored_less_one
 from quire.model.load.roles import DISK_ROLES
 from quire.model.mixers.latent import from_latents
 from quire.model.spec import ModelSpec
@@ -91,7 +90,7 @@ class Values:
             values = values[:, torch.from_numpy(columns)]
         if role in self.architecture.rates:
             values = -values.float().exp()
-        if piece.part == "weight" and stored_less_one(role, spec):
+        if piece.part == "weight" and spec.stored_less_one(role):
             values = values.float() + 1
         if role == "head" and spec.unit_head and piece.part == "weight":
             values = unit_rows(values.float())

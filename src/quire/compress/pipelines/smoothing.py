@@ -67,7 +67,7 @@ def unscale_producer(net: Net, layer: int, role: str, factors: Tensor) -> dict[s
             bias[at] = unscale_rows(bias[at], factors)
             changed[name] = bias
         return changed
-    offset = 1.0 if net.spec.norm.endswith("1p") else 0.0
+    offset = float(net.spec.stored_less_one(role))
     for part, name in claim.get(role, layer).items():
         shift = offset if part == "weight" else 0.0
         with torch.no_grad():

@@ -69,12 +69,12 @@ def _kinds(teacher: Net, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _random_tensors(opened: ModelHeaders, seed: int) -> dict[str, Tensor]:
-    vectors = {parts["weight"] for (role, _), parts in opened.claim.parts.items() if "norm" in role}
+    vectors = {parts["weight"]: role for (role, _), parts in opened.claim.parts.items() if "norm" in role}
     spread = float(opened.config.raw.get("initializer_range", INITIALIZER_RANGE))
     made, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, info in opened.source.infos.items():
         if name in vectors:
-            tensors[name] = torch.full(info.shape, 0.0 if opened.spec.norm.endswith("1p") else 1.0)
+            tensors[name] = torch.full(info.shape, float(not opened.spec.stored_less_one(vectors[name])))
         elif len(info.shape) == 1:
             tensors[name] = torch.zeros(info.shape)
         else:

@@ -9,10 +9,23 @@ from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
 from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.hybrids import delta_mixers, delta_sizes, delta_windows, one_rope
-from quire.model.families.names import BIAS_FLAGS, OLMO2, POST_NORMS, naked
-from quire.model.families.readers import no_rope
+from quire.model.families.kimi import NAMES as KIMI
+from quire.model.families.kimi import SPELLING
+from quire.model.families.mixtures import (
+    CORRECTED,
+    EXPERTS,
+    LOCAL,
+    SHARED,
+    SMALL_QUERIES,
+    layers_ahead,
+    sigmoid_experts,
+)
+from quire.model.families.names import BIAS_FLAGS, OLMO2, POST_NORMS, STACKED, naked
+from quire.model.families.newer_mixtures import corrections_called
+from quire.model.families.readers import latent_head, latent_rope, latent_scale, no_rope, read_mla
 from quire.model.families.rope import Rope
 from quire.model.families.row import Family, layer_kinds
+from quire.ops.convolution import MOST_TAPS
 
 PRE_NORMS = ("attn_norm", "mlp_norm")
 ROW_NORMS = ("q_row_norm", "k_row_norm")
@@ -96,4 +109,85 @@ def olmo_hybrid(config: HfConfig) -> Family:
     )
 
 
-DELTA_HYBRIDS: Mapping[str, Family | Callable[[HfConfig], Family]] = {"olmo_hybrid": olmo_hybrid}
+LING = {role: name.replace("self_attn.", "attention.") for role, name in KIMI.items() if role not in SMALL_QUERIES} | {
+    "embed": "model.word_embeddings",
+    "head_gate": "attention.g_proj",
+    "o": "attention.dense",
+    "delta_a": "attention.f_proj",
+    "delta_z": "attention.g_proj",
+    "delta_out": "attention.dense",
+} | EXPERTS | SHARED | CORRECTED  # fmt: skip
+LING_WRITTEN = (
+    Rewrite(r"model\.embed_tokens\.(.+)", r"model.word_embeddings.\1"),
+    *naked(("attention",), ("A_log", "dt_bias")),
+    Rewrite(r"(.*\.)self_attn\.forget_gate\.(A_log|dt_bias)", r"\1attention.\2.weight"),
+    Rewrite(r"(.*\.)self_attn\.forget_gate\.(.+)", r"\1attention.\2"),
+    Rewrite(r"(.*\.)(?:self_attn|attention)\.conv1d\.weight", r"\1attention.{}_conv1d.weight", parts=("q", "k", "v")),
+    Rewrite(r"(.*\.)(?:self_attn|attention)\.o_proj\.(.+)", r"\1attention.dense.\2"),
+    Rewrite(r"(.*\.)self_attn\.(.+)", r"\1attention.\2"),
+    corrections_called("mlp.gate.expert_bias"),
+    *STACKED,
+)
+"""Names of modules, seen as those of the release."""
+
+
+def ling_kinds(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: the last layer of every `layer_group_size` attends."""
+    every, layers = config.integer("layer_group_size", 6), config.integer("num_hidden_layers", high=1024)
+    return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+
+
+def ling_delta(config: HfConfig, layers: int) -> DeltaSizes:
+    """Kimi's rule, each of whose gates is of one matrix; decays have a bound unless `kda_safe_gate` is false."""
+    heads, width = config.integer("num_attention_heads", high=4096), config.integer("linear_head_dim", high=4096)
+    taps = config.integer("linear_conv_kernel_dim", low=2, high=MOST_TAPS)
+    bound = config.number("kda_lower_bound", -5.0, low=-1e4, high=0.0) if config.flag("kda_safe_gate", True) else 0.0
+    sizes = DeltaSizes(heads, heads, width, width, taps, by_channel=True, apart=True, gate="sigmoid")
+    return replace(sizes, lower_bound=bound)
+
+
+def ling(config: HfConfig) -> Family:
+    """Ling 3.0: latent attention with a gate for each head, between layers of Kimi's rule."""
+    defaults = {
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 6e6,
+        "max_position_embeddings": 262144,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "q_lora_rank": None,
+        "num_experts": 512,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 768,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 2,
+        "routed_scaling_factor": 2.5,
+        "linear_head_dim": lambda c: c.integer("head_dim", 128, high=4096),
+        "linear_key_head_dim": lambda c: c.integer("linear_head_dim"),
+        "linear_conv_kernel_dim": lambda c: c.integer("short_conv_kernel_size", 4),
+        "layer_types": ling_kinds,
+    }
+    return Family(
+        LING,
+        defaults,
+        {
+            "head_dim": latent_head,
+            "rope": latent_rope,
+            "attention_scale": latent_scale,
+            "mla": read_mla,
+            "mixers": delta_mixers,
+            "delta": ling_delta,
+            "windows": delta_windows,
+            "moe": sigmoid_experts(True),
+        },
+        ("kv_a", "kv_a_norm", "kv_b", "head_gate", "router_bias"),
+        spelling=(*LOCAL, *SPELLING),
+        rewrites=LING_WRITTEN,
+        skipped=layers_ahead(config),
+    )
+
+
+DELTA_HYBRIDS: Mapping[str, Family | Callable[[HfConfig], Family]] = {"olmo_hybrid": olmo_hybrid, "bailing_hybrid": ling}

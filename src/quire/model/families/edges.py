@@ -19,13 +19,15 @@ class Edges:
     `sinusoids`: positions are sines and cosines that are added to embedded tokens; the slowest takes 10,000 times as
     long as the first, `sinusoids` steps later. `normed`: embedded tokens are normed, without weights. `bare`: the first
     layer reads the stream without a norm. `activation`: of the rows behind the final norm, between a matrix and a
-    further norm that stand before the head; empty where these do not.
+    further norm that stand before the head; empty where these do not. `plain`: weights of the final norm are stored as
+    they are, although those of other norms are stored less 1.
     """
 
     sinusoids: int = 0
     normed: bool = False
     bare: bool = False
     activation: str = ""
+    plain: bool = False
 
     def positions(self, count: int, width: int) -> NDArray[np.float32]:
         """Sines, then cosines, of the first `count` positions [count, width] f32 (Vaswani et al. 2017)."""

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from quire.model.disk.hf_config import HfConfig
 from quire.model.disk.renamed_tensors import Rewrite
+from quire.model.families.edges import Edges
 from quire.model.families.hybrids import CONV_BIASES, LFM2, LFM2_DEFAULTS, LFM2_READS, LFM2_SPELLING, conv_windows
-from quire.model.families.mixtures import CORRECTED, EXPERTS, SHARED, SHARED_EXPERT, shared_width
+from quire.model.families.mixtures import CORRECTED, EXPERTS, LOCAL, SHARED, SHARED_EXPERT, shared_width
 from quire.model.families.names import BIAS_FLAGS, GEMMA, LLAMA, POST_NORMS, STACKED, without
-from quire.model.families.readers import alternating, embed_scale, read_moe
+from quire.model.families.newer_mixtures import BARE, corrections_called
+from quire.model.families.readers import alternating, embed_scale, read_moe, window_rope
 from quire.model.families.rope import NO_ROPE, Rope, read_rope
-from quire.model.families.row import Family, layer_kinds, sliding_windows, spec_facts
+from quire.model.families.row import Family, Reader, layer_kinds, sliding_windows, spec_facts
 from quire.model.layer_sizes import LayerSizes
 from quire.model.spec import MoE
 
@@ -238,6 +240,47 @@ LAGUNA_WRITTEN = (
 )
 
 
+def backward_fourths(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: the last and every fourth before it see everything."""
+    last = config.integer("num_hidden_layers", high=1024) - 1
+    return ["sliding_attention" if (last - i) % 4 else "full_attention" for i in range(last + 1)]
+
+
+def muse_ropes(config: HfConfig, layers: int) -> tuple[Rope, ...]:
+    """One rope, but for layers that have 0 in `layer_rope_theta`; without it, for the last and every fourth before."""
+    ropes, thetas = spec_facts(config)["rope"], config.raw.get("layer_rope_theta")
+    turns = [(layers - 1 - i) % 4 != 0 for i in range(layers)] if thetas is None else thetas
+    known = isinstance(turns, list) and len(turns) == layers and all(isinstance(t, int | float) for t in turns)
+    if not known or len({t for t in turns if t}) > 1:
+        raise config.fail("layer_rope_theta", f"needs {layers} numbers, each 0 or that of rope_parameters")
+    return tuple(rope if turn else NO_ROPE for turn, rope in zip(turns, ropes, strict=True))
+
+
+def muse_scale(config: HfConfig, layers: int) -> float:
+    """1 / sqrt(head size), times what multiplies normed queries."""
+    return config.number("qk_scale_factor", 3.87) * float(config.integer("head_dim") ** -0.5)
+
+
+MUSE_READS: dict[str, Reader] = {
+    "windows": sliding_windows,
+    "rope": muse_ropes,
+    "attention_scale": muse_scale,
+    "unit_norms": lambda c, layers: (True,) * layers,
+    "post_norm_eps": lambda c, layers: c.number("post_norm_eps", 1e-8, high=1.0),
+    "logit_scale": lambda c, layers: c.number("output_multiplier", 26**-0.5),
+    "output_softcap": lambda c, layers: c.number("final_logit_softcapping", 20.0),
+}
+
+
+KOLIBRI_WRITTEN = (
+    Rewrite(r"(.*\.)post_self_attn_layernorm\.weight", r"\1post_attn_norm.weight"),
+    Rewrite(r"(.*\.)post_mlp_layernorm\.weight", r"\1post_ffn_norm.weight"),
+    corrections_called("moe.router.expert_bias"),
+    *STACKED,
+)
+"""Names of modules, seen as those of the release."""
+
+
 GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
     "afmoe": Family(
         GEMMA
@@ -275,6 +318,41 @@ GATED_MIXTURES: dict[str, Family | Callable[[HfConfig], Family]] = {
         rewrites=AFMOE_WRITTEN,
     ),
     "laguna": laguna,
+    "muse_glimmer_text": Family(
+        without(GEMMA, "q_norm", "k_norm") | {"attn_gate": "self_attn.gate_proj"},
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "sliding_window": 2048,
+            "layer_types": backward_fourths,
+        },
+        MUSE_READS,
+        (*POST_NORMS, "attn_gate"),
+        BIAS_FLAGS,
+        {"norm": "rms1p", "join": "post_norm", "edges": Edges(normed=True, plain=True)},
+        (("hidden_act", "hidden_activation"),),
+    ),
+    "kolibri1": Family(
+        BARE | EXPERTS | SHARED | CORRECTED | {"attn_post_norm": "post_attn_norm", "mlp_post_norm": "post_ffn_norm"},
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 262144,
+            "sliding_window": 513,
+            "layer_types": alternating(5),
+            "num_experts": 384,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        {"windows": sliding_windows, "rope": window_rope, "moe": read_moe("late_sigmoid")},
+        (*POST_NORMS, "q_norm", "k_norm", "router_bias"),
+        facts={"join": "post_norm"},
+        spelling=LOCAL,
+        rewrites=KOLIBRI_WRITTEN,
+    ),
     "lfm3": lfm3,
     "cohere2_moe": cohere2_moe,
 }

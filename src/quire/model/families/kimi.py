@@ -61,6 +61,13 @@ WRITTEN = (
 """Vectors whose names end with what they are, and the names that transformers writes: those of its modules, and of
 dense MLPs as of experts."""
 FIELD = "linear_attn_config"
+SPELLING = (
+    ("max_position_embeddings", "model_max_length"),
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("n_shared_experts", "num_shared_experts"),
+    ("n_group", "num_expert_group"),
+    ("norm_topk_prob", "moe_renormalize"),
+)
 DEFAULTS = {
     "num_key_value_heads": 32,
     "rms_norm_eps": 1e-5,
@@ -166,12 +173,6 @@ def kimi_linear(config: HfConfig) -> Family:
             "moe": experts,
         },
         ("kv_a", "kv_a_norm", "kv_b", "router_bias", *(() if straight else SMALL_QUERIES)),
-        spelling=(
-            ("max_position_embeddings", "model_max_length"),
-            ("num_experts_per_tok", "num_experts_per_token"),
-            ("n_shared_experts", "num_shared_experts"),
-            ("n_group", "num_expert_group"),
-            ("norm_topk_prob", "moe_renormalize"),
-        ),
+        spelling=SPELLING,
         rewrites=WRITTEN,
     )

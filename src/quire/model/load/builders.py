@@ -58,7 +58,8 @@ from quire.model.net.decoder import (
     single_block,
     twin_block,
 )
-from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate, SoftplusGate
+from quire.model.net.gated_attention import GatedAttention, HeadGate, NumberGate, OutputGate, SoftplusGate
+from quire.model.net.latent import GatedLatents
 from quire.model.net.layer_ending import InputsOfTokens, KeysAsValues
 from quire.model.net.parts import (
     Clip,
@@ -246,12 +247,18 @@ def load_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
 
 def load_gated(reader: WeightReader, index: int) -> Attend:
     """How layer `index` attends to keys of its own: with a gate where the checkpoint has a matrix for one."""
+    gate = load_gate(reader, index)
+    return own_attention if gate is None else GatedAttention(gate)
+
+
+def load_gate(reader: WeightReader, index: int) -> OutputGate | None:
+    """The gate of what attention of layer `index` gives, where the checkpoint has a matrix for one."""
     claim, soft = reader.opened.claim, reader.local.gate == "softplus"
     for role, kind in (("head_gate", HeadGate), ("attn_gate", NumberGate)):
         if claim.get(claim.holder(role, index), index):
             matrix = reader.linear((role,), index)
-            return GatedAttention(SoftplusGate(matrix) if soft else kind(matrix))
-    return own_attention
+            return SoftplusGate(matrix) if soft else kind(matrix)
+    return None
 
 
 def load_crossed(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
@@ -263,7 +270,9 @@ def load_crossed(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
 
 def load_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """Latent attention of layer `index`."""
-    return *load_latent(reader, index), None
+    down, attention = load_latent(reader, index)
+    gate = load_gate(reader, index)
+    return down, attention if gate is None else GatedLatents(attention, gate), None
 
 
 def load_indexed_latents(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:

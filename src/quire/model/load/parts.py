@@ -48,14 +48,16 @@ def load_norm(reader: WeightReader, role: str, layer: int | None = None, scale: 
     spec, again = reader.opened.spec, False
     if layer is not None and role == "attn_norm" and spec.join == "twins" and not spec.begins(layer):
         layer, again = layer - 1, True
-    if spec.norm in ("plain", "unit") and (DISK_ROLES[role].optional is False or role == "embed_norm"):
+    of_tokens = role == "embed_norm" and spec.edges.normed
+    if of_tokens or (spec.norm in ("plain", "unit") and DISK_ROLES[role].optional is False):
         same: Unplaced = np.full(spec.hidden, scale, F32)
         return LayerNorm(same, None, spec.norm_eps) if spec.norm == "plain" else RmsNorm(same, spec.norm_eps)
     weight = reader.vector(role, layer, again=again)
     if weight is None:
         return NoNorm()
     if not spec.norm.startswith("layer"):
-        return RmsNorm(weight * scale, spec.norm_eps)
+        behind = spec.post_norm_eps and role.endswith("post_norm")
+        return RmsNorm(weight * scale, spec.post_norm_eps if behind else spec.norm_eps)
     name = reader.opened.claim.get(role, layer).get("bias")
     bias: Unplaced = None if name is None else as_f32(reader.read(name)) * scale
     reader.count("norms", "f32", 0 if bias is None else bias.nbytes)

@@ -67,11 +67,6 @@ class MatrixForm:
     narrow: bool = True
 
 
-def stored_less_one(role: str, spec: ModelSpec) -> bool:
-    """Whether checkpoints hold the vector `role` less 1: weights of norms, in families that say so."""
-    return spec.norm.endswith("1p") and "norm" in role
-
-
 class WeightReader:
     """Reads and packs one rank's share of what a checkpoint was found to hold; keeps the account of each role.
 
@@ -152,7 +147,7 @@ class WeightReader:
         name = self.opened.claim.get(role, layer).get(part)
         if name is None:
             return None
-        tensor = as_f32(self.read(name)) + float(part == "weight" and stored_less_one(role, self.opened.spec))
+        tensor = as_f32(self.read(name)) + float(part == "weight" and self.opened.spec.stored_less_one(role))
         spec = self.opened.spec.at(layer)
         tensor = tensor.reshape(-1) if len(DISK_ROLES[role].shape(spec)) == 1 else tensor
         if role in self.opened.family.rates:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.model.batch import Batch
 from quire.model.net.decoder import Layer, Wanted, chosen
+from quire.model.net.gated_attention import OutputGate
 from quire.model.net.parts import Linear, RmsNorm
 from quire.ops.arrays import Array
 from quire.ops.backend import Ops
@@ -47,8 +48,21 @@ class LatentAttention:
         wanted: Wanted,
         tokens: Array | None = None,
     ) -> Array:
-        """`made`: queries [T, heads * (nope + rope)], and latents with keys [T, rank + rope]; -> [R, hidden]. `tokens`
-        [T, most] int32: those that each row reads, None: all."""
+        """What `values` gives through the layer's last matrix; -> [R, hidden]."""
+        return layer.o(ops, self.values(ops, layer, made, batch, cache, wanted, tokens))
+
+    def values(
+        self,
+        ops: Ops,
+        layer: Layer,
+        made: tuple[Array, Array],
+        batch: Batch,
+        cache: LayerCache,
+        wanted: Wanted,
+        tokens: Array | None = None,
+    ) -> Array:
+        """`made`: queries [T, heads * (nope + rope)], and latents with keys [T, rank + rope]; -> what heads found for
+        the wanted rows, [R, heads * value]. `tokens` [T, most] int32: those that each row reads, None: all."""
         q, kv = made
         for change in layer.qkv_changes:
             q = change(ops, q, batch)
@@ -57,7 +71,22 @@ class LatentAttention:
         reads = LatentReads(layer.attend.scale, tokens)
         attended = ops.latent_attention(latent, q, cache[0], batch.cu_q, batch.context, batch.block_tables, reads)
         attended = chosen(ops, attended, wanted)
-        return layer.o(ops, ops.head_linear(attended, self.out, self.heads.count, self.value))
+        found: Array = ops.head_linear(attended, self.out, self.heads.count, self.value)
+        return found
+
+
+@dataclass(frozen=True)
+class GatedLatents:
+    """Latent attention, with a gate on what heads found before the last matrix (Ling 3.0)."""
+
+    attention: LatentAttention
+    gate: OutputGate
+
+    def __call__(self, ops: Ops, layer: Layer, h: Array, batch: Batch, cache: LayerCache, wanted: Wanted) -> Array:
+        """h [T, hidden] -> [R, hidden]; latents and rotated keys of the rows are written to `cache`."""
+        gate = chosen(ops, self.gate.matrix(ops, h), wanted)
+        made = self.attention.query(ops, h), layer.qkv(ops, h)
+        return layer.o(ops, self.gate(ops, self.attention.values(ops, layer, made, batch, cache, wanted), gate))
 
 
 @dataclass(frozen=True)

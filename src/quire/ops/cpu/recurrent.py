@@ -33,13 +33,14 @@ def delta_rule(
 
 @impl("ssm_scan", "cpu")
 def ssm_scan(
-    cpu: Cpu, x: Host, bc: Host | None, dt: Host, states: Host, batch: StateBatch, spec: ScanSpec
+    cpu: Cpu, x: Host, bc: Host | None, dt: Host | None, states: Host, batch: StateBatch, spec: ScanSpec
 ) -> tuple[Host, Host]:
     by, pairs = _scan_descriptor(cpu, spec), 2 * spec.groups * spec.state
     rows = check(x, "ssm_scan x", F32, -1, spec.inner + (pairs if bc is None else 0)).shape[0]
     if bc is not None:
         check(bc, "ssm_scan bc", F32, rows, pairs)
-    check(dt, "ssm_scan dt", F32, rows, spec.steps)
+    if dt is not None:
+        check(dt, "ssm_scan dt", F32, rows, spec.steps)
     step = _slot_step("ssm_scan", states, spec.heads, spec.state, spec.head_dim)
     moves = _state_batch(cpu, "ssm_scan", batch)
     out = cpu.arena.empty(rows, spec.inner)

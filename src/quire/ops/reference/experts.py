@@ -59,14 +59,16 @@ def _sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """Experts int32 [T, top_k], best first, and their weights f32 [T, top_k] from router logits [T, experts] f32.
 
-    `bias` [experts] f32 is added to the scores to choose, not to weigh (DeepSeek-V3). Ties go to the lower expert.
+    `bias` [experts] f32 is added to what chooses, scores or for "late_sigmoid" logits, not to what weighs (DeepSeek-V3).
+    Ties go to the lower expert.
     Weights of scores that are all 0 are 0.
     """
     if routing.score == "sparsemixer":
         ids, weights = _sparsemixer(logits, routing.jitter)
         return ids.int(), weights
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
-    choice = scores if bias is None else scores + bias
+    choice = logits if routing.score == "late_sigmoid" else scores
+    choice = choice if bias is None else choice + bias
     if routing.groups > 1:
         grouped = choice.view(len(choice), routing.groups, routing.experts // routing.groups)
         best = grouped.sort(-1, descending=True).values[..., : routing.group_best].sum(-1)

@@ -50,12 +50,12 @@ def delta_rule(
 
 @op(tolerance=2e-5, into="states")
 def ssm_scan(
-    x: Tensor, bc: Tensor | None, dt: Tensor, states: Tensor, batch: StateBatch, spec: ScanSpec
+    x: Tensor, bc: Tensor | None, dt: Tensor | None, states: Tensor, batch: StateBatch, spec: ScanSpec
 ) -> tuple[Tensor, Tensor]:
     """A selective scan (Mamba: Gu and Dao 2023; Mamba-2: Dao and Gu 2024): (states, those of `batch` stored; y).
 
     x f32 [T, inner] after the convolution; bc f32 [T, 2 * groups * state]: B, then C; None: x has these columns behind
-    its own. dt f32 [T, heads], or [T, inner] of Mamba-1. states f32 [slots, heads, state, head_dim]. Of each head, with
+    its own. dt f32 [T, heads], or [T, inner] of Mamba-1; None: all are 1 (Lightning Attention). states f32 [slots, heads, state, head_dim]. Of each head, with
     dt = limited(softplus(dt + dt_bias)): S = S exp(dt a) + B (dt x)^T; y = S^T C + d x, f32 [T, inner].
     """
     n, heads = spec.state, spec.heads
@@ -63,7 +63,10 @@ def ssm_scan(
         x, bc = x[:, : spec.inner], x[:, spec.inner :]
     both = bc.reshape(len(x), 2, spec.groups, n).repeat_interleave(heads // spec.groups, 2)
     b, c = both[:, 0], both[:, 1]
-    step = F.softplus(dt if spec.dt_bias is None else dt + spec.dt_bias).clamp(spec.low, spec.high)
+    if dt is None:
+        step = torch.ones((len(x), spec.steps))
+    else:
+        step = F.softplus(dt if spec.dt_bias is None else dt + spec.dt_bias).clamp(spec.low, spec.high)
     step = step.view(len(x), heads, spec.steps // heads)
     kept = (step[:, :, None] * (spec.a if spec.selective else spec.a[:, None, None])).exp()
     rows = x.reshape(len(x), heads, spec.head_dim)

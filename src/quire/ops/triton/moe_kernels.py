@@ -10,7 +10,7 @@ from quire.ops.triton.recurrent_kernels import softplus
 
 repair()
 
-SOFTMAX, SIGMOID, SPARSEMIXER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SOFTMAX, SPARSEMIXER, LATE_SIGMOID = tl.constexpr(0), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def route_kernel(
         scores = tl.math.div_rn(powers, tl.zeros_like(powers) + tl.sum(powers, 0))
     else:
         scores = tl.math.div_rn(tl.full((SLOTS * SIZE,), 1.0, tl.float32), 1.0 + tl.exp(-x))
-    choice = scores
+    choice = x if SCORE == LATE_SIGMOID else scores
     if bias is not None:
         choice += tl.load(bias + number, mask=there, other=0.0)
     choice = tl.where(there, choice, float("-inf"))

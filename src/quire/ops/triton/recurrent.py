@@ -44,7 +44,7 @@ def delta_rule(
 
 @impl("ssm_scan", "triton")
 def ssm_scan(
-    gpu: Gpu, x: Tensor, bc: Tensor | None, dt: Tensor, states: Tensor, batch: StateBatch, spec: ScanSpec
+    gpu: Gpu, x: Tensor, bc: Tensor | None, dt: Tensor | None, states: Tensor, batch: StateBatch, spec: ScanSpec
 ) -> tuple[Tensor, Tensor]:
     n, p, inner, pairs = spec.state, spec.head_dim, spec.inner, 2 * spec.groups * spec.state
     if spec.groups < 1 or spec.heads % spec.groups or (spec.selective and spec.heads != 1):
@@ -54,7 +54,10 @@ def ssm_scan(
     rows, width = activations(x, "ssm_scan x", -1, inner + (pairs if bc is None else 0))
     if bc is not None:
         activations(bc, "ssm_scan bc", rows, pairs)
-    activations(dt, "ssm_scan dt", rows, spec.steps)
+    if dt is not None:
+        activations(dt, "ssm_scan dt", rows, spec.steps)
+    elif spec.selective:
+        raise ValueError("ssm_scan: channels with their own time steps need these")
     tensor(spec.a, "ssm_scan a", F32, *((n, p) if spec.selective else (spec.heads,)))
     for name, numbers in (("d", spec.d), ("dt_bias", spec.dt_bias)):
         if numbers is not None:

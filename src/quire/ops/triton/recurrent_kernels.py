@@ -98,7 +98,7 @@ def delta_kernel(out, qkv, gates, decay, states, cu_q, source, counts, target, a
 def scan_kernel(out, x, bc, dt, states, cu_q, source, counts, target, a, skip, bias, heads, groups, n, p, slots, step,
                 rows, x_width, bc_width, low, high, BN: tl.constexpr, BP: tl.constexpr,
                 SELECTIVE: tl.constexpr):  # fmt: skip
-    """A selective scan: Mamba-1 if SELECTIVE, else Mamba-2; `skip` and `bias` may be None.
+    """A selective scan: Mamba-1 if SELECTIVE, else Mamba-2; `skip` and `bias` may be None, and `dt`: steps are 1.
 
     Grid: (sequences, heads, p / BP).
     """
@@ -126,13 +126,16 @@ def scan_kernel(out, x, bc, dt, states, cu_q, source, counts, target, a, skip, b
         value = tl.load(x + row * x_width + head * p + column, mask=channels, other=0.0).to(tl.float32)
         b = tl.load(bc + row * bc_width + group, mask=numbers, other=0.0).to(tl.float32)
         c = tl.load(bc + row * bc_width + groups * n + group, mask=numbers, other=0.0).to(tl.float32)
-        given = tl.load(dt + row * (p if SELECTIVE else heads) + own, mask=channels, other=0.0)
-        given = given.to(tl.float32)
-        if bias is not None:
-            given += tl.load(bias + own, mask=channels, other=0.0)
-        given = softplus(given)
-        given = tl.where(given < low, low, given)
-        given = tl.where(given > high, high, given)
+        if dt is None:
+            given = tl.full((BP,), 1.0, tl.float32)
+        else:
+            given = tl.load(dt + row * (p if SELECTIVE else heads) + own, mask=channels, other=0.0)
+            given = given.to(tl.float32)
+            if bias is not None:
+                given += tl.load(bias + own, mask=channels, other=0.0)
+            given = softplus(given)
+            given = tl.where(given < low, low, given)
+            given = tl.where(given > high, high, given)
         state = state * tl.exp(rate * given[None, :]) + b[:, None] * (given * value)[None, :]
         y = tl.sum(state * c[:, None], 0)
         if skip is not None:
