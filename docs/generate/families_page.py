@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from quire.model.disk.gguf_architectures import ARCHITECTURES
-from quire.model.families.elsewhere import SLOWLY, architectures, causal_types, version_of, why_no_gguf, why_no_row
+from quire.model.families.elsewhere import architectures, causal_types, runs_slowly, version_of, why_no_gguf, why_no_row
 from quire.model.families.multimodal import MULTIMODAL, REFUSED
 from quire.model.families.table import FAMILIES
 from quire.store.catalog import catalog
@@ -49,7 +49,7 @@ def every_family() -> str:
     here, slow, none = _types()
     rows = [_loaded(name) for name in here]
     rows += [_gguf(name) for name in sorted(ARCHITECTURES)]
-    rows += [_row(name, "folder", "slowly", "", "", _checked(name), "", SLOWLY) for name in slow]
+    rows += [_row(name, "folder", "slowly", "", "", _checked(name), "", why_no_row(name)) for name in slow]
     rows += [_row(name, "folder", "no", "", "", "", "", why_no_row(name)) for name in none]
     left = sorted(name for name in architectures() if name not in ARCHITECTURES)
     rows += [_row(name, "GGUF", "no", "", "", "", "", why_no_gguf(name)) for name in left]
@@ -60,7 +60,7 @@ def _types() -> tuple[list[str], list[str], list[str]]:
     """Model types that load, those that run by transformers' code, and those that do not run."""
     here = sorted({*FAMILIES, *MULTIMODAL})
     rest = sorted({*causal_types(), *REFUSED} - {*here})
-    slow = [name for name in rest if why_no_row(name) == SLOWLY]
+    slow = [name for name in rest if runs_slowly(name)]
     return here, slow, [name for name in rest if name not in slow]
 
 

@@ -1,4 +1,4 @@
-"""20,000 histories of fourteen models with a recurrent state: none changes a bit of an answer.
+"""20,000 histories of sixteen models with a recurrent state: none changes a bit of an answer.
 
 A history is a way to serve seven of eighteen requests, drawn anew: bounds of steps, blocks, slots and snapshots, drafts
 and a cache that may be scarce, so that requests wait, share, are preempted and come back. A thousand take about two

@@ -8,9 +8,18 @@ import pytest
 
 from families_page import _checked, _types
 from quire.model.disk.gguf_architectures import ARCHITECTURES
-from quire.model.families.elsewhere import architectures, causal_types, version_of, why_no_gguf, why_no_row
+from quire.model.families.elsewhere import (
+    LACKS,
+    architectures,
+    causal_types,
+    runs_slowly,
+    version_of,
+    why_no_gguf,
+    why_no_row,
+)
 from quire.model.families.multimodal import MULTIMODAL
 from quire.model.families.table import FAMILIES
+from quire.model.families.text_decoders import TEXT_DECODERS
 
 
 @pytest.mark.parametrize("name", sorted({*FAMILIES, *MULTIMODAL}))
@@ -23,6 +32,9 @@ def test_everything_else_has_a_reason() -> None:
     assert not {*here} & {*slow, *none} and {*here, *slow, *none} >= {*causal_types()}
     assert all(why_no_row(name) for name in (*slow, *none))
     assert all(why_no_gguf(name) for name in architectures() if name not in ARCHITECTURES)
+    assert not {*LACKS} & {*FAMILIES, *MULTIMODAL, *TEXT_DECODERS, *ARCHITECTURES}
+    assert "one softmax from another" in why_no_row("diffllama") and runs_slowly("diffllama")
+    assert "routers that read what attention reads" in why_no_gguf("smallthinker")
     assert why_no_row("no_such_type") == why_no_gguf("no-such-architecture") == ""
 
 

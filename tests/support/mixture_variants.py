@@ -30,6 +30,12 @@ NEWER: dict[str, tuple[str, dict[str, Any]]] = {
     "flex_olmo": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 2}),
     "flex_olmo_normed": ("flex_olmo", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
                                        "attention_bias": True}),
+    "minimax": ("minimax", {"num_local_experts": 6, "num_experts_per_tok": 3, "block_size": 4}),
+    "minimax_factors": ("minimax", {
+        "num_local_experts": 4, "head_dim": 24, "num_hidden_layers": 4, "block_size": 4,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        **{f"{part}_alpha_factor": 3.5565588200778455 for part in ("full_attn", "linear_attn", "mlp")},
+        "full_attn_beta_factor": 0.5, "linear_attn_beta_factor": 0.7, "mlp_beta_factor": 1.3}),
     "minimax_m2": ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "rotary_dim": 12}),
     "hy_v3": ("hy_v3", FEW | {"head_dim": 24}),
     "hy_v3_biases": ("hy_v3", FEW | {"head_dim": 16, "num_shared_experts": 2, "attention_bias": True, "mlp_bias": True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attention_variants import GATED, LATENT_VARIANTS
+from attention_variants import GATED, GATED_DENSE, LATENT_VARIANTS
 from chunked_models import CHUNKED, CHUNKED_MIXTURES
 from dense_variants import SHARED_DENSE
 from gemma_variants import GEMMAS
@@ -223,6 +223,10 @@ SHARED_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "per-layer embeddings": GEMMAS["gemma4_layer_inputs"],
     "gates": GATED["afmoe"],
     "gates of heads, which layers have in unlike numbers": GATED["laguna"],
+    "gates of heads beside latents, decays of channels": MIXTURES["bailing_hybrid"],
+    "decays of heads that are fixed": MIXTURES["minimax"],
+    "norms that replace the stream, factors": MIXTURES["minimax_factors"],
+    "gates, and norms with an epsilon of their own": GATED_DENSE["muse_glimmer_thetas"],
     "values shorter than keys": GATED["mimo_v2_flash"],
     "sinks, and experts with biases": KEPT["experts_with_biases"][:2],
     **SHARED_DENSE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class MuseGlimmerForCausalLM(MuseGlimmerPreTrainedModel):
 
     config: MuseGlimmerTextConfig
     config_class = MuseGlimmerTextConfig
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: MuseGlimmerTextConfig) -> None:
         super().__init__(config)

@@ -22,7 +22,7 @@ ATTENTION_OUT = ("self_attn.o_proj", "attn.c_proj", "attention.dense", "self_att
                  "norm_attn_norm.attn.out_proj")  # fmt: skip
 HYBRIDS = ("lfm2", "lfm2_moe", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear",
            "granitemoehybrid", "bamba", "nemotron_h", "mamba2", "mamba", "falcon_mamba", "jamba", "falcon_h1",
-           "zamba2", "olmo_hybrid")  # fmt: skip
+           "zamba2", "olmo_hybrid", "minimax", "bailing_hybrid")  # fmt: skip
 """Families some of whose layers have no heads, and of which none can be dropped."""
 UNLIKE = ("laguna", "mimo_v2_flash", "gemma4_text")
 """Families whose layers may differ in how many heads they have, of which none can be dropped."""

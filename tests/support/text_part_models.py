@@ -53,6 +53,7 @@ MORE: dict[str, dict[str, Any]] = {
     "glm_ocr_text": {"head_dim": 16} | rope(2, 1, 1, **HALF),
     "exaone4": {"sliding_window": 5, "num_hidden_layers": 4},
     "nemotron_h": NEMOTRON | {"hybrid_override_pattern": "M-*", "num_hidden_layers": 3},
+    "muse_glimmer_text": {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4},
     "paddleocr_vl_text": {"head_dim": 16} | rope(4, 2, 2),
 }  # fmt: skip
 """Further fields of a text_config, by its type."""

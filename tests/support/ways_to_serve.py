@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from engine_answers import Answer, engine_of, run
+from mixture_variants import LING
 from model_variants import MIXTURES
 from oracle import write
 from paged_model import VARIANTS
@@ -61,6 +62,8 @@ MORE = {
     "delta rule beside stacked experts": MIXTURES["qwen3_5_moe"],
     "scans beside an MLP": VARIANTS["granite4_dense"],
     "scans with limits": VARIANTS["bamba"],
+    "gated latents": ("bailing_hybrid", LING | {"v_head_dim": 16}),
+    "fixed decays": MIXTURES["minimax"],
     "channels alone": VARIANTS["mamba"],
     "channels with norms": VARIANTS["falcon_mamba"],
 }

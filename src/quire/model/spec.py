@@ -16,7 +16,7 @@ from quire.ops.experts import Routing
 from quire.ops.indexer import NO_BLOCK_INDEXER, NO_INDEXER, BlockIndexer, Indexer
 
 ATTENTION, CONVOLUTION, DELTA, SCAN, CHANNEL_SCAN, MLP = "attention", "conv", "delta", "scan", "channel scan", "mlp"
-SHARED = "shared block"
+SHARED, LIGHTNING = "shared block", "lightning"
 """Kinds of mixers in models of several."""
 
 

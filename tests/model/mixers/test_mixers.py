@@ -23,7 +23,7 @@ from quire.model.families.delta_sizes import DeltaSizes
 from quire.model.families.rope import NO_ROPE
 from quire.model.load.builders import MIXERS
 from quire.model.load.roles import ROLES
-from quire.model.mixers import attention, channel_scan, cross, delta, latent, scan, shared_block, short_conv
+from quire.model.mixers import attention, channel_scan, cross, delta, latent, lightning, scan, shared_block, short_conv
 from quire.model.mixers.attention import Attention
 from quire.model.mixers.block_indexed import BlockIndexedAttention
 from quire.model.mixers.channel_scan import ChannelScan
@@ -32,6 +32,7 @@ from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import kept_by_layer, layouts_of
+from quire.model.mixers.lightning import Lightning
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
@@ -61,6 +62,7 @@ SHAPES: list[Mixer] = [
     NoMixer(),
     SharedBlock(4, 4, 32, wide=128, inner=96),
     ChannelScan(ChannelSizes(64, 16, 4, 4)),
+    Lightning(4, 16),
 ]
 OWNERS = ("mixers/", "families/", "load/latent.py", "spec.py")
 """Files under model/ that may look at the sizes of latent attention."""
@@ -113,7 +115,7 @@ def test_only_its_own_files_look_at_the_sizes_of_latent_attention() -> None:
 
 
 def test_roles_of_mixers_are_those_of_a_checkpoint() -> None:
-    files = (attention, cross, latent, short_conv, delta, scan, channel_scan, shared_block)
+    files = (attention, cross, latent, short_conv, delta, scan, channel_scan, shared_block, lightning)
     kinds = [file.ROLES for file in files]
     names = [name for roles in kinds for name in roles]
     assert len(names) == len(set(names)) and set(names) < set(ROLES), "each is one kind's"

@@ -190,4 +190,7 @@ def ling(config: HfConfig) -> Family:
     )
 
 
-DELTA_HYBRIDS: Mapping[str, Family | Callable[[HfConfig], Family]] = {"olmo_hybrid": olmo_hybrid, "bailing_hybrid": ling}
+DELTA_HYBRIDS: Mapping[str, Family | Callable[[HfConfig], Family]] = {
+    "olmo_hybrid": olmo_hybrid,
+    "bailing_hybrid": ling,
+}

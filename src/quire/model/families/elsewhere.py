@@ -6,6 +6,7 @@ The lists lie in elsewhere.json, written by scripts/models_elsewhere.py, so that
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,29 @@ from quire.model.families.table import FAMILIES
 
 SLOWLY = "its folder runs by the code of an installed transformers, slowly (pip install 'quire[transformers]')"
 HERE = (*FAMILIES, *MULTIMODAL)
+LACKS: Mapping[str, str] = {
+    "arwkv7": "shifts of tokens and a recurrence with decays of channels",
+    "diffllama": "attention that takes one softmax from another",
+    "doge": "a mask of keys that each layer computes, and experts chosen by products of keys",
+    "hrm_text": "two stacks of layers that run in turns, several times for each token",
+    "inkling2_text": "a bias by distance that each query makes, and convolutions of what layers add",
+    "inkling_text": "a bias by distance that each query makes, and convolutions of what layers add",
+    "jetmoe": "experts of queries and of results in attention",
+    "muse_spark_text": "a gate of what is added to the stream, and a norm of what each expert makes",
+    "plamo": "heads of queries that take keys in turns",
+    "plamo2": "scans of heads whose time steps, B and C are made of what was convolved",
+    "qwen4_exp_text": "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams",
+    "recurrent_gemma": "a linear recurrence of channels whose decays are gated by their inputs",
+    "rwkv": "shifts of tokens and a recurrence of weighted values",
+    "rwkv6": "shifts of tokens and a recurrence with decays of channels",
+    "rwkv6qwen2": "shifts of tokens and a recurrence with decays of channels",
+    "rwkv7": "shifts of tokens and a recurrence with decays of channels",
+    "smallthinker": "routers that read what attention reads",
+    "xlstm": "memories with exponential gates",
+    "zamba": "scans of channels in heads of their own",
+    "zaya": "convolutions of queries and keys, and routers that read those of the layer before",
+}
+"""Model types and architectures -> what a row of theirs would need that no family of the table has."""
 
 
 class Causal(NamedTuple):
@@ -59,10 +83,17 @@ def why_no_row(model_type: str) -> str:
     """Why a model type that has no row does not run, or how it does; "" where nothing is known of it."""
     if model_type in REFUSED:
         return REFUSED[model_type]
-    known = causal_types().get(model_type)
-    if known is None:
-        return ""
-    return f"the code of transformers cannot run here: {known.why}" if known.why else SLOWLY
+    known, said = causal_types().get(model_type), list[str]()
+    if known is not None:
+        said.append(f"the code of transformers cannot run here: {known.why}" if known.why else SLOWLY)
+    if model_type in LACKS:
+        said.append(f"a row lacks {LACKS[model_type]}")
+    return "; ".join(said)
+
+
+def runs_slowly(model_type: str) -> bool:
+    """Whether a model type that has no row runs by the code of transformers."""
+    return model_type not in REFUSED and model_type in causal_types() and not causal_types()[model_type].why
 
 
 def why_no_gguf(architecture: str) -> str:
@@ -76,10 +107,11 @@ def why_no_gguf(architecture: str) -> str:
     folders = [name for name in HERE if name in known.types or name.replace("_", "") == plain]
     if folders:
         return f"nobody has said yet what its tensors are called; its folders run (model_type {', '.join(folders)})"
-    slow = [name for name in known.types if why_no_row(name) == SLOWLY]
+    slow = [name for name in known.types if runs_slowly(name)]
     if slow:
         return (
             f"GGUF files cannot run by the code of transformers; a folder of model_type {', '.join(slow)} can, slowly"
         )
     reasons = [f"{name}: {why}" for name in known.types if (why := why_no_row(name))]
-    return reasons[0] if reasons else "no row is for its family, and transformers has no code for it"
+    lacks = f"; a row lacks {LACKS[architecture]}" if architecture in LACKS else ""
+    return reasons[0] if reasons else f"no row is for its family, and transformers has no code for it{lacks}"

@@ -15,6 +15,7 @@ from quire.model.families.latent_mixtures import LATENT_MIXTURES
 from quire.model.families.llama4 import LLAMA4_TEXT
 from quire.model.families.llama_like import GEMMA2_DEFAULTS, GEMMA2_READS, RELATIVES
 from quire.model.families.mimo import GATED_AND_WINDOWED
+from quire.model.families.minimax import minimax
 from quire.model.families.mixtures import MIXTURES
 from quire.model.families.names import (
     BIAS_FLAGS,
@@ -330,6 +331,7 @@ FAMILIES: dict[str, Row] = {
     **CHANNEL_SCANS,
     "falcon_h1": falcon_h1,
     "kimi_linear": kimi_linear,
+    "minimax": minimax,
     "llama4_text": LLAMA4_TEXT,
     **GEMMAS,
     "zamba2": zamba2,

@@ -36,6 +36,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
                                    residual_multiplier=0.263, attention_multiplier=0.015625),
     "llama4_text": _sizes(5120, 48, 40, 8192, 202048),
     "mllama_text_model": _sizes(4096, 40, 32, 14336, 128256),
+    "muse_glimmer_text": _sizes(6656, 52, 32, 19968, 202048, eos_token_id=200001, bos_token_id=200000),
     "paddleocr_vl_text": _sizes(1024, 18, 16, 3072, 103424, head_dim=128),
     "qwen2_5_omni_text": _sizes(3584, 28, 28, 18944, 152064, num_key_value_heads=4, rope_theta=1e6,
                                 max_position_embeddings=32768),

@@ -17,6 +17,7 @@ from quire.model.load.encoder import backward_bias, load_cross
 from quire.model.load.indexed import load_indexed
 from quire.model.load.latent import load_latent
 from quire.model.load.layer_ending import load_ending, load_inputs
+from quire.model.load.lightning import load_lightning
 from quire.model.load.moe import load_beside, load_moe
 from quire.model.load.parts import in_runs, load_block_norms, load_final_norm, load_mlp, load_norm, load_o
 from quire.model.load.placement import Unplaced, held_bytes
@@ -33,6 +34,7 @@ from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.indexed import IndexedLatents
 from quire.model.mixers.latent import Latents
 from quire.model.mixers.layer_mixers import mixer_of
+from quire.model.mixers.lightning import Lightning
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
@@ -91,6 +93,7 @@ from quire.quant.registry import DENSE, matrix_scheme
 BLOCKS: dict[str, Block] = {
     "sequential": sequential_block,
     "post_ln": sequential_block,
+    "normed_stream": sequential_block,
     "post_norm": post_norm_block,
     "ended": ended_block,
     "own": own_block,
@@ -155,6 +158,8 @@ def embed_changes(reader: WeightReader) -> tuple[RowChange, ...]:
         changes.append(Positions(table, spec.position_offset))
     if reader.opened.claim.get("embed_norm") or spec.edges.normed:
         changes.append(Normed(load_norm(reader, "embed_norm")))
+    if spec.join == "normed_stream":
+        changes.append(Normed(load_norm(reader, "attn_norm", 0)))
     if spec.streams.count:
         changes.append(load_spread(reader))
     return tuple(changes)
@@ -305,6 +310,11 @@ def load_scan_of_channels(reader: WeightReader, index: int, rope: Unplaced) -> M
     return *load_channel_scan(reader, index), None
 
 
+def load_lightning_attention(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
+    """Lightning attention of layer `index`, which turns nothing by its position."""
+    return *load_lightning(reader, index), None
+
+
 def load_use_of_block(reader: WeightReader, index: int, rope: Unplaced) -> Mixed:
     """What layer `index` has of a block that layers share, which looks tokens up itself."""
     table = reader.once("table", lambda: load_table(reader))
@@ -328,6 +338,7 @@ MIXERS: Mapping[type, Callable[[WeightReader, int, Unplaced], Mixed]] = {
     DeltaRule: load_delta,
     SelectiveScan: load_selective_scan,
     ChannelScan: load_scan_of_channels,
+    Lightning: load_lightning_attention,
     SharedBlock: load_use_of_block,
     NoMixer: load_no_mixer,
 }

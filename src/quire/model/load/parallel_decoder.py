@@ -18,6 +18,7 @@ from quire.model.net.decoder import Attend, Decoder, Layer, MlpAlone
 from quire.model.net.encoder import Encoder
 from quire.model.net.expert_parallel import ExpertParallel
 from quire.model.net.inner_norms import over_ranks
+from quire.model.net.lightning import LightningAttention
 from quire.model.net.moe import MoeBesideMlp, MoeMlp, experts_of, with_experts
 from quire.model.net.parts import Embedding, Mlp, NoNorm, Normed, ReplacingNorm, RowChange, RowNorm
 from quire.model.net.pipeline_parallel import PipelineStage
@@ -213,15 +214,19 @@ def _qkv_changes(layer: Layer, ops: Ops, comm: Comm) -> tuple[RowChange, ...]:
 
 def _gathered_scan(attention: Attend, spec: ModelSpec, ops: Ops, comm: Comm) -> Attend:
     """A scan's norm of groups that lie on several ranks needs the channels of all, and its weight of all."""
-    if not isinstance(attention, Scan) or spec.scan.groups % comm.world == 0:
+    if isinstance(attention, LightningAttention):
+        inner, groups = spec.heads * spec.head_dim, 1
+    else:
+        inner, groups = spec.scan.inner, spec.scan.groups
+    if not isinstance(attention, Scan | LightningAttention) or groups % comm.world == 0:
         return attention
     norm = attention.norm
     assert isinstance(norm, GatedNorm), "as it was loaded"
     if norm.scale is None:
         return attention
-    widths = (spec.scan.inner // comm.world,) * comm.world
+    widths = (inner // comm.world,) * comm.world
     scale = cast_to(comm.gather_columns(ops, norm.scale[None], widths)[0], F32, copy=True)
-    whole = replace(norm, scale=scale, span=spec.scan.inner // spec.scan.groups)
+    whole = replace(norm, scale=scale, span=inner // groups)
     return replace(attention, norm=TensorParallelGating(whole, widths, comm))
 
 

@@ -68,9 +68,13 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
     """The norms before and after attention, and before and after the MLP, of layer `index`.
 
     In a post-LN model the norm
-    after an addition is read as the one before what follows, and takes the stream's place there.
+    after an addition is read as the one before what follows, and takes the stream's place there. So do all norms of a
+    "normed stream", the first of which is one of the embedded tokens.
     """
     spec = reader.opened.spec
+    if spec.join == "normed_stream":
+        before = ReplacingNorm(load_norm(reader, "attn_norm", index)) if index else NoNorm()
+        return before, NoNorm(), ReplacingNorm(load_norm(reader, "mlp_norm", index)), NoNorm()
     if spec.join != "post_ln":
         beside = spec.moe.beside and spec.is_sparse(index)  # the norm before the MLP is read with that
         scales = dict.fromkeys(("attn_post_norm", "mlp_post_norm"), spec.factors.post_norm)
@@ -162,7 +166,9 @@ RUNS = 8
 def load_o(reader: WeightReader, role: str, index: int) -> Product:
     """The last matrix `role` of a mixer, in runs of whole heads or channels where the reader makes any."""
     spec = reader.opened.spec.at(index)
-    factor = {"o": spec.factors.attention, "scan_out": spec.factors.scan}.get(role, 1.0)
+    factor = {"o": spec.factors.attention, "scan_out": spec.factors.scan, "lightning_out": spec.factors.scan}.get(
+        role, 1.0
+    )
 
     def load(reader: WeightReader) -> Product:
         return scaled(reader.linear((role,), index), factor)

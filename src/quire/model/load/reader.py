@@ -25,7 +25,6 @@ from quire.model.load.placement import InMemory, LayerKeeper, Unplaced
 from quire.model.load.roles import ADAPTED, DISK_ROLES, Share, disk_rows, local_spec, shard, shard_vector
 from quire.model.net.parts import Linear
 from quire.model.role import COLUMNS, ROWS
-from quire.model.spec import ModelSpec
 from quire.ops.arrays import (
     AnyArray,
     Array,

@@ -18,7 +18,7 @@ from quire.core.exclusions.features import EXPERT_RANKS, NO_EXPERTS, WHOLE_EXPER
 from quire.core.exclusions.table import row_of
 from quire.model import mlp_roles, stream_roles, tower_roles
 from quire.model.layer_sizes import LayerSizes
-from quire.model.mixers import attention, delta
+from quire.model.mixers import attention, delta, lightning
 from quire.model.mixers.layer_mixers import ROLES as MIXED
 from quire.model.mixers.layer_mixers import of_rank
 from quire.model.role import COLUMNS, EVEN, FIRST, ROWS, SHARED, STEPS, WHOLE, Role
@@ -87,11 +87,11 @@ ADAPTED = frozenset(
     {"q", "k", "v", "o", "gate", "up", "down", "conv_write", "conv_read", "conv_x", "conv_out", "attn_gate",
      "head_gate", "delta_q", "delta_k", "delta_v", "delta_z", "delta_out", "scan_z", "scan_x", "scan_b", "scan_c",
      "scan_dt", "scan_out", "channel_x", "channel_z", "channel_dt", "channel_b", "channel_c", "channel_steps",
-     "channel_out"}
+     "channel_out", "lightning_q", "lightning_k", "lightning_v", "lightning_gate", "lightning_out"}
 )  # fmt: skip
 """Roles of layers that an adapter may change: not those of experts, routers and latents."""
 
-GROUPED = attention.GROUPED | delta.GROUPED
+GROUPED = attention.GROUPED | delta.GROUPED | lightning.GROUPED
 """Fused matrices whose roles take turns by heads: name -> how many heads, and rows of each role for one."""
 FUSED = {
     "qkv": ("q", "k", "v"),

@@ -14,6 +14,7 @@ from quire.model.mixers import (
     delta,
     indexed,
     latent,
+    lightning,
     scan,
     shared_block,
     short_conv,
@@ -24,18 +25,31 @@ from quire.model.mixers.cross import EncoderDecoderAttention
 from quire.model.mixers.delta import DeltaRule
 from quire.model.mixers.indexed import indexed_latents
 from quire.model.mixers.latent import Latents
+from quire.model.mixers.lightning import Lightning
 from quire.model.mixers.mixer import LayerCacheSpec, Mixer
 from quire.model.mixers.no_mixer import NoMixer
 from quire.model.mixers.scan import SelectiveScan
 from quire.model.mixers.shared_block import SharedBlock
 from quire.model.mixers.short_conv import ShortConvolution
-from quire.model.spec import CHANNEL_SCAN, CONVOLUTION, DELTA, MLP, SCAN, ModelSpec
+from quire.model.spec import CHANNEL_SCAN, CONVOLUTION, DELTA, LIGHTNING, MLP, SCAN, ModelSpec
 from quire.ops.convolution import RowLayout
 from quire.ops.layout import CacheLayout, KVLayout, StateLayout
 
 ROLES = {
     name: role
-    for kind in (attention, block_indexed, latent, indexed, cross, short_conv, delta, scan, channel_scan, shared_block)
+    for kind in (
+        attention,
+        block_indexed,
+        latent,
+        indexed,
+        cross,
+        short_conv,
+        delta,
+        scan,
+        channel_scan,
+        shared_block,
+        lightning,
+    )
     for name, role in kind.ROLES.items()
 }
 """What mixers have on disk, of all kinds."""
@@ -46,6 +60,7 @@ WITHOUT_KEYS: Mapping[str, Callable[[ModelSpec], Mixer]] = {
     DELTA: lambda spec: DeltaRule(spec.delta),
     SCAN: lambda spec: SelectiveScan(spec.scan),
     CHANNEL_SCAN: lambda spec: ChannelScan(spec.channels),
+    LIGHTNING: lambda spec: Lightning(spec.heads, spec.head_dim),
     MLP: lambda spec: NoMixer(),
 }
 """Mixers of layers that do not attend, by the words of `ModelSpec.mixers`."""

@@ -18,17 +18,18 @@ from quire.ops.recurrent import ScanSpec
 
 @dataclass(frozen=True)
 class GatedNorm:
-    """The gate of a scan's result, and a norm of each run of `span` channels by `scale` f32 [inner], behind the gate if
-    `gate_first`; None: the gate alone."""
+    """The gate of a scan's result, "silu" or "sigmoid" as `kind` says, and a norm of each run of `span` channels by
+    `scale` f32 [inner], behind the gate if `gate_first`; None: the gate alone."""
 
     scale: Array | None
     span: int
     gate_first: bool
     eps: float
+    kind: str = "silu"
 
     def __call__(self, ops: Ops, x: Array, gate: Array) -> Array:
         """x [T, inner], which is given up, and its gate [T, inner] -> [T, inner]."""
-        return ops.gated_rmsnorm(x, gate, self.scale, self.span, "silu", self.gate_first, self.eps)
+        return ops.gated_rmsnorm(x, gate, self.scale, self.span, self.kind, self.gate_first, self.eps)
 
 
 Gating = Callable[[Ops, Array, Array], Array]

@@ -59,9 +59,8 @@ def _sparsemixer(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
 def route(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """Experts int32 [T, top_k], best first, and their weights f32 [T, top_k] from router logits [T, experts] f32.
 
-    `bias` [experts] f32 is added to what chooses, scores or for "late_sigmoid" logits, not to what weighs (DeepSeek-V3).
-    Ties go to the lower expert.
-    Weights of scores that are all 0 are 0.
+    `bias` [experts] f32 is added to what chooses, scores or for "late_sigmoid" logits, not to what weighs
+    (DeepSeek-V3). Ties go to the lower expert. Weights of scores that are all 0 are 0.
     """
     if routing.score == "sparsemixer":
         ids, weights = _sparsemixer(logits, routing.jitter)

@@ -55,8 +55,9 @@ def ssm_scan(
     """A selective scan (Mamba: Gu and Dao 2023; Mamba-2: Dao and Gu 2024): (states, those of `batch` stored; y).
 
     x f32 [T, inner] after the convolution; bc f32 [T, 2 * groups * state]: B, then C; None: x has these columns behind
-    its own. dt f32 [T, heads], or [T, inner] of Mamba-1; None: all are 1 (Lightning Attention). states f32 [slots, heads, state, head_dim]. Of each head, with
-    dt = limited(softplus(dt + dt_bias)): S = S exp(dt a) + B (dt x)^T; y = S^T C + d x, f32 [T, inner].
+    its own. dt f32 [T, heads], or [T, inner] of Mamba-1; None: all are 1 (Lightning Attention). states f32 [slots,
+    heads, state, head_dim]. Of each head, with dt = limited(softplus(dt + dt_bias)): S = S exp(dt a) + B (dt x)^T; y =
+    S^T C + d x, f32 [T, inner].
     """
     n, heads = spec.state, spec.heads
     if bc is None:

@@ -1,0 +1,91 @@
+"""The row of MiniMax-Text-01 (MiniMax 2025): lightning attention in most layers, on a stream that norms replace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.model.disk.hf_config import HfConfig
+from quire.model.families.hybrids import one_rope
+from quire.model.families.mixtures import LOCAL, MIXTRAL
+from quire.model.families.names import MIXTRAL_WRITTEN
+from quire.model.families.readers import read_moe
+from quire.model.families.row import Family, layer_kinds
+from quire.model.spec import ATTENTION, LIGHTNING, Factors
+
+NAMES = MIXTRAL | {
+    "lightning_qkv": "self_attn.qkv_proj",
+    "lightning_gate": "self_attn.output_gate",
+    "lightning_norm": "self_attn.norm",
+    "lightning_out": "self_attn.out_proj",
+}
+DECAYS = tuple(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
+"""Endings of the names of what follows from the number of heads and the layer."""
+PARTS = ("full_attn", "linear_attn", "mlp")
+EARLIER = tuple(
+    (f"{part}_{factor}_factor", f"layernorm_{own}_{factor}")
+    for part, own in zip(PARTS, ("full_attention", "linear_attention", "mlp"), strict=True)
+    for factor in ("alpha", "beta")
+)
+"""What the first release calls the factors of the stream and of what is added to it."""
+
+
+def kinds(config: HfConfig) -> list[str]:
+    """`layer_types` where config.json has none: by `attn_type_list`, 1 = attends, or every other layer attends."""
+    layers, given = config.integer("num_hidden_layers", high=1024), config.integers("attn_type_list")
+    attends = given or tuple(1 - i % 2 for i in range(layers))
+    return ["full_attention" if own else "linear_attention" for own in attends]
+
+
+def windows(config: HfConfig, layers: int) -> tuple[int, ...]:
+    """All layers that attend have the window, if there is one."""
+    size = config.integer("sliding_window", 0)
+    return tuple(size if kind == ATTENTION else 0 for kind in mixers(config, layers))
+
+
+def mixers(config: HfConfig, layers: int) -> tuple[str, ...]:
+    """The kind of each layer's mixer."""
+    found = tuple(LIGHTNING if kind == "linear_attention" else ATTENTION for kind in layer_kinds(config, layers))
+    if ATTENTION not in found:
+        raise config.fail("layer_types", "needs a full_attention layer: the others keep nothing of single tokens")
+    return found
+
+
+def factors(config: HfConfig) -> dict[str, Any]:
+    """The stream is kept divided by its factor, as Granite's is (`variants.granite_facts`), so that factors are of what
+    is added alone. Norms undo the division but for their epsilon, which is divided twice."""
+    alphas, (full, linear, mlp) = (
+        [config.number(f"{part}_{name}_factor", 1.0) for part in PARTS] for name in ("alpha", "beta")
+    )
+    alpha = alphas[0]
+    if set(alphas) != {alpha}:
+        raise config.fail("mlp_alpha_factor", f"and those of attention are {alphas}: only equal ones are supported")
+    return {
+        "embed_scale": 1 / alpha,
+        "norm_eps": config.number("rms_norm_eps", 1e-5, high=1.0) / alpha**2,
+        "factors": Factors(attention=full / alpha, scan=linear / alpha, mlp_out=mlp / alpha),
+    }
+
+
+def minimax(config: HfConfig) -> Family:
+    """Mixtral's attention and experts."""
+    family = Family(
+        NAMES,
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "layer_types": kinds,
+            "linear_key_head_dim": lambda c: c.integer(
+                "head_dim", c.integer("hidden_size") // c.integer("num_attention_heads"), high=1 << 12
+            ),
+        },
+        {"mixers": mixers, "windows": windows, "rope": one_rope, "moe": read_moe(renormalize=True)},
+        spelling=(*LOCAL, *EARLIER),
+        rewrites=MIXTRAL_WRITTEN,
+        buffers=DECAYS,
+    )
+    return replace(family, facts={"join": "normed_stream", **factors(family.fill_in(config))})
