@@ -30,9 +30,9 @@ RUN = (
     "granite_speech_plus", "idefics2", "instructblip", "instructblipvideo", "janus", "kimi_k25", "lighton_ocr",
     "llama4", "llava_next_video", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "mllama", "moss_transcribe_diarize",
     "muse_glimmer", "musicflamingo", "nemo_speechlm", "nemotron_h_omni", "ovis2", "paddleocr_vl", "paligemma",
-    "perception_lm", "phi4_multimodal", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_audio",
-    "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "shieldgemma2", "vibevoice_asr", "video_llama_3",
-    "video_llava", "vipllava", "voxtral",
+    "perception_lm", "phi4_multimodal", "pp_chart2table", "qianfan_ocr", "qwen2_5_omni", "qwen2_5_omni_thinker",
+    "qwen2_audio", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "shieldgemma2", "vibevoice_asr",
+    "video_llama_3", "video_llava", "vipllava", "voxtral",
 )  # fmt: skip
 """Model types, of all that transformers has, whose decoders are read."""
 UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech")
