@@ -121,6 +121,20 @@ def as_bailing(tensors: Tensors) -> Tensors:
     )(kept)
 
 
+def as_plamo(tensors: Tensors) -> Tensors:
+    """A parallel model's tensors under PLaMo's names: pairs that turn lie apart, heads take the two keys in turns."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            tensor = tensor.unflatten(0, (-1, 8, 2)).transpose(1, 2).flatten(0, 2)
+        if "q_proj" in name:
+            tensor = tensor.unflatten(0, (2, 2, 16)).transpose(0, 1).flatten(0, 2)
+        if "o_proj" in name:
+            tensor = tensor.unflatten(1, (2, 2, 16)).transpose(1, 2).flatten(1, 3)
+        found[name.replace("model.layers.", "model.layers.layers.").replace("input_layernorm", "norm")] = tensor
+    return found
+
+
 def as_deepseek(tensors: Tensors) -> Tensors:
     """Aria's tensors under DeepSeekMoE's names, experts one by one."""
     found: Tensors = {}
@@ -276,6 +290,19 @@ RELATIVES: dict[str, Relative] = {
         "stablelm",
         facts=WHOLE_ROPE | {"use_parallel_residual": False, "use_qkv_bias": False, "layer_norm_eps": 1e-3},
         fields=lambda c: {"rms_norm_eps": c["layer_norm_eps"], "layer_norm_eps": None},
+    ),
+    "plamo": Relative(
+        "cohere2_moe",
+        as_plamo,
+        {
+            "head_dim": 16,
+            "rms_norm_eps": 1e-6,
+            "logit_scale": 1.0,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention"] * 3,
+            "mlp_layer_types": ["dense"] * 3,
+        },
+        lambda c: {"n_shared_head": 2, "num_key_value_heads": None, "layer_types": None, "mlp_layer_types": None},
     ),
     "qwen": Relative(
         "qwen2",

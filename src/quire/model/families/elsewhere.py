@@ -25,7 +25,6 @@ LACKS: Mapping[str, str] = {
     "inkling_text": "a bias by distance that each query makes, and convolutions of what layers add",
     "jetmoe": "experts of queries and of results in attention",
     "muse_spark_text": "a gate of what is added to the stream, and a norm of what each expert makes",
-    "plamo": "heads of queries that take keys in turns",
     "plamo2": "scans of heads whose time steps, B and C are made of what was convolved",
     "qwen4_exp_text": "blocks of keys chosen for groups of heads, gated residuals and embeddings of n-grams",
     "recurrent_gemma": "a linear recurrence of channels whose decays are gated by their inputs",

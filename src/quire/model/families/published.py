@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire.model.disk.hf_config import HfConfig
 from quire.model.families.names import BIAS_FLAGS, GPT2, LLAMA, MLP_BIAS, NORM_BIASES, QKV_BIAS, without
 from quire.model.families.readers import every_head
 from quire.model.families.row import Family
 from quire.model.families.variants import LAYER
+from quire.model.spec import ModelSpec
 
 EXAONE = {
     "embed": "transformer.wte",
@@ -129,6 +133,13 @@ def qwen(config: HfConfig) -> Family:
     )
 
 
+def taking_turns(spec: ModelSpec) -> NDArray[np.int64]:
+    """Where rows of queries, columns of the result, lie in files whose heads take keys in turns; ours that read the
+    first key come first."""
+    heads: NDArray[np.int64] = np.arange(spec.heads, dtype=np.int64).reshape(-1, spec.kv_heads).T.flatten()
+    return (heads[:, None] * spec.head_dim + np.arange(spec.head_dim)).flatten()
+
+
 PUBLISHED: dict[str, Family | Callable[[HfConfig], Family]] = {
     "aquila": Family(LLAMA),
     "chatglm": chatglm,
@@ -145,6 +156,15 @@ PUBLISHED: dict[str, Family | Callable[[HfConfig], Family]] = {
     "internlm": internlm,
     "minicpm": minicpm,
     "orion": Family(LLAMA, {"max_position_embeddings": 4096}, required=NORM_BIASES, facts=LAYER),
+    "plamo": Family(
+        without(LLAMA, "mlp_norm", "q_norm", "k_norm") | {"layer": "model.layers.layers.{}.", "attn_norm": "norm"},
+        {
+            "n_shared_head": 8,
+            "num_key_value_heads": lambda c: c.integer("num_attention_heads") // c.integer("n_shared_head"),
+        },
+        facts={"join": "parallel"},
+        orders={"q": taking_turns, "o": taking_turns},
+    ),
     "qwen": qwen,
     "xverse": Family(LLAMA),
 }
