@@ -55,7 +55,7 @@ GATED_DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "muse_glimmer_thetas": ("muse_glimmer_text", MUSE | {
         "layer_rope_theta": [0, 500.0, 500.0], "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "head_dim": 24, "attention_bias": True,
-        "final_logit_softcapping": 2.0, "post_norm_eps": 0.3, "num_key_value_heads": 4}),
+        "final_logit_softcapping": 2.0, "post_norm_eps": 0.3, "num_key_value_heads": 4, "num_hidden_layers": 3}),
     "lfm3": ("lfm3", {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 4, "rope_parameters": PLAIN_KINDS,
                       "layer_types": ["conv", "sliding_attention", "full_attention", "conv"]}),
     "lfm3_proportional": ("lfm3", {"head_dim": 24, "sliding_window": 5, "num_hidden_layers": 5}),

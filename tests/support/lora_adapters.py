@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from live_server import FOLDER
+from mixture_variants import NEWER
 from paged_model import VARIANTS, Paged
 from peft_layouts import Layout
 from quire.model.build import Model
@@ -33,9 +34,12 @@ TARGETS = {
     "falcon_h1": ("in_proj", "out_proj", "k_proj", "o_proj", "up_proj", "down_proj"),
     "mamba": ("in_proj", "x_proj", "dt_proj", "out_proj"),
     "nemotron_h": ("in_proj", "out_proj", "v_proj", "up_proj", "down_proj"),
+    "minimax": ("qkv_proj", "output_gate", "out_proj", "k_proj", "o_proj"),
+    "muse_glimmer_text": ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
 FACTS = {"lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
          "bamba": VARIANTS["bamba"][1], "falcon_h1": VARIANTS["falcon_h1_multipliers"][1],
+         "minimax": NEWER["minimax"][1], "muse_glimmer_text": VARIANTS["muse_glimmer"][1],
          "mamba": VARIANTS["mamba_biases"][1], "nemotron_h": VARIANTS["nemotron_h"][1]}  # fmt: skip
 """Of models whose usual ones have not all of these."""
 

@@ -63,6 +63,9 @@ def _shrink(config: dict[str, Any]) -> None:
     """Make every part but the decoder small, in place."""
     for name, part in config.items():
         if isinstance(part, dict) and name not in ("text_config", "thinker_config") and name.endswith("_config"):
+            kinds = part.get("layer_types")
+            if kinds:
+                part["layer_types"] = kinds[: TOWER["num_hidden_layers"]]
             part.update({field: value for field, value in TOWER.items() if type(part.get(field)) is type(value)})
             _shrink(part)
 
