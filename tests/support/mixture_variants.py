@@ -13,7 +13,7 @@ DBRX = {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.9, "rope_theta": 1e4},
 AXK1 = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "q_lora_rank": 40,
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
         "num_key_value_heads": 4, "n_group": 4, "topk_group": 2}  # fmt: skip
-LING = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "head_dim": 16,
+LING = {"kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 16,
         "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2,
         "first_k_dense_replace": 1, "num_key_value_heads": 4, "layer_group_size": 2, "num_hidden_layers": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip

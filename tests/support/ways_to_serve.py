@@ -12,7 +12,6 @@ import torch
 from hypothesis import strategies as st
 
 from engine_answers import Answer, engine_of, run
-from mixture_variants import LING
 from model_variants import MIXTURES
 from oracle import write
 from paged_model import VARIANTS
@@ -62,7 +61,7 @@ MORE = {
     "delta rule beside stacked experts": MIXTURES["qwen3_5_moe"],
     "scans beside an MLP": VARIANTS["granite4_dense"],
     "scans with limits": VARIANTS["bamba"],
-    "gated latents": ("bailing_hybrid", LING | {"v_head_dim": 16}),
+    "gated latents": MIXTURES["bailing_hybrid"],
     "fixed decays": MIXTURES["minimax"],
     "channels alone": VARIANTS["mamba"],
     "channels with norms": VARIANTS["falcon_mamba"],

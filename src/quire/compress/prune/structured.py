@@ -63,7 +63,7 @@ rope's `short_factor` is checked against the former quotient.
 AUTO_WIDTH = "block_auto_adjust_ff_dim"
 """Field of LFM2 by which its code computes another width of MLPs than the one that is said."""
 EVEN_HEADS = frozenset({"llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee", "aria_text", "cwm",
-                        "gemma3n_text", "hyperclovax", "iquestcoder", "jais2"})  # fmt: skip
+                        "gemma3n_text", "hyperclovax", "iquestcoder", "jais2", "muse_glimmer_text"})  # fmt: skip
 """Families whose code in transformers refuses a number of heads that does not divide hidden_size, head_dim or not."""
 
 

@@ -73,8 +73,8 @@ def load_block_norms(reader: WeightReader, index: int) -> tuple[Norm, Norm, Norm
     """
     spec = reader.opened.spec
     if spec.join == "normed_stream":
-        before = ReplacingNorm(load_norm(reader, "attn_norm", index)) if index else NoNorm()
-        return before, NoNorm(), ReplacingNorm(load_norm(reader, "mlp_norm", index)), NoNorm()
+        first: Norm = ReplacingNorm(load_norm(reader, "attn_norm", index)) if index else NoNorm()
+        return first, NoNorm(), ReplacingNorm(load_norm(reader, "mlp_norm", index)), NoNorm()
     if spec.join != "post_ln":
         beside = spec.moe.beside and spec.is_sparse(index)  # the norm before the MLP is read with that
         scales = dict.fromkeys(("attn_post_norm", "mlp_post_norm"), spec.factors.post_norm)
