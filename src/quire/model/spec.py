@@ -207,6 +207,7 @@ class ModelSpec:
     empty = nowhere. `kv_source`: the layer whose keys and values each layer reads, empty = its own.
     `mixers`: the kind of each layer's mixer, a word of those above; empty = all attend. MLP is a layer
     that is an MLP or experts alone, which the join "single" has.
+    `decay_rates`: per layer, what slopes of heads are multiplied with in lightning attention.
     `bare`: (role, layer) of norms that other layers have and this one has not.
     `gate`: what the gates of attention are, where there are any: "sigmoid" or "softplus". `value_head`: numbers of a
     head's values, 0 = `head_dim`. `window_sinks`: only layers with windows have sinks.
@@ -255,6 +256,7 @@ class ModelSpec:
     window_sinks: bool = False
     kv_source: tuple[int, ...] = ()
     mixers: tuple[str, ...] = ()
+    decay_rates: tuple[float, ...] = ()
     sizes: tuple[LayerSizes, ...] = ()
     inputs: LayerInputs = NO_INPUTS
     streams: Streams = ONE_STREAM

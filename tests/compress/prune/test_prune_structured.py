@@ -132,7 +132,7 @@ def test_a_model_without_heads_that_nothing_reads_is_the_same(
 
 
 THREE = [[0, 1, 3], [0, 2, 3], [1, 2, 3]]
-EVEN = ("llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee")
+EVEN = ("llama", "gemma2", "gemma3_text", "internlm3", "vaultgemma", "arcee", "muse_glimmer_text")
 """Families that transformers makes no model of whose hidden size is no multiple of its heads."""
 
 
@@ -163,10 +163,12 @@ FIXED_HEADS = ("gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "blo
 UNCUT = (
     "jamba",
     "jamba_dense",
+    "minimax",
+    "minimax_factors",
     *(v for v in (*VARIANTS, *LATENTS) if v.startswith(("falcon_h1", "minicpm", "zamba2"))),
 )
 """Their config.json says by the number of a layer what it is, or a layer of it is two here, or what layers add is
-scaled by how many there are."""
+scaled, or how long they remember, by how many there are."""
 
 
 @pytest.mark.parametrize("variant", UNCUT)

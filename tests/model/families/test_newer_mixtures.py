@@ -101,6 +101,28 @@ def test_the_share_that_turns_by_fields_of_the_release(tmp_path: Path) -> None:
         assert_equal(tmp_path / family, backend("reference"), lambda tokens, oracle=oracle: logits(oracle, tokens))
 
 
+RELEASED = {
+    "minimax_factors": (
+        {"attn_type_list": [0, 0, 1, 0]}
+        | {f"layernorm_{part}_alpha": 3.5565588200778455 for part in ("full_attention", "linear_attention", "mlp")}
+        | {"layernorm_full_attention_beta": 0.5, "layernorm_linear_attention_beta": 0.7, "layernorm_mlp_beta": 1.3},
+        ("layer_types", *(f"{part}_{name}_factor" for part in ("full_attn", "linear_attn", "mlp")
+                          for name in ("alpha", "beta"))),
+    ),
+    "bailing_hybrid": ({"head_dim": 16}, ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim",
+                                          "layer_types")),
+}  # fmt: skip
+"""Fields of config.json as the first files have them, and those that transformers writes in their place."""
+
+
+@pytest.mark.parametrize("variant", RELEASED)
+def test_fields_of_the_release(variant: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, NEWER[variant][0], **NEWER[variant][1])
+    fields, removed = RELEASED[variant]
+    edit_config(tmp_path, removed, **fields)
+    assert_equal(tmp_path, backend("reference"), lambda tokens: logits(oracle, tokens))
+
+
 def test_a_norm_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
     """A.X K1's files have it in dense layers, and no correction bias."""
     oracle = write(tmp_path, "axk1", **NEWER["axk1"][1])
@@ -129,6 +151,8 @@ def test_experts_turned_or_not(tmp_path: Path) -> None:
     ("aria_text", {"hidden_act": "gelu"}, "hidden_act"),
     ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "moe_normalize_expert_weights"),
     ("granitemoe_swa", {"layer_rope_theta": [0, 1.0]}, "layer_rope_theta"),
+    ("minimax", {"mlp_alpha_factor": 2.0}, "mlp_alpha_factor"),
+    ("minimax", {"layer_types": ["linear_attention"] * 3}, "layer_types"),
     ("hy_v3", {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
 ])  # fmt: skip
 def test_what_is_not_known_is_refused(family: str, fields: dict[str, Any], reason: str, tmp_path: Path) -> None:

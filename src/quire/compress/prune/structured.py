@@ -92,6 +92,7 @@ def drop_layers(tensors: Mapping[str, Tensor], config: Mapping[str, Any], keep: 
         rope=tuple(spec.rope[i] for i in kept),
         windows=tuple(spec.windows[i] for i in kept),
         mixers=tuple(spec.mixers[i] for i in kept) if spec.mixers else (),
+        decay_rates=tuple(spec.decay_rates[i] for i in kept) if spec.decay_rates else (),
         unit_norms=tuple(spec.unit_norms[i] for i in kept) if spec.unit_norms else (),
         query_scale=spec.query_scale.of(kept),
         bare=tuple((role, kept.index(i)) for role, i in spec.bare if i in kept),

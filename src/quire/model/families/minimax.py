@@ -11,7 +11,7 @@ from quire.model.families.mixtures import LOCAL, MIXTRAL
 from quire.model.families.names import MIXTRAL_WRITTEN
 from quire.model.families.readers import read_moe
 from quire.model.families.row import Family, layer_kinds
-from quire.model.spec import ATTENTION, LIGHTNING, Factors
+from quire.model.spec import ATTENTION, LIGHTNING, Factors, MoE
 
 NAMES = MIXTRAL | {
     "lightning_qkv": "self_attn.qkv_proj",
@@ -51,20 +51,34 @@ def mixers(config: HfConfig, layers: int) -> tuple[str, ...]:
     return found
 
 
-def factors(config: HfConfig) -> dict[str, Any]:
-    """The stream is kept divided by its factor, as Granite's is (`variants.granite_facts`), so that factors are of what
-    is added alone. Norms undo the division but for their epsilon, which is divided twice."""
-    alphas, (full, linear, mlp) = (
-        [config.number(f"{part}_{name}_factor", 1.0) for part in PARTS] for name in ("alpha", "beta")
-    )
-    alpha = alphas[0]
-    if set(alphas) != {alpha}:
+def decay_rates(config: HfConfig, layers: int) -> tuple[float, ...]:
+    """The further back a layer is, the longer it remembers."""
+    return tuple(1 - i / (layers - 1 + 1e-5) + 1e-5 for i in range(layers))
+
+
+def added(config: HfConfig, part: str) -> float:
+    """What multiplies what `part` adds to the stream, which is kept divided by its factor as Granite's is
+    (`variants.granite_facts`)."""
+    alphas = [config.number(f"{name}_alpha_factor", 1.0) for name in PARTS]
+    if len(set(alphas)) > 1:
         raise config.fail("mlp_alpha_factor", f"and those of attention are {alphas}: only equal ones are supported")
+    return config.number(f"{part}_beta_factor", 1.0) / alphas[0]
+
+
+def factors(config: HfConfig) -> dict[str, Any]:
+    """Norms undo that the stream is divided, but for their epsilon, which is divided twice."""
+    alpha = config.number("mlp_alpha_factor", 1.0)
     return {
         "embed_scale": 1 / alpha,
         "norm_eps": config.number("rms_norm_eps", 1e-5, high=1.0) / alpha**2,
-        "factors": Factors(attention=full / alpha, scan=linear / alpha, mlp_out=mlp / alpha),
+        "factors": Factors(attention=added(config, "full_attn"), scan=added(config, "linear_attn")),
     }
+
+
+def experts(config: HfConfig, layers: int) -> MoE:
+    """Mixtral's, which all layers have."""
+    found = read_moe(renormalize=True)(config, layers)
+    return replace(found, routing=replace(found.routing, scale=added(config, "mlp")))
 
 
 def minimax(config: HfConfig) -> Family:
@@ -83,7 +97,13 @@ def minimax(config: HfConfig) -> Family:
                 "head_dim", c.integer("hidden_size") // c.integer("num_attention_heads"), high=1 << 12
             ),
         },
-        {"mixers": mixers, "windows": windows, "rope": one_rope, "moe": read_moe(renormalize=True)},
+        {
+            "mixers": mixers,
+            "decay_rates": decay_rates,
+            "windows": windows,
+            "rope": one_rope,
+            "moe": experts,
+        },
         spelling=(*LOCAL, *EARLIER),
         rewrites=MIXTRAL_WRITTEN,
         buffers=DECAYS,

@@ -83,9 +83,8 @@ def olmo3_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
 
 
 def window_rope(config: HfConfig, layers: int) -> tuple[Rope, ...]:
-    """Where some layers have a window, those that see everything do not rotate."""
-    kinds = layer_kinds(config, layers)
-    mixed = config.has("sliding_window") and "sliding_attention" in kinds
+    """Where there is a window, layers that see everything do not rotate."""
+    kinds, mixed = layer_kinds(config, layers), config.has("sliding_window")
     ropes = spec_facts(config)["rope"]
     return tuple(
         NO_ROPE if mixed and kind == "full_attention" else rope for kind, rope in zip(kinds, ropes, strict=True)

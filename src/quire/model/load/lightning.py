@@ -17,7 +17,7 @@ def load_lightning(reader: WeightReader, index: int) -> tuple[Linear, LightningA
     """
     spec, whole = reader.local, reader.opened.spec
     first, stop = reader.share.role("lightning_q", whole)
-    rates = decays(whole.heads, index, whole.layers)[first:stop]
+    rates = decays(whole.heads, whole.decay_rates[index])[first:stop]
     scan = ScanSpec(spec.heads, spec.head_dim, spec.head_dim, rates, None, None, spec.heads)
     weight = reader.vector("lightning_norm", index)
     assert weight is not None, "the claim has seen it"

@@ -84,11 +84,8 @@ GROUPED: dict[str, tuple[Callable[[ModelSpec], int], dict[str, Callable[[ModelSp
 """The fused matrix on disk, which holds for each head the rows of its query, key and value behind each other."""
 
 
-def decays(heads: int, layer: int, layers: int) -> NDArray[np.float32]:
-    """Logarithms of what states of each head are multiplied with at every token, f32 [heads] (Press et al. 2022).
-
-    The further back a layer is, the longer it remembers.
-    """
-    slopes = np.exp2(-8.0 / heads * np.arange(1, heads + 1))
-    found: NDArray[np.float32] = (-slopes * (1 - layer / (layers - 1 + 1e-5) + 1e-5)).astype(F32)
-    return found
+def decays(heads: int, rate: float) -> NDArray[np.float32]:
+    """Logarithms of what states of each head are multiplied with at every token, f32 [heads]: slopes of ALiBi (Press et
+    al. 2022) times the layer's `rate`."""
+    slopes: NDArray[np.float64] = np.exp2(-8.0 / heads * np.arange(1, heads + 1))
+    return (-rate * slopes).astype(F32)
